@@ -1,0 +1,32 @@
+# Two commands do all on a fresh machine: `make demo` and `make test`. Each sets up what it needs.
+PYTHON ?= python3
+# A local wheel folder given to pip is passed on to uv, which does not read pip's settings.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+
+.PHONY: setup demo test lint clean
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "harness needs Python 3.10 or newer; try: make PYTHON=python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv --clear .venv
+	.venv/bin/python -m pip install --quiet uv
+	.venv/bin/uv pip install --quiet --python .venv/bin/python --editable . --group dev
+	@touch $@
+
+demo: .venv/.ready
+	.venv/bin/harness env create llamacpp
+	.venv/bin/harness run configs/quickstart.yaml
+
+test: .venv/.ready
+	.venv/bin/harness env create llamacpp
+	.venv/bin/python -m pytest
+
+lint: .venv/.ready
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,161 @@
+"""All that crosses the process boundary: Request, Events, Session. Standard library only, Python 3.10.
+
+The controller writes a Request to a JSON file; the worker answers with Events, one JSON object a line, on a pipe.
+Only a line that ends in a newline is an event: a worker killed half-way through a line has not said it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Union
+
+# Protocol history (the worker refuses a Request of another number):
+#   1  first version
+SCHEMA = 1
+
+JOBS = ("generate", "tokenize", "logits", "synthesize", "quantize", "account", "probe")
+
+# One ~30 us write per 512 tokens, or four a second on a slow machine, where 512 tokens are minutes.
+FLUSH_EVERY = 512
+FLUSH_NS = 250_000_000
+
+# An event line is at most 512 tokens of two numbers, or a Done with a few 10,000-number series: far below this.
+MAX_LINE_BYTES = 16 << 20
+
+
+class NonsenseError(ValueError):
+    """What came through the pipe is not an event."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One job for one worker, fully resolved: the worker looks nothing up.
+
+    `device` is an NVML UUID or "cpu". `model` has `name`, `path` and `shape` (null where a job needs none).
+    Large arrays go to the files named in `files`.
+    """
+
+    job: str
+    stack: str
+    device: str
+    model: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    workloads: list[dict[str, Any]] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Request:
+        given = json.loads(path.read_text(encoding="utf-8"))
+        if given.get("schema") != SCHEMA:
+            raise ValueError(f"request schema {given.get('schema')}, this worker speaks {SCHEMA}")
+        return cls(**given)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The worker entered a phase (load, warmup, generate, finish ...) at t_ns on the shared monotonic clock."""
+
+    name: str
+    t_ns: int
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model is loaded. `facts`: see Session.facts."""
+
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Consecutive tokens: stamps in ns since generation began (token 0 is the time to first token), and their ids."""
+
+    first: int
+    t_ns: list[int]
+    ids: list[int]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A workload, or a job, ended well. `facts`: counters, the instrument's cost, whatever the job answers."""
+
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The worker gave up in good order. `outcome` is oom or error; `reason` is one line."""
+
+    outcome: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Died:
+    """Said by the controller alone: the worker ended without Done or Failed."""
+
+    outcome: str
+    reason: str
+
+
+Event = Union[Phase, Loaded, Tokens, Done, Failed]
+_EVENTS: dict[str, type[Any]] = {c.__name__: c for c in (Phase, Loaded, Tokens, Done, Failed)}
+
+
+def encode(event: Event) -> bytes:
+    return json.dumps({"event": type(event).__name__, **asdict(event)}, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Event:
+    """One event from one whole line. Raises NonsenseError for anything else."""
+    try:
+        said = json.loads(line)
+        event: Event = _EVENTS[said.pop("event")](**said)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as mistake:
+        raise NonsenseError(f"not an event: {line[:80]!r}") from mistake
+    if isinstance(event, Tokens):
+        whole = [*event.t_ns, *event.ids, event.first] if _lists(event.t_ns, event.ids) else [None]
+        if not all(type(x) is int and 0 <= x < 1 << 63 for x in whole) or len(event.t_ns) != len(event.ids):
+            raise NonsenseError("a Tokens event whose stamps or ids are no whole numbers, or not as many")
+    elif isinstance(event, (Loaded, Done)):
+        if not isinstance(event.facts, dict):
+            raise NonsenseError(f"a {type(event).__name__} event without facts")
+    elif isinstance(event, Phase):
+        if not isinstance(event.name, str) or type(event.t_ns) is not int:
+            raise NonsenseError("a Phase event without a name or a time")
+    elif event.outcome not in ("oom", "error") or not isinstance(event.reason, str):
+        raise NonsenseError("a Failed event without an outcome or a reason")
+    return event
+
+
+def _lists(*values: object) -> bool:
+    return all(isinstance(v, list) for v in values)
+
+
+class Session(Protocol):
+    """One model, loaded in one stack."""
+
+    def facts(self) -> dict[str, Any]:
+        """What the stack really uses, asked after loading: `versions`, `kernels` (names that will run, with counts),
+        `devices`, `options` as resolved, `kv_read` (grows, padded256, full, copied or window), `memory` (bytes by part
+        and device where the stack tells), `model_bytes` and `parameters` as the stack counts them."""
+
+    def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
+        """Clear the cache, then yield each greedy token id once it is on the host, not before. Ignores end of text."""
+
+    def counters(self) -> dict[str, Any]:
+        """Second clocks and checks of the last generate: they check the latency, they are never the latency.
+        `evaluated_tokens` (prompt and decode); lists with one number a token are kept beside the series."""
+
+    def close(self) -> None: ...
+
+
+Say = Callable[[str], None]
+"""Tells the controller, from within a long job, which phase it is in."""

@@ -1,0 +1,27 @@
+"""A YAML file to a typed Experiment, every mistake in it one sentence. Reads that file only."""
+
+from harness.config.experiment import (
+    Decode,
+    Exclude,
+    Experiment,
+    Model,
+    Protocol,
+    Variant,
+    Warmup,
+    Weights,
+)
+from harness.config.load import load
+from harness.config.mistakes import ConfigError
+
+__all__ = [
+    "ConfigError",
+    "Decode",
+    "Exclude",
+    "Experiment",
+    "Model",
+    "Protocol",
+    "Variant",
+    "Warmup",
+    "Weights",
+    "load",
+]

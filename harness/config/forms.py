@@ -1,0 +1,125 @@
+"""The form of the file: the keys a mapping may have, and what the editor says of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from harness.config.experiment import DEVICE, REPO, Decode, Frozen, Name, Protocol, Seed
+from harness.theory.shapes import Shape
+
+WORKLOADS = {"decode": Decode}
+
+Count = Annotated[int, Field(ge=1, le=10_000_000)]
+
+
+class File(Frozen):
+    """The whole file."""
+
+    name: Name | None = None
+    """Name of the experiment; by default the file's."""
+    device: str = Field(default="cpu", pattern=DEVICE)
+    """cpu, cuda, cuda:N, metal, vulkan or hip."""
+    gpu: str | None = Field(default=None, min_length=1)
+    """Run only where the GPU's name contains this, as in "RTX 4090"."""
+    protocol: Protocol = Protocol()
+    """How every cell is measured."""
+    models: list[Any] = Field(min_length=1)
+    """What to measure."""
+    variants: list[Any] = Field(min_length=1)
+    """How to run it: a stack and its options; a list of values makes a matrix."""
+    include: list[Any] = Field(default=[])
+    """Variants added after the exclusion."""
+    exclude: list[Any] = Field(default=[], max_length=100)
+    """Combinations to leave out: globs of model, stack and variant names, and values of options."""
+    workloads: list[Any] = Field(default=[{"kind": "decode"}], min_length=1)
+    """What a model is asked to do."""
+
+
+class InlineShape(Frozen):
+    """A model's shape, spelled out."""
+
+    arch: Literal["qwen2", "llama"]
+    vocab_size: Count
+    hidden_size: Count
+    layers: Annotated[int, Field(ge=1, le=10_000)]
+    intermediate_size: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Annotated[int, Field(ge=2, le=10_000)] | None = None
+    """By default hidden_size / heads."""
+    tied: bool = False
+    """The output matrix is the embedding."""
+    qkv_bias: bool | None = None
+    """Biases on q, k and v; by default as the arch has them."""
+    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    norm_eps: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    context: Count = 4096
+
+    @model_validator(mode="after")
+    def _has_sense(self) -> InlineShape:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        if self.head_dim is None and self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of heads {self.heads}")
+        if (self.head_dim or self.hidden_size // self.heads) % 2:
+            raise ValueError("head_dim is odd, and rotary embedding needs pairs")
+        return self
+
+    def shape(self) -> Shape:
+        given = self.model_dump()
+        given["head_dim"] = self.head_dim or self.hidden_size // self.heads
+        given["qkv_bias"] = self.arch == "qwen2" if self.qkv_bias is None else self.qkv_bias
+        return Shape(**given)
+
+
+class PathWeights(Frozen):
+    """A file or folder on this machine; `{quant}` stands for the variant's quantization."""
+
+    path: Annotated[str, Field(min_length=1)]
+    """Relative to this file's folder, absolute, or from ~."""
+
+
+class HubWeights(Frozen):
+    """A file of a Hugging Face repository."""
+
+    repo: Annotated[str, Field(pattern=REPO)]
+    file: Annotated[str, Field(min_length=1)]
+    """Path inside the repository; `{quant}` stands for the variant's quantization."""
+    revision: Annotated[str, Field(min_length=1)] = "main"
+
+    @model_validator(mode="after")
+    def _stays_inside(self) -> HubWeights:
+        if self.file.startswith("/") or ".." in self.file.split("/"):
+            raise ValueError("file must be a path inside the repository")
+        return self
+
+
+class SyntheticWeights(Frozen):
+    """Random weights of the model's shape, made on this machine."""
+
+    synthetic: Literal[True]
+    seed: Seed = 0
+
+
+class ModelRow(Frozen):
+    """A model: a shape, weights, or both."""
+
+    name: Name | None = None
+    """By default the shape's name, else the weights file's."""
+    shape: Any = None
+    """A known shape's name, or a shape spelled out; the weights may bring their own."""
+    weights: Any = "synthetic"
+    """synthetic, a path, or a mapping with path, with repo and file, or with synthetic and seed."""
+
+
+class VariantRow(Frozen):
+    """The keys of a variant that are no options of its stack."""
+
+    stack: str
+    """The name of a file in runners/."""
+    name: Name | None = None
+    """By default the quantization and the options that differ from the stack's defaults."""
+    models: list[str] = Field(default=["*"], min_length=1)
+    """Globs: the models this variant is for."""

@@ -1,0 +1,197 @@
+"""A YAML file and its --set overrides to an Experiment, checked as a whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.config import yaml_text
+from harness.config.experiment import Decode, Exclude, Experiment, Model, Protocol, Variant, resolved
+from harness.config.forms import File
+from harness.config.mistakes import ConfigError, Loc, Mistakes, dotted, shortened, shown, suggestion
+from harness.config.rows import QUANT, model_of, safe_name, workload_of
+from harness.config.variants import MAX_CELLS, exclusion, expanded
+from harness.config.yaml_text import Document
+from harness.envs.header import stacks
+
+Placed = list[tuple[Loc, Variant]]
+
+
+def load(path: Path, settings: Sequence[str] = ()) -> Experiment:
+    """The experiment in a YAML file. `settings` are --set's `dotted.key=value`, applied in order.
+
+    Reads the file and nothing else: no weights, no device. Raises ConfigError.
+    """
+    document = yaml_text.read(path)
+    for setting in settings:
+        _override(document, setting)
+    mistakes = Mistakes(document.place)
+    file = mistakes.checked(File, document.data, ())
+    mistakes.stop_if_any()
+    assert file is not None
+    if file.gpu is not None and file.device == "cpu":
+        mistakes.add(("gpu",), "needs a GPU as device, as in device: cuda; it is cpu")
+    models = _models(file, path.parent, mistakes)
+    # Where a model is wrong its name may be unknown, and no glob is to blame.
+    names = [model.name for model in models] if not mistakes.found else []
+    variants = _variants(file.variants, "variants", names, mistakes)
+    include = _variants(file.include, "include", names, mistakes)
+    used = {variant.stack for _, variant in variants}
+    exclude = [exclusion(row, ("exclude", i), used, mistakes) for i, row in enumerate(file.exclude)]
+    workloads = _workloads(file, mistakes)
+    mistakes.stop_if_any()
+    rules = [rule for rule in exclude if rule is not None]
+    _check_lengths(variants + include, workloads, file.protocol, mistakes)
+    _check_combinations(models, variants + include, rules, len(workloads), mistakes)
+    mistakes.stop_if_any()
+    return Experiment(
+        name=file.name or safe_name(path.stem) or "experiment",
+        device=file.device,
+        gpu=file.gpu,
+        protocol=file.protocol,
+        models=tuple(models),
+        variants=tuple(variant for _, variant in variants),
+        include=tuple(variant for _, variant in include),
+        exclude=tuple(rules),
+        workloads=tuple(workloads),
+        source=document.data,
+    )
+
+
+def _override(document: Document, setting: str) -> None:
+    """Put one --set into the document."""
+    place = f"--set {shortened(setting, 120)}"
+    key, equals, text = setting.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{place}: expected key=value")
+    parts = key.split(".")
+    known, short = list(File.model_fields), list(Protocol.model_fields)
+    if len(parts) == 1 and key not in known and key in short:
+        parts = ["protocol", key]
+    if parts[0] not in known:
+        raise ConfigError(
+            f"{place}: {dotted(parts[:1])}: unknown key{suggestion(parts[0], [*known, *short])}"
+        )
+    if len(parts) > yaml_text.MAX_DEPTH:
+        raise ConfigError(f"{place}: nested more than {yaml_text.MAX_DEPTH} deep")
+    value, _ = yaml_text.parse(text, lambda _line: place)
+    inside: Any = document.data
+    loc: Loc = ()
+    for number, part in enumerate(parts):
+        step = _step(inside, part, loc, place)
+        loc = (*loc, step)
+        if number == len(parts) - 1:
+            inside[step] = value
+        else:
+            if isinstance(inside, dict) and inside.get(step) is None:
+                inside[step] = {}
+                document.places.setdefault(loc, place)
+            inside = inside[step]
+    for old in [old for old in document.places if old[: len(loc)] == loc]:
+        del document.places[old]
+    document.places[loc] = place
+
+
+def _step(inside: Any, part: str, loc: Loc, place: str) -> str | int:
+    """The key or index that a part of a dotted path names."""
+    if isinstance(inside, dict):
+        return part
+    if not isinstance(inside, list):
+        raise ConfigError(f"{place}: {dotted(loc)} is {shown(inside)}, it has no {dotted([part])} inside")
+    if not re.fullmatch("[0-9]{1,6}", part) or int(part) >= len(inside):
+        raise ConfigError(f"{place}: {dotted(loc)} has rows 0 to {len(inside) - 1}, no {dotted([part])}")
+    return int(part)
+
+
+def _models(file: File, folder: Path, mistakes: Mistakes) -> list[Model]:
+    found: dict[str, int] = {}
+    models = []
+    for index, row in enumerate(file.models):
+        model = model_of(row, ("models", index), folder, mistakes)
+        if model is None:
+            continue
+        if model.name in found:
+            first = f"models.{found[model.name]}"
+            mistakes.add(("models", index), f"the name {model.name} is that of {first}; give one a name")
+        found.setdefault(model.name, index)
+        models.append(model)
+    return models
+
+
+def _variants(given: list[Any], key: str, names: list[str], mistakes: Mistakes) -> Placed:
+    found: Placed = []
+    for index, row in enumerate(given):
+        found += [((key, index), variant) for variant in expanded(row, (key, index), names, mistakes)]
+        if len(found) > MAX_CELLS:
+            mistakes.add((key, index), f"more than {MAX_CELLS} variants")
+            break
+    return found
+
+
+def _workloads(file: File, mistakes: Mistakes) -> list[Decode]:
+    found: list[Decode] = []
+    seen: dict[str, int] = {}
+    for index, row in enumerate(file.workloads):
+        workload = workload_of(row, ("workloads", index), mistakes)
+        if workload is None:
+            continue
+        known = seen.setdefault(resolved(workload, file.protocol).model_dump_json(), index)
+        if known != index:
+            mistakes.add(("workloads", index), f"the same as workloads.{known}")
+        found.append(workload)
+    return found
+
+
+def _check_lengths(variants: Placed, workloads: list[Decode], protocol: Protocol, mistakes: Mistakes) -> None:
+    """A given context (the option that defaults to the number of tokens) must hold the longest workload."""
+    lengths = [resolved(workload, protocol) for workload in workloads]
+    prompt, new = max(((w.prompt_tokens or 0, w.new_tokens or 0) for w in lengths), key=sum)
+    told = set()
+    for loc, variant in variants:
+        for key, option in stacks()[variant.stack].options.items():
+            given = variant.options.get(key)
+            if option.default_from != "tokens" or not isinstance(given, int) or given >= prompt + new:
+                continue
+            if (loc, key, given) not in told:
+                told.add((loc, key, given))
+                needs = f"prompt_tokens {prompt} + new_tokens {new} = {prompt + new}"
+                mistakes.add((*loc, key), f"{key} {given} is smaller than {needs}")
+
+
+def _check_combinations(
+    models: list[Model], placed: Placed, rules: list[Exclude], workloads: int, mistakes: Mistakes
+) -> None:
+    """Each rule excludes something, something is left, and no cell is there twice."""
+    if (count := len(models) * len(placed) * workloads) > MAX_CELLS:
+        mistakes.add(("variants",), f"{count} cells (models x variants x workloads); at most {MAX_CELLS}")
+        return
+    matched: set[int] = set()
+    kept: dict[tuple[str, str, str], int] = {}
+    for number, (loc, variant) in enumerate(placed):
+        for model in models:
+            if not variant.fits(model):
+                continue
+            hits = [i for i, rule in enumerate(rules) if rule.matches(model, variant) and loc[0] != "include"]
+            matched.update(hits)
+            if hits:
+                continue
+            first = kept.setdefault((variant.stack, variant.name, model.name), number)
+            if first != number:
+                what = f"{variant.stack} {variant.name} of {model.name}"
+                mistakes.add(loc, f"{what} is already in {dotted(placed[first][0])}; give one a name")
+            if wrong := _unfilled_placeholder(model, variant):
+                mistakes.add(loc, wrong)
+    for index in sorted(set(range(len(rules))) - matched):
+        mistakes.add(("exclude", index), "matches no combination of model and variant")
+    if not kept:
+        mistakes.add(("exclude",), "leaves nothing to measure")
+
+
+def _unfilled_placeholder(model: Model, variant: Variant) -> str | None:
+    source = model.weights.path or model.weights.file or ""
+    option = stacks()[variant.stack].options.get("quant")
+    if QUANT not in source or "quant" in variant.options or (option and option.default):
+        return None
+    return f"needs a quant, for the weights of {model.name} have {QUANT} in their path"

@@ -1,0 +1,115 @@
+"""The config's JSON Schema (draft 2020-12), stack options included, so that editors complete and check it.
+
+`python -m harness.config.schema > configs/schema.json` refreshes the shipped one.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from harness.config.forms import (
+    WORKLOADS,
+    File,
+    HubWeights,
+    InlineShape,
+    ModelRow,
+    PathWeights,
+    SyntheticWeights,
+    VariantRow,
+)
+from harness.envs.header import Header, Option, stacks
+from harness.theory.shapes import SHAPES
+
+_JSON_TYPES = {"string": "string", "int": "integer", "float": "number", "bool": "boolean"}
+
+
+def schema() -> dict[str, Any]:
+    """The schema as plain data."""
+    kinds: list[type[BaseModel]] = [File, ModelRow, InlineShape, PathWeights, HubWeights, SyntheticWeights]
+    kinds += [VariantRow, *WORKLOADS.values()]
+    _, made = models_json_schema([(kind, "validation") for kind in kinds])
+    defs: dict[str, Any] = made["$defs"]
+    file, row = defs.pop("File"), defs.pop("VariantRow")
+    for name, kind in WORKLOADS.items():
+        defs[kind.__name__]["required"] = ["kind"]
+        defs[kind.__name__]["properties"]["kind"] = {"const": name}
+    model = defs["ModelRow"]["properties"]
+    model["shape"]["anyOf"] = [{"enum": list(SHAPES)}, _ref("InlineShape")]
+    weights = ("PathWeights", "HubWeights", "SyntheticWeights")
+    model["weights"]["anyOf"] = [{"type": "string", "minLength": 1}, *map(_ref, weights)]
+    for stack, header in stacks().items():
+        defs[f"{stack}-variant"] = _variant(header, row)
+    defs["Variant"] = {"oneOf": [_ref(f"{stack}-variant") for stack in stacks()]}
+    defs["Exclude"] = _exclude()
+    top = file["properties"]
+    top["models"]["items"] = _ref("ModelRow")
+    top["variants"]["items"] = top["include"]["items"] = _ref("Variant")
+    top["exclude"]["items"] = _ref("Exclude")
+    top["workloads"]["items"] = {"oneOf": [_ref(kind.__name__) for kind in WORKLOADS.values()]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **file,
+        "title": "harness config",
+        "$defs": dict(sorted(defs.items())),
+    }
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def _variant(header: Header, row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "description": header.summary,
+        "properties": {
+            **row["properties"],
+            "stack": {"const": header.stack},
+            **{name: _option(option) for name, option in header.options.items()},
+        },
+        "required": ["stack"],
+        "additionalProperties": False,
+    }
+
+
+def _option(option: Option) -> dict[str, Any]:
+    one = _one_or_many(_scalar(option))
+    if option.default is not None:
+        one["default"] = option.default
+    return {"description": option.help, **one}
+
+
+def _scalar(option: Option) -> dict[str, Any]:
+    value: dict[str, Any] = {"type": _JSON_TYPES[option.type]}
+    if option.choices:
+        value["enum"] = list(option.choices)
+    if option.minimum is not None:
+        value["minimum"] = option.minimum
+    if option.maximum is not None:
+        value["maximum"] = option.maximum
+    return value
+
+
+def _one_or_many(value: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [value, {"type": "array", "items": value, "minItems": 1}]}
+
+
+def _exclude() -> dict[str, Any]:
+    names = {key: {"type": "string", "description": "a glob"} for key in ("model", "stack", "variant")}
+    options = sorted({name for header in stacks().values() for name in header.options})
+    any_value = _one_or_many({"type": ["string", "number", "boolean"]})
+    return {
+        "type": "object",
+        "description": "what it names is left out where all of it matches",
+        "properties": {**names, **dict.fromkeys(options, any_value)},
+        "minProperties": 1,
+        "additionalProperties": False,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(schema(), indent=1))

@@ -1,0 +1,131 @@
+"""What the rows of variants and exclusions mean: options checked by the stack's header, matrices expanded."""
+
+from __future__ import annotations
+
+import math
+import re
+from fnmatch import fnmatchcase
+from itertools import product
+from typing import Any
+
+from harness.config.experiment import Exclude, Scalar, Variant
+from harness.config.forms import VariantRow
+from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
+from harness.envs.header import Option, stacks
+
+MAX_CELLS = 10_000  # more is a slip in a matrix: at a minute each, a week
+
+_TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
+    "string": ("text", (str,)),
+    "int": ("a whole number", (int,)),
+    "float": ("a number", (int, float)),
+    "bool": ("true or false", (bool,)),
+}
+_INT32 = 2**31 - 1  # stacks hand whole numbers to C, which would cut a larger one short without a word
+_MAX_NAME = 100
+
+
+def expanded(given: Any, loc: Loc, names: list[str], mistakes: Mistakes) -> list[Variant]:
+    """All variants of a row, first list outermost; empty after adding its mistakes. `names`: the models'."""
+    if not isinstance(given, dict):
+        mistakes.add(loc, expected("a mapping such as {stack: llamacpp, quant: q4_0}", given))
+        return []
+    before = len(mistakes.found)
+    keys = list(VariantRow.model_fields)
+    row = mistakes.checked(VariantRow, {key: given[key] for key in keys if key in given}, loc)
+    if row is None:
+        return []
+    for index, glob in enumerate(row.models):
+        if names and not any(fnmatchcase(name, glob) for name in names):
+            mistakes.add((*loc, "models", index), f"{shown(glob)} matches no model" + suggestion(glob, names))
+    header = stacks().get(row.stack)
+    if header is None:
+        mistakes.add((*loc, "stack"), f"unknown stack {shown(row.stack)}" + suggestion(row.stack, stacks()))
+        return []
+    values: dict[str, list[Scalar]] = {}
+    for key, value in given.items():
+        if key in keys:
+            continue
+        if key not in header.options:
+            mistakes.add((*loc, key), "unknown key" + suggestion(key, [*header.options, *keys]))
+            continue
+        values[key] = value if isinstance(value, list) else [value]
+        if not values[key]:
+            mistakes.add((*loc, key), "an empty list gives no variants")
+        for index, item in enumerate(values[key]):
+            if wrong := _option_mistake(header.options[key], item):
+                mistakes.add((*loc, key, index) if isinstance(value, list) else (*loc, key), wrong)
+    if len(mistakes.found) > before:
+        return []
+    if (count := math.prod(len(v) for v in values.values())) > MAX_CELLS:
+        mistakes.add(loc, f"a matrix of {count} variants; at most {MAX_CELLS}")
+        return []
+    defaults = {key: option.default for key, option in header.options.items()}
+    varying = [key for key in values if len(values[key]) > 1]
+    found = []
+    for chosen in product(*values.values()):
+        options = dict(zip(values, chosen, strict=True))
+        name = _variant_name(row.name, options, varying, defaults)
+        if len(name) > _MAX_NAME:
+            mistakes.add(loc, f"the variant name {shown(name)} is too long; give it a shorter name")
+            return []
+        found.append(Variant(stack=row.stack, name=name, options=options, models=tuple(row.models)))
+    return found
+
+
+def _variant_name(
+    given: str | None, options: dict[str, Scalar], varying: list[str], defaults: dict[str, Any]
+) -> str:
+    """The given name and what varies; else the quantization and what is not the default."""
+    keys = sorted(varying if given else [key for key in options if options[key] != defaults[key]])
+    parts = [given] if given else []
+    if "quant" in (varying if given else defaults):
+        parts.append(options.get("quant", defaults["quant"]))
+    parts += [f"{key}={_word(options[key])}" for key in keys if key != "quant"]
+    return "-".join(part for part in parts if part) or "default"
+
+
+def _word(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else re.sub(r"[^A-Za-z0-9._+-]+", "-", str(value))
+
+
+def _option_mistake(option: Option, value: Any) -> str | None:
+    """What is wrong with a value given for an option."""
+    what, types = _TYPES[option.type]
+    if type(value) not in types:
+        return expected(what, value)
+    if option.choices and value not in option.choices:
+        return f"unknown {option.name} {shown(value)}" + suggestion(value, option.choices)
+    if option.type not in ("int", "float"):
+        return None
+    if not math.isfinite(value):
+        return f"must be a finite number, got {value}"
+    widest = _INT32 if option.type == "int" else math.inf
+    low = -widest if option.minimum is None else option.minimum
+    high = widest if option.maximum is None else option.maximum
+    if value < low:
+        return f"must be at least {low}, got {value}"
+    return f"must be at most {high}, got {value}" if value > high else None
+
+
+def exclusion(given: Any, loc: Loc, used: set[str], mistakes: Mistakes) -> Exclude | None:
+    """The rule of a row; null after adding its mistakes. `used`: the stacks of the variants."""
+    if not isinstance(given, dict) or not given:
+        what = expected("a mapping such as {model: qwen*, quant: q4_0}", given)
+        mistakes.add(loc, "is empty, which would exclude everything" if given == {} else what)
+        return None
+    before = len(mistakes.found)
+    names = {key: given[key] for key in ("model", "stack", "variant") if key in given}
+    options = {key: value for key, value in given.items() if key not in names}
+    known = {key for stack in used for key in stacks()[stack].options}
+    for key, glob in names.items():
+        if not isinstance(glob, str):
+            mistakes.add((*loc, key), expected("text", glob))
+    wanted = {key: tuple(value) if isinstance(value, list) else (value,) for key, value in options.items()}
+    for key, values in wanted.items():
+        if key not in known:
+            hint = suggestion(key, [*sorted(known), "model", "stack", "variant"])
+            mistakes.add((*loc, key), "unknown key" + hint)
+        elif not all(isinstance(value, (str, int, float)) for value in values):
+            mistakes.add((*loc, key), expected("a value, or a list of values", options[key]))
+    return Exclude(**names, options=wanted) if len(mistakes.found) == before else None

@@ -1,0 +1,572 @@
+"""The config: what a YAML file means, and one sentence for each mistake in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from harness.config import ConfigError, Decode, Experiment, load
+from harness.config.schema import schema
+from harness.theory.shapes import SHAPES
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+SHIPPED = sorted(CONFIGS.glob("*.yaml"))
+EIGHT = ["q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_0", "q3_k_m", "q2_k"]
+
+SMALL = """\
+protocol:
+  new_tokens: 256
+models:
+  - shape: qwen1.5-0.5b
+variants:
+  - stack: llamacpp
+    quant: q4_0
+"""
+
+
+def written(tmp_path: Path, text: str | bytes, *settings: str) -> Experiment:
+    path = tmp_path / "small.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return load(path, settings)
+
+
+def mistake(tmp_path: Path, text: str | bytes, *settings: str) -> str:
+    """The sentence, with the folder left out."""
+    with pytest.raises(ConfigError) as wrong:
+        written(tmp_path, text, *settings)
+    return str(wrong.value).replace(f"{tmp_path}{os.sep}", "")
+
+
+def with_variant(row: str) -> str:
+    return SMALL.replace("  - stack: llamacpp\n    quant: q4_0\n", f"  - {row}\n")
+
+
+def names(experiment: Experiment) -> list[str]:
+    return [variant.name for variant in experiment.variants]
+
+
+# What a file means
+
+
+def test_a_small_file_gets_the_protocol_of_the_study(tmp_path: Path) -> None:
+    experiment = written(tmp_path, SMALL.replace("protocol:\n  new_tokens: 256\n", ""))
+    assert (experiment.name, experiment.device, experiment.gpu) == ("small", "cpu", None)
+    protocol = experiment.protocol
+    assert (protocol.prompt_tokens, protocol.new_tokens, protocol.repeats) == (25, 9975, 3)
+    assert (protocol.timeout_s, protocol.threads, protocol.warmup.tolerance) == (7200, None, 0.02)
+    [(model, variant, workload)] = experiment.combinations()
+    assert (model.name, model.shape, model.weights.kind) == (
+        "qwen1.5-0.5b",
+        SHAPES["qwen1.5-0.5b"],
+        "synthetic",
+    )
+    assert (variant.stack, variant.name, variant.options) == ("llamacpp", "q4_0", {"quant": "q4_0"})
+    assert workload == Decode(new_tokens=9975, prompt_tokens=25)
+
+
+def test_lists_make_a_matrix_with_the_first_key_outermost(tmp_path: Path) -> None:
+    text = with_variant("{stack: llamacpp, quant: [q8_0, q4_0], threads: [1, 2]}")
+    assert names(written(tmp_path, text)) == [
+        "q8_0-threads=1",
+        "q8_0-threads=2",
+        "q4_0-threads=1",
+        "q4_0-threads=2",
+    ]
+
+
+def test_a_variant_is_named_by_what_differs_from_the_defaults(tmp_path: Path) -> None:
+    row = "{stack: llamacpp, threads: 2, quant: q4_0, mmap: true, flash_attn: on}"
+    experiment = written(tmp_path, with_variant(row))
+    assert names(experiment) == ["q4_0-flash_attn=true-threads=2"]
+    assert experiment.variants[0].options == {
+        "threads": 2,
+        "quant": "q4_0",
+        "mmap": True,
+        "flash_attn": True,
+    }
+
+
+def test_a_name_given_to_a_matrix_is_told_apart_by_what_varies(tmp_path: Path) -> None:
+    row = "{stack: llamacpp, name: mine, quant: [q8_0, q4_0], threads: [1, 2], n_batch: 64}"
+    assert names(written(tmp_path, with_variant(row)))[::3] == ["mine-q8_0-threads=1", "mine-q4_0-threads=2"]
+
+
+def test_exclude_and_include_change_the_matrix(tmp_path: Path) -> None:
+    text = """\
+models:
+  - shape: tiny-qwen2
+  - shape: tiny-llama
+variants:
+  - {stack: llamacpp, quant: [q8_0, q4_0], threads: [1, 2]}
+  - {stack: fake, models: ["*llama"]}
+exclude:
+  - {model: tiny-l*, stack: llamacpp, quant: [q8_0], threads: 2}
+  - {variant: q4_0*, threads: 1}
+include:
+  - {stack: llamacpp, quant: f16, models: [tiny-qwen2]}
+"""
+    found = [(m.name, v.stack, v.name) for m, v, _ in written(tmp_path, text).combinations()]
+    assert found == [
+        ("tiny-qwen2", "llamacpp", "q8_0-threads=1"),
+        ("tiny-qwen2", "llamacpp", "q8_0-threads=2"),
+        ("tiny-qwen2", "llamacpp", "q4_0-threads=2"),
+        ("tiny-llama", "llamacpp", "q8_0-threads=1"),
+        ("tiny-llama", "llamacpp", "q4_0-threads=2"),
+        ("tiny-llama", "fake", "f16"),
+        ("tiny-qwen2", "llamacpp", "f16"),
+    ]
+
+
+def test_each_workload_takes_the_lengths_it_lacks_from_the_protocol(tmp_path: Path) -> None:
+    text = SMALL + "workloads:\n  - {kind: decode}\n  - {kind: decode, new_tokens: 8, prompt_tokens: 4}\n"
+    lengths = [(w.prompt_tokens, w.new_tokens) for _, _, w in written(tmp_path, text).combinations()]
+    assert lengths == [(25, 256), (4, 8)]
+
+
+def test_weights_come_from_a_path_the_hub_or_are_synthetic(tmp_path: Path) -> None:
+    text = """\
+models:
+  - weights: gguf/mine-{quant}.gguf
+  - weights: {path: "~/other.gguf"}
+  - weights: {repo: Qwen/Qwen1.5-0.5B-Chat-GGUF, file: "qwen1_5-0_5b-chat-{quant}.gguf"}
+  - {name: made, shape: tiny-llama, weights: {synthetic: true, seed: 7}}
+variants:
+  - {stack: fake}
+"""
+    mine, other, hub, made = written(tmp_path, text).models
+    assert (mine.name, mine.shape) == ("mine", None)
+    assert (mine.weights.kind, mine.weights.path) == ("path", str(tmp_path / "gguf/mine-{quant}.gguf"))
+    assert other.weights.path == str(Path("~/other.gguf").expanduser())
+    assert (hub.name, hub.weights.kind, hub.weights.revision) == ("qwen1_5-0_5b-chat", "hub", "main")
+    assert (made.weights.kind, made.weights.seed) == ("synthetic", 7)
+
+
+def test_a_shape_may_be_spelled_out(tmp_path: Path) -> None:
+    shape = "{arch: qwen2, vocab_size: 512, hidden_size: 256, layers: 2, intermediate_size: 512, "
+    shape += "heads: 4, kv_heads: 2}"
+    [model] = written(tmp_path, SMALL.replace("shape: qwen1.5-0.5b", f"{{name: own, shape: {shape}}}")).models
+    assert model.shape is not None
+    assert (model.shape.head_dim, model.shape.qkv_bias, model.shape.kv_width) == (64, True, 128)
+
+
+def test_the_config_is_kept_as_given_with_its_settings(tmp_path: Path) -> None:
+    experiment = written(tmp_path, SMALL, "repeats=1", "variants.0.quant=[q8_0, q4_0]")
+    assert experiment.source == {
+        "protocol": {"new_tokens": 256, "repeats": 1},
+        "models": [{"shape": "qwen1.5-0.5b"}],
+        "variants": [{"stack": "llamacpp", "quant": ["q8_0", "q4_0"]}],
+    }
+
+
+def test_an_experiment_does_not_change(tmp_path: Path) -> None:
+    experiment = written(tmp_path, SMALL)
+    with pytest.raises(ValidationError, match="frozen"):
+        experiment.device = "cuda"
+
+
+def test_yaml_surprises_are_text_and_1e3_is_a_number(tmp_path: Path) -> None:
+    assert written(tmp_path, SMALL, "timeout_s=1e3").protocol.timeout_s == 1000
+    assert written(tmp_path, SMALL, "new_tokens=1_000").protocol.new_tokens == 1000
+    assert written(tmp_path, SMALL, "name=2024-01-02").name == "2024-01-02"
+    assert "expected a whole number" in mistake(tmp_path, SMALL, "new_tokens=1:30")
+    assert "expected a whole number" in mistake(tmp_path, SMALL, "new_tokens=010")
+
+
+# --set
+
+
+def test_settings_reach_into_the_file_and_the_last_one_wins(tmp_path: Path) -> None:
+    settings = ["new_tokens=8", "protocol.new_tokens=16", "protocol.warmup.max_windows=3", "device=cuda:0"]
+    experiment = written(tmp_path, SMALL, *settings, "gpu=RTX 4090", "workloads=[{kind: decode}]")
+    assert (experiment.protocol.new_tokens, experiment.protocol.warmup.max_windows) == (16, 3)
+    assert (experiment.device, experiment.gpu) == ("cuda:0", "RTX 4090")
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("new_token=8", "--set new_token=8: new_token: unknown key; did you mean new_tokens?"),
+        (
+            "protocol.repeat=1",
+            "--set protocol.repeat=1: protocol.repeat: unknown key; did you mean repeats?",
+        ),
+        ("new_tokens", "--set new_tokens: expected key=value"),
+        ("=3", "--set =3: expected key=value"),
+        (
+            "new_tokens=0",
+            "--set new_tokens=0: protocol.new_tokens: must be at least 1, got 0",
+        ),
+        (
+            "new_tokens=",
+            "--set new_tokens=: protocol.new_tokens: expected a whole number, got nothing",
+        ),
+        ("variants.3.quant=q8_0", "--set variants.3.quant=q8_0: variants has rows 0 to 0, no 3"),
+        ("variants.x=1", "--set variants.x=1: variants has rows 0 to 0, no x"),
+        ("device.x=1", '--set device.x=1: device is "cpu", it has no x inside'),
+        (
+            "variants.0.quant=Q4_K_M",
+            '--set variants.0.quant=Q4_K_M: variants.0.quant: unknown quant "Q4_K_M"; did you mean q4_k_m?',
+        ),
+        ("models=&a [*a]", "--set models=&a [*a]: anchors and aliases (& and *) are not allowed; write the"),
+        ("device=[", "--set device=[: is not valid YAML: "),
+    ],
+)
+def test_a_mistaken_setting_is_named_in_place_of_a_line(tmp_path: Path, setting: str, sentence: str) -> None:
+    assert mistake(tmp_path, "device: cpu\n" + SMALL, setting).startswith(sentence)
+
+
+def test_a_very_deep_setting_is_refused(tmp_path: Path) -> None:
+    assert "nested more than 20 deep" in mistake(tmp_path, SMALL, "protocol" + ".a" * 100_000 + "=1")
+
+
+# Mistakes in the file
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("new_tokens: 256", "new_token: 256", "2: protocol.new_token: unknown key; did you mean new_tokens?"),
+        ("protocol:", "protocoll:", "1: protocoll: unknown key; did you mean protocol?"),
+        ("quant:", "quants:", "7: variants.0.quants: unknown key; did you mean quant?"),
+        ("shape:", "shapes:", "4: models.0.shapes: unknown key; did you mean shape?"),
+        ("256", '"256"', '2: protocol.new_tokens: expected a whole number, got "256"'),
+        ("256", "true", "2: protocol.new_tokens: expected a whole number, got true"),
+        ("256", "2.5", "2: protocol.new_tokens: expected a whole number, got 2.5"),
+        ("256", "0", "2: protocol.new_tokens: must be at least 1, got 0"),
+        ("256", "-5", "2: protocol.new_tokens: must be at least 1, got -5"),
+        ("256", "10_000_001", "2: protocol.new_tokens: must be at most 10000000, got 10000001"),
+        ("new_tokens: 256", "timeout_s: .inf", "2: protocol.timeout_s: must be a finite number, got inf"),
+        ("new_tokens: 256", "timeout_s: .nan", "2: protocol.timeout_s: must be a finite number, got nan"),
+        ("new_tokens: 256", "timeout_s: 0", "2: protocol.timeout_s: must be more than 0, got 0"),
+        ("new_tokens: 256", "repeats: 1001", "2: protocol.repeats: must be at most 1000, got 1001"),
+        ("new_tokens: 256", "order_seed: -1", "2: protocol.order_seed: must be at least 0, got -1"),
+        ("new_tokens: 256", "threads: 0", "2: protocol.threads: must be at least 1, got 0"),
+        (
+            "new_tokens: 256",
+            "warmup: {tolerance: 1}",
+            "2: protocol.warmup.tolerance: must be less than 1, got 1",
+        ),
+        (
+            "new_tokens: 256",
+            "warmup: {window: 8}",
+            "2: protocol.warmup.window: unknown key; did you mean window_tokens?",
+        ),
+        (
+            "\n  new_tokens: 256",
+            "",
+            "1: protocol: expected a mapping (key: value), got nothing",
+        ),
+        ("llamacpp", "llama.cpp", '6: variants.0.stack: unknown stack "llama.cpp"; did you mean llamacpp?'),
+        (
+            "stack: llamacpp\n    quant: q4_0",
+            "quant: q4_0",
+            "6: variants.0.stack: is missing",
+        ),
+        ("q4_0", "Q4_0", '7: variants.0.quant: unknown quant "Q4_0"; did you mean q4_0?'),
+        ("q4_0", "[q8_0, q4km]", '7: variants.0.quant.1: unknown quant "q4km"; did you mean q4_k_m?'),
+        ("q4_0", "4", "7: variants.0.quant: expected text, got 4 (put it in quotes)"),
+        ("q4_0", "[]", "7: variants.0.quant: an empty list gives no variants"),
+        ("quant: q4_0", "threads: 0", "7: variants.0.threads: must be at least 1, got 0"),
+        ("quant: q4_0", "threads: on", "7: variants.0.threads: expected a whole number, got true"),
+        ("quant: q4_0", "flash_attn: auto", '7: variants.0.flash_attn: expected true or false, got "auto"'),
+        ("quant: q4_0", "n_batch: 4294967297", "7: variants.0.n_batch: must be at most 2147483647, got 4"),
+        (
+            "quant: q4_0",
+            "n_ctx: 128",
+            "7: variants.0.n_ctx: n_ctx 128 is smaller than prompt_tokens 25 + new_tokens 256 = 281",
+        ),
+        (
+            "quant: q4_0",
+            "models: [gwen*]",
+            '7: variants.0.models.0: "gwen*" matches no model; known: qwen1.5-0.5b',
+        ),
+        ("quant: q4_0", "name: a/b", "7: variants.0.name: must be at most 64 of "),
+        (
+            "qwen1.5-0.5b",
+            "qwen1.5-0.6b",
+            '4: models.0.shape: unknown shape "qwen1.5-0.6b"; did you mean qwen1.5-0.5b?',
+        ),
+        ("qwen1.5-0.5b", "0.5", "4: models.0.shape: expected a shape's name, got 0.5"),
+        ("shape: qwen1.5-0.5b", "weights: synthetic", "4: models.0: synthetic weights need a shape; known: "),
+        (
+            "shape: qwen1.5-0.5b",
+            "weights: sintetic",
+            '4: models.0.weights: unknown weights "sintetic"; did you ',
+        ),
+        (
+            "shape: qwen1.5-0.5b",
+            "weights: {pth: x}",
+            "4: models.0.weights.pth: unknown key; did you mean path?",
+        ),
+        ("shape: qwen1.5-0.5b", "weights: {repo: a/b}", "4: models.0.weights.file: is missing"),
+        ("shape: qwen1.5-0.5b", "weights: {repo: a, file: b}", "4: models.0.weights.repo: must be org/name"),
+        (
+            "shape: qwen1.5-0.5b",
+            "weights: {repo: a/b, file: ../c}",
+            "4: models.0.weights: file must be a path in",
+        ),
+        (
+            "shape: qwen1.5-0.5b",
+            "weights: a-{q}.gguf",
+            '4: models.0.weights: unknown placeholder "{q}"; known:',
+        ),
+        ("shape: qwen1.5-0.5b", "name: ../x", "4: models.0.name: must be at most 64 of "),
+        ("- shape: qwen1.5-0.5b", "[]", "3: models: "),
+        (
+            "models:",
+            "device: cdua\nmodels:",
+            "3: device: must be cpu, cuda, cuda:N, metal, vulkan or hip, got ",
+        ),
+        ("models:", "gpu: RTX 4090\nmodels:", "3: gpu: needs a GPU as device, as in device: cuda; it is cpu"),
+        (
+            "models:",
+            "workloads: [{kind: decod}]\nmodels:",
+            '3: workloads.0.kind: unknown workload "decod"; did you mean decode?',
+        ),
+        (
+            "models:",
+            "workloads: [{new_tokens: 5}]\nmodels:",
+            "3: workloads.0.kind: is missing; known: decode",
+        ),
+        (
+            "models:",
+            "workloads: [{kind: decode}, {kind: decode, new_tokens: 256}]\nmodels:",
+            "3: workloads.1: the same as workloads.0",
+        ),
+        (
+            "models:",
+            "exclude: [{quant: q8_0}]\nmodels:",
+            "3: exclude.0: matches no combination of model and variant",
+        ),
+        (
+            "models:",
+            "exclude: [{qaunt: q4_0}]\nmodels:",
+            "3: exclude.0.qaunt: unknown key; did you mean quant?",
+        ),
+        ("models:", "exclude: [{quant: q4_0}]\nmodels:", "3: exclude: leaves nothing to measure"),
+        ("models:", "exclude: [{}]\nmodels:", "3: exclude.0: is empty, which would exclude everything"),
+        (
+            "models:",
+            "include: [{stack: llamacpp, quant: q4_0}]\nmodels:",
+            "3: include.0: llamacpp q4_0 of qwen1.5-0.5b is already in variants.0; give one a name",
+        ),
+        (
+            "models:",
+            "models:\n  - shape: qwen1.5-0.5b",
+            "5: models.1: the name qwen1.5-0.5b is that of models.0; give one a name",
+        ),
+        (
+            "  new_tokens: 256",
+            "  repeats: 1\n  repeats: 2",
+            "3: protocol.repeats: given twice, first on line 2",
+        ),
+        ("models:", "protocol: {}\nmodels:", "3: protocol: given twice, first on line 1"),
+    ],
+)
+def test_a_mistake_is_a_sentence_with_its_line_and_key(
+    tmp_path: Path, old: str, new: str, sentence: str
+) -> None:
+    said = mistake(tmp_path, SMALL.replace(old, new, 1))
+    assert said.startswith("small.yaml:" + sentence)
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"kv_heads": 3}, "heads 4 is not a multiple of kv_heads 3"),
+        ({"hidden_size": 258}, "hidden_size 258 is not a multiple of heads 4"),
+        ({"hidden_size": 12}, "head_dim is odd"),
+        ({"layers": -1}, "layers: must be at least 1, got -1"),
+        ({"arch": "qwen3"}, 'arch: cannot be "qwen3"; did you mean qwen2?'),
+        ({"head": 4}, "head: unknown key; did you mean heads?"),
+    ],
+)
+def test_a_shape_without_sense_is_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
+    shape = {"arch": "qwen2", "vocab_size": 512, "hidden_size": 256, "layers": 2}
+    shape |= {"intermediate_size": 512, "heads": 4, "kv_heads": 4} | change
+    text = SMALL.replace("- shape: qwen1.5-0.5b", "- " + json.dumps({"name": "own", "shape": shape}))
+    said = mistake(tmp_path, text)
+    assert said.startswith("small.yaml:4: models.0.shape")
+    assert sentence in said
+
+
+def test_weights_per_quant_need_a_quant(tmp_path: Path) -> None:
+    text = SMALL.replace("shape: qwen1.5-0.5b", "weights: m-{quant}.gguf").replace(
+        "quant: q4_0", "threads: 1"
+    )
+    assert mistake(tmp_path, text).startswith("small.yaml:6: variants.0: needs a quant, for the weights of m")
+
+
+def test_several_mistakes_are_told_together_and_many_are_cut_short(tmp_path: Path) -> None:
+    said = mistake(tmp_path, SMALL.replace("q4_0", "q4").replace("0.5b", "0.6b")).splitlines()
+    assert [line.split(":")[1] for line in said] == ["4", "7"]
+    many = mistake(tmp_path, SMALL + "".join(f"key{i}: 1\n" for i in range(300))).splitlines()
+    assert len(many) == 11
+    assert many[-1] == "and 290 more"
+
+
+def test_the_line_is_that_of_a_key_deep_in_a_long_file(tmp_path: Path) -> None:
+    text = SMALL.replace("    quant: q4_0\n", "\n# a comment\n\n    quant:\n      - q8_0\n      - q4\n")
+    assert mistake(tmp_path, text).startswith("small.yaml:12: variants.0.quant.1: unknown quant")
+
+
+# Files that are no config
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "small.yaml: is empty"),
+        ("# nothing\n\n", "small.yaml: is empty"),
+        ("- a\n- b\n", "small.yaml:1: expected key: value lines at the top"),
+        ("models: [\n", "small.yaml:2: is not valid YAML: while parsing a flow node"),
+        ("a: b: c\n", "small.yaml:1: is not valid YAML: mapping values are not allowed here"),
+        ("a: 1\n---\nb: 2\n", "small.yaml:2: is not valid YAML: expected a single document"),
+        (b"name: \xff\xfe\n", "small.yaml:1: is not UTF-8 text (byte 0xff)"),
+        ("a: 1\nname: \x07\n", "small.yaml:2: contains the control character U+0007"),
+        ('a: 1\nname: "\\e[31m"\n', "small.yaml:2: contains a line break or the control character U+001B"),
+        ('name: "\\uD800"\n', "small.yaml:1: contains a line break or the control character U+D800"),
+        ('name: "\\UFFFFFFFF"\n', "small.yaml:1: is not valid YAML"),
+        ("name: !!python/object/apply:os.system ['touch ran']\n", "small.yaml:1: tags are not allowed: "),
+        ("name: !mine x\n", "small.yaml:1: tags are not allowed: !mine"),
+        ("a: &a [1]\nb: *a\n", "small.yaml:1: anchors and aliases (& and *) are not allowed"),
+        ("<<: {device: cpu}\n" + SMALL, "small.yaml:1: <<: unknown key"),
+        ("? [a]\n: 1\n", "small.yaml:1: a key must be a word"),
+        ("? [a\x85b]\n: 1\n", "small.yaml:1: a key must be a word"),
+        ("x" * (1 << 20) + ": 1", "small.yaml: is larger than 1 MiB"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused_in_a_sentence(
+    tmp_path: Path, text: str | bytes, sentence: str
+) -> None:
+    assert mistake(tmp_path, text).startswith(sentence)
+
+
+def test_a_folder_a_missing_file_and_a_pipe_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for path, sentence in (
+        (tmp_path, "is a folder, not a YAML file"),
+        (tmp_path / "none.yaml", "no such file"),
+        (tmp_path / "none" / "none.yaml", "no such file"),
+        (tmp_path / "pipe.yaml", "is not a regular file"),
+        (Path("/dev/zero"), "is not a regular file"),
+        (tmp_path / ("x" * 300), "cannot be read: File name too long"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(f"{path}: {sentence}")):
+            load(path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_an_unreadable_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "secret.yaml"
+    path.write_text(SMALL)
+    path.chmod(0)
+    with pytest.raises(ConfigError, match="cannot be read: Permission denied"):
+        load(path)
+
+
+BOMB = "a0: &a0 [lol, lol]\n" + "".join(f"a{i + 1}: &a{i + 1} [*a{i}, *a{i}]\n" for i in range(60))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BOMB,
+        "a: " + "[" * 100_000,
+        "a: " + "[\n" * 100_000,
+        "a: " + "{b: " * 100_000,
+        "- " * 100_000,
+        "".join(" " * i + "a:\n" for i in range(1400)),
+        "a: [" + "1," * 500_000 + "]",
+        "".join(f"k{i}: 1\n" for i in range(100_000)),
+        "a: " + "9" * 1_000_000,
+        "a: 1." + "9" * 1_000_000,
+        "#" * 1_000_000,
+        "x" * 1_000_000 + ": 1",
+        SMALL.replace("q4_0", "[" + "q4_0," * 9000 + "]"),
+        with_variant(f"{{stack: llamacpp, n_batch: {list(range(999))}, n_ubatch: {list(range(999))}}}"),
+        SMALL.replace("quant: q4_0", f"n_ctx: {list(range(1, 9000))}"),
+        SMALL + f"exclude: [{'{model: z},' * 4000}]",
+    ],
+    ids=lambda text: text[:12].strip(),
+)
+def test_a_hostile_file_is_refused_in_bounded_time_and_words(tmp_path: Path, text: str) -> None:
+    start = time.monotonic()
+    said = mistake(tmp_path, text)
+    assert time.monotonic() - start < 10
+    assert len(said) < 3000
+    assert len(said.splitlines()) <= 11
+
+
+def test_a_hostile_file_takes_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.yaml"
+    path.write_text("a: " + "[" * 1_000_000)
+    script = (
+        "import resource, sys; from pathlib import Path; from harness.config import ConfigError, load\n"
+        "try: load(Path(sys.argv[1]))\n"
+        "except ConfigError: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    ran = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) < 200_000, "KiB"
+
+
+# What is shipped
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_config_loads_and_fits_the_schema_its_first_line_names(path: Path) -> None:
+    text = path.read_text()
+    assert text.startswith("# yaml-language-server: $schema=schema.json\n")
+    assert load(path).name == path.stem
+    jsonschema.Draft202012Validator.check_schema(schema())
+    jsonschema.Draft202012Validator(schema()).validate(yaml.safe_load(text))
+
+
+def test_the_shipped_configs_measure_what_the_issue_asks() -> None:
+    quick = load(CONFIGS / "quickstart.yaml")
+    assert (quick.protocol.new_tokens, quick.protocol.repeats, len(quick.combinations())) == (256, 3, 3)
+    cpu = load(CONFIGS / "cpu-qwen15-0.5b.yaml")
+    assert names(cpu) == EIGHT
+    assert (cpu.protocol.prompt_tokens + cpu.protocol.new_tokens, cpu.protocol.repeats) == (10_000, 1)
+    study = load(CONFIGS / "4090-qwen15.yaml")
+    assert (study.device, study.gpu, len(study.models)) == ("cuda", "RTX 4090", 6)
+    assert [v.name for v in study.variants if v.stack == "llamacpp"] == EIGHT
+
+
+def test_the_shipped_schema_is_current() -> None:
+    shipped = json.loads((CONFIGS / "schema.json").read_text())
+    assert shipped == schema(), "run: python -m harness.config.schema > configs/schema.json"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("new_tokens", "new_token"),
+        ("256", '"256"'),
+        ("256", "0"),
+        ("quant:", "quants:"),
+        ("q4_0", "Q4_0"),
+        ("q4_0", "[q4_0, 4]"),
+        ("llamacpp", "llama.cpp"),
+        ("qwen1.5-0.5b", "qwen1.5-0.6b"),
+        ("models:", "workloads: [{kind: decod}]\nmodels:"),
+        ("models:", "exclude: [{}]\nmodels:"),
+    ],
+)
+def test_the_schema_refuses_what_the_loader_refuses(tmp_path: Path, old: str, new: str) -> None:
+    text = SMALL.replace(old, new, 1)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(yaml.safe_load(text), schema())
+    assert mistake(tmp_path, text)

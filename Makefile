@@ -11,7 +11,7 @@ setup: .venv/.ready
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "harness needs Python 3.10 or newer; try: make PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv --clear .venv
 	.venv/bin/python -m pip install --quiet uv
-	.venv/bin/uv pip install --quiet --python .venv/bin/python --editable . --group dev
+	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable . --group dev
 	@touch $@
 
 demo: .venv/.ready

@@ -1,16 +1,266 @@
+"""A stack of known truth: latency, spikes, limits, deaths and lies on request. It computes nothing."""
 # /// script
 # requires-python = ">=3.10"
 # dependencies = []
 #
 # [tool.harness]
 # summary = "a stack of known truth; runs nothing, for tests and for learning the harness"
+# weights = "none"
 #
 # [tool.harness.env.cpu]
 # device = "cpu"
+#
+# [tool.harness.env.cuda]
+# device = "cuda"
 #
 # [tool.harness.options.quant]
 # type = "string"
 # default = "f16"
 # choices = ["f16", "q8_0", "q4_0"]
-# help = "a name only"
+# help = "a name, and the bits per weight it claims"
+#
+# [tool.harness.options.n_ctx]
+# type = "int"
+# minimum = 1
+# default-from = "tokens"
+# help = "context the fake pretends to allocate"
+#
+# [tool.harness.options.threads]
+# type = "int"
+# minimum = 1
+# default-from = "threads"
+# help = "threads the fake pretends to use"
+#
+# [tool.harness.options.B_ms]
+# type = "float"
+# minimum = 0
+# default = 0.2
+# help = "latency at zero context, ms"
+#
+# [tool.harness.options.W_tokens_per_ms]
+# type = "float"
+# minimum = 0
+# default = 0.0
+# help = "tokens of context per extra millisecond; 0: flat"
+#
+# [tool.harness.options.prefill_ms]
+# type = "float"
+# minimum = 0
+# default = 1.0
+# help = "latency of the first token, ms"
+#
+# [tool.harness.options.load_ms]
+# type = "float"
+# minimum = 0
+# default = 0.0
+# help = "time to load, ms"
+#
+# [tool.harness.options.noise]
+# type = "float"
+# minimum = 0
+# maximum = 1
+# default = 0.0
+# help = "uniform noise, as a fraction of the latency, seeded"
+#
+# [tool.harness.options.spike_every]
+# type = "int"
+# minimum = 0
+# default = 0
+# help = "a spike every so many tokens; 0: none"
+#
+# [tool.harness.options.spike_ms]
+# type = "float"
+# minimum = 0
+# default = 5.0
+# help = "height of a spike, ms"
+#
+# [tool.harness.options.plateau_tokens]
+# type = "int"
+# minimum = 0
+# default = 0
+# help = "latency is flat below this position, as on a host-bound stack"
+#
+# [tool.harness.options.stop_after]
+# type = "int"
+# minimum = 0
+# default = 0
+# help = "end early after so many tokens; 0: no"
+#
+# [tool.harness.options.extra_tokens]
+# type = "int"
+# minimum = 0
+# default = 0
+# help = "tokens yielded beyond those asked for"
+#
+# [tool.harness.options.evaluates]
+# type = "string"
+# choices = ["all", "one"]
+# default = "all"
+# help = "one: claims to reuse the prompt's prefix and to evaluate a single prompt token"
+#
+# [tool.harness.options.leak_bytes_per_token]
+# type = "int"
+# minimum = 0
+# default = 0
+# help = "memory really taken and kept, per token"
+#
+# [tool.harness.options.oom_above_n_ctx]
+# type = "int"
+# minimum = 0
+# default = 0
+# help = "an n_ctx above this does not fit; 0: no limit"
+#
+# [tool.harness.options.die_at_token]
+# type = "int"
+# minimum = 0
+# default = 0
+# help = "die at this token, counted from 1; 0: never"
+#
+# [tool.harness.options.die_by]
+# type = "string"
+# choices = ["segfault", "abort", "kill", "exit", "error", "oom"]
+# default = "segfault"
+# help = "how it dies"
+#
+# [tool.harness.options.hang_at_token]
+# type = "int"
+# minimum = 0
+# default = 0
+# help = "hang at this token, counted from 1; 0: never"
+#
+# [tool.harness.options.garbage_at_token]
+# type = "int"
+# minimum = 0
+# default = 0
+# help = "write garbage to the pipe at this token, counted from 1; 0: never"
+#
+# [tool.harness.options.kernel]
+# type = "string"
+# default = "fake"
+# help = "the kernel asked for"
+#
+# [tool.harness.options.runs_kernel]
+# type = "string"
+# help = "the kernel that really runs; default: the one asked for"
+#
+# [tool.harness.options.restless]
+# type = "bool"
+# default = false
+# help = "every generation is 10% slower than the one before, so that warm-up never settles"
 # ///
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from runners.protocol import Request, Say
+
+DOES_NOT_FIT: tuple[type[BaseException], ...] = (MemoryError,)
+SPIN_NS = 200_000  # the last stretch before a token is due is spun, since sleep overshoots by about 60 us
+BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
+PARAMETERS = 1_000_000
+
+
+def load(request: Request) -> FakeSession:
+    options = request.options
+    time.sleep(options["load_ms"] / 1e3)
+    if 0 < options["oom_above_n_ctx"] < options["n_ctx"]:
+        raise MemoryError(f"n_ctx {options['n_ctx']} does not fit: the limit is {options['oom_above_n_ctx']}")
+    return FakeSession(options)
+
+
+def tokenize(request: Request, say: Say) -> dict[str, Any]:
+    """The fake has no tokenizer."""
+    return {"ids": None}
+
+
+class FakeSession:
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._leaked: list[bytearray] = []
+        self._runs = 0
+        self._evaluated = 0
+
+    def facts(self) -> dict[str, Any]:
+        options = self._options
+        return {
+            "versions": {"fake": "1", "python": sys.version.split()[0]},
+            "kernels": {options["runs_kernel"] or options["kernel"]: 1},
+            "kernel_asked": options["kernel"],
+            "options": options,
+            "kv_read": "grows",
+            "model_bytes": int(PARAMETERS * BITS[options["quant"]] / 8),
+            "parameters": PARAMETERS,
+        }
+
+    def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
+        options = self._options
+        self._runs += 1
+        slowness = 1.1**self._runs if options["restless"] else 1.0
+        chance = random.Random(len(prompt))
+        self._evaluated = len(prompt) if options["evaluates"] == "all" else 1
+        due = time.perf_counter_ns()
+        end = options["stop_after"] or new_tokens + options["extra_tokens"]
+        for k in range(1, end + 1):
+            latency_ms = options["prefill_ms"] if k == 1 else self._latency_ms(len(prompt) + k)
+            due += int(latency_ms * slowness * (1 + options["noise"] * (2 * chance.random() - 1)) * 1e6)
+            self._misbehave(k)
+            wait_until(due)
+            if k > 1:
+                self._evaluated += 1
+            yield chance.randrange(512)
+
+    def _latency_ms(self, n: int) -> float:
+        """B + (n - 1) / W for the token at position n (from 1), with plateau and spikes."""
+        options = self._options
+        position = max(n, options["plateau_tokens"])
+        slope = (position - 1) / options["W_tokens_per_ms"] if options["W_tokens_per_ms"] else 0.0
+        spike = options["spike_ms"] if options["spike_every"] and n % options["spike_every"] == 0 else 0.0
+        return float(options["B_ms"] + slope + spike)
+
+    def _misbehave(self, k: int) -> None:
+        options = self._options
+        if options["leak_bytes_per_token"]:
+            self._leaked.append(bytearray(b"\1" * options["leak_bytes_per_token"]))
+        if k == options["garbage_at_token"]:
+            # The worker was told the descriptor of the events pipe in its second argument.
+            os.write(int(sys.argv[2]), b'\x00\xffnot json {"event": "Done"\n')
+        if k == options["hang_at_token"]:
+            time.sleep(1e6)
+        if k == options["die_at_token"]:
+            die(options["die_by"])
+
+    def counters(self) -> dict[str, Any]:
+        return {"evaluated_tokens": self._evaluated}
+
+    def close(self) -> None:
+        self._leaked.clear()
+
+
+def wait_until(due_ns: int) -> None:
+    left = due_ns - time.perf_counter_ns()
+    if left > SPIN_NS:
+        time.sleep((left - SPIN_NS) / 1e9)
+    while time.perf_counter_ns() < due_ns:
+        pass
+
+
+def die(how: str) -> None:
+    if how == "segfault":
+        ctypes.string_at(0)
+    elif how == "abort":
+        os.abort()
+    elif how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "exit":
+        os._exit(7)
+    elif how == "oom":
+        raise MemoryError("the fake ran out of memory, as asked")
+    raise RuntimeError("the fake failed, as asked")

@@ -1,7 +1,7 @@
 """All that crosses the process boundary: Request, Events, Session. Standard library only, Python 3.10.
 
-The controller writes a Request to a JSON file; the worker answers with Events, one JSON object a line, on a pipe.
-Only a line that ends in a newline is an event: a worker killed half-way through a line has not said it.
+The controller writes a Request to a JSON file; the worker answers with Events, one JSON object a line, on a
+pipe. Only a line that ends in a newline is an event: a worker killed half-way through a line has not said it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Union
+from typing import Any, Protocol
 
 # Protocol history (the worker refuses a Request of another number):
 #   1  first version
@@ -22,7 +22,8 @@ JOBS = ("generate", "tokenize", "logits", "synthesize", "quantize", "account", "
 FLUSH_EVERY = 512
 FLUSH_NS = 250_000_000
 
-# An event line is at most 512 tokens of two numbers, or a Done with a few 10,000-number series: far below this.
+# An event line is at most 512 tokens of two numbers, or a Done with a few 10,000-number series: far below
+# this.
 MAX_LINE_BYTES = 16 << 20
 
 
@@ -60,7 +61,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Phase:
-    """The worker entered a phase (load, warmup, generate, finish ...) at t_ns on the shared monotonic clock."""
+    """The worker entered a phase (load, warmup, generate, finish ...) at t_ns on the shared monotonic
+    clock."""
 
     name: str
     t_ns: int
@@ -75,7 +77,8 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Consecutive tokens: stamps in ns since generation began (token 0 is the time to first token), and their ids."""
+    """Consecutive tokens: stamps in ns since generation began (token 0 is the time to first token), and their
+    ids."""
 
     first: int
     t_ns: list[int]
@@ -84,7 +87,8 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Done:
-    """A workload, or a job, ended well. `facts`: counters, the instrument's cost, whatever the job answers."""
+    """A workload, or a job, ended well. `facts`: counters, the instrument's cost, whatever the job
+    answers."""
 
     facts: dict[str, Any]
 
@@ -105,12 +109,14 @@ class Died:
     reason: str
 
 
-Event = Union[Phase, Loaded, Tokens, Done, Failed]
+Event = Phase | Loaded | Tokens | Done | Failed
 _EVENTS: dict[str, type[Any]] = {c.__name__: c for c in (Phase, Loaded, Tokens, Done, Failed)}
 
 
 def encode(event: Event) -> bytes:
-    return json.dumps({"event": type(event).__name__, **asdict(event)}, separators=(",", ":")).encode() + b"\n"
+    return (
+        json.dumps({"event": type(event).__name__, **asdict(event)}, separators=(",", ":")).encode() + b"\n"
+    )
 
 
 def decode(line: bytes) -> Event:
@@ -143,12 +149,14 @@ class Session(Protocol):
     """One model, loaded in one stack."""
 
     def facts(self) -> dict[str, Any]:
-        """What the stack really uses, asked after loading: `versions`, `kernels` (names that will run, with counts),
-        `devices`, `options` as resolved, `kv_read` (grows, padded256, full, copied or window), `memory` (bytes by part
-        and device where the stack tells), `model_bytes` and `parameters` as the stack counts them."""
+        """What the stack really uses, asked after loading: `versions`, `kernels` (names that will run, with
+        counts), `devices`, `options` as resolved, `kv_read` (grows, padded256, full, copied or window),
+        `memory` (bytes by part and device where the stack tells), `model_bytes` and `parameters` as the stack
+        counts them."""
 
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
-        """Clear the cache, then yield each greedy token id once it is on the host, not before. Ignores end of text."""
+        """Clear the cache, then yield each greedy token id once it is on the host, not before. Ignores end of
+        text."""
 
     def counters(self) -> dict[str, Any]:
         """Second clocks and checks of the last generate: they check the latency, they are never the latency.

@@ -1,4 +1,5 @@
-"""Read what a runner says of itself in its PEP 723 header: options, limits, environments. Imports no stack."""
+"""Read what a runner says of itself in its PEP 723 header: options, limits, environments. Imports no
+stack."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class HeaderError(ValueError):
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a stack. `default` null means: `default_from` (threads or tokens), else the stack's own."""
+    """One option of a stack. `default` null means: `default_from` (threads or tokens), else the stack's
+    own."""
 
     name: str
     type: str
@@ -52,8 +54,11 @@ class Environment:
 
 @dataclass(frozen=True)
 class Header:
+    """What a runner says of itself. `weights`: the format it loads (gguf), or none."""
+
     stack: str
     summary: str
+    weights: str
     options: dict[str, Option]
     limits: dict[str, Any]
     environments: dict[str, Environment]
@@ -99,7 +104,7 @@ def parse(stack: str, text: str) -> Header:
         }
     except (tomllib.TOMLDecodeError, KeyError, TypeError) as mistake:
         raise HeaderError(f"runners/{stack}.py: header: {mistake!r}") from mistake
-    return Header(stack, tool["summary"], options, tool.get("limits", {}), environments)
+    return Header(stack, tool["summary"], tool["weights"], options, tool.get("limits", {}), environments)
 
 
 def _option(name: str, given: dict[str, Any]) -> Option:

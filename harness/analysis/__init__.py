@@ -1,0 +1,1 @@
+"""What is said about records. Pure: Records and series in, values out."""

@@ -1,0 +1,72 @@
+"""What a decode step reads from memory, and what share of a bandwidth that is. Pure: from a record alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from harness.theory.ggml import element_bytes
+
+Record = dict[str, Any]
+
+
+def model_bytes(record: Record) -> int | None:
+    """Bytes of all tensors as stored: from the file's header, else as the stack says."""
+    return _weights(record).get("model_bytes")
+
+
+def bpw(record: Record) -> float | None:
+    """Bits per weight: model_bytes * 8 / parameters."""
+    weights = _weights(record)
+    if not weights.get("parameters") or weights.get("model_bytes") is None:
+        return None
+    return float(weights["model_bytes"] * 8 / weights["parameters"])
+
+
+def weight_bytes_per_token(record: Record) -> int | None:
+    """Bytes of weights one decode step reads: all but an untied input embedding, of which it reads one
+    row."""
+    weights = _weights(record)
+    if weights.get("model_bytes") is None:
+        return None
+    return int(
+        weights["model_bytes"] - (0 if weights.get("tied", True) else weights["input_embedding_bytes"])
+    )
+
+
+def kv_bytes_per_token(record: Record) -> float | None:
+    """Bytes of KV cache a token adds: 2 * layers * kv_heads * head_dim * element bytes, K and V as typed."""
+    attention = record["model"]["weights"].get("attention")
+    if not attention:
+        return None
+    options = record.get("options", {})
+    element = element_bytes(options.get("type_k", "f16")) + element_bytes(options.get("type_v", "f16"))
+    return float(attention["layers"] * attention["kv_heads"] * attention["head_dim"] * element)
+
+
+def ceiling_bytes_per_s(records: Iterable[Record]) -> float | None:
+    """The best read bandwidth measured on this machine in these records' session; null when none was."""
+    rates = [float(p["read_bytes_per_s"]) for r in records for p in r.get("bandwidth_probes", [])]
+    return max(rates, default=None)
+
+
+def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
+    """Bytes a mean decode step streams (weights, and the context so far once) over its time, as a share of
+    ceiling.
+
+    What fits the last-level cache is not counted: it need not come from memory again.
+    """
+    timing, weights = record["timing"], weight_bytes_per_token(record)
+    steps = record["tokens"] - 1
+    on_cpu = record.get("device") == "cpu"
+    if ceiling is None or weights is None or steps < 1 or "last_token_ns" not in timing or not on_cpu:
+        return None
+    mean_context = record["workload"]["prompt_tokens"] + record["tokens"] / 2
+    read = weights + (kv_bytes_per_token(record) or 0) * mean_context
+    read -= record["machine"]["last_level_cache_bytes"] or 0
+    seconds = (timing["last_token_ns"] - timing["first_token_ns"]) / 1e9 / steps
+    return float(max(0.0, read) / seconds / ceiling)
+
+
+def _weights(record: Record) -> dict[str, Any]:
+    return record["model"]["weights"].get("header") or record.get("loaded") or {}

@@ -1,0 +1,113 @@
+"""Is this record's figure a figure? Reasons why not, from the record alone. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.analysis.traffic import bandwidth_share, ceiling_bytes_per_s
+
+# Two clocks on one run: llama.cpp's own counters against our stamps.
+CLOCK_TOLERANCE = 0.02
+CLOCK_TOLERANCE_MS_PER_TOKEN = 0.1
+CEILING_TOLERANCE = 1.05  # a share of the measured bandwidth above this is no measurement
+STALLED_SHARE = 0.01  # of the run's wall time
+
+Record = dict[str, Any]
+
+
+def status(record: Record) -> tuple[str, list[str]]:
+    """The outcome, or `invalid` when a verdict says so, with the reasons."""
+    if record["outcome"] != "ok":
+        return record["outcome"], [record["reason"]] if record.get("reason") else []
+    reasons = invalid_because(record)
+    return ("invalid", reasons) if reasons else ("ok", [])
+
+
+def invalid_because(record: Record) -> list[str]:
+    """Each reason why a finished repeat's figures are none, as a sentence; empty when it stands."""
+    loaded, done = record["loaded"], record["done"]
+    prompt, new = record["workload"]["prompt_tokens"], record["workload"]["new_tokens"]
+    reasons = []
+    if record["tokens"] != new:
+        reasons.append(f"{record['tokens']} tokens came, {new} were asked for")
+    evaluated = done["counters"].get("evaluated_tokens")
+    if evaluated is not None and evaluated != prompt + record["tokens"] - 1:
+        expected = prompt + record["tokens"] - 1
+        reasons.append(
+            f"{evaluated} tokens were evaluated where {expected} had to be: a prefix was reused or added"
+        )
+    for facts in (loaded, done["facts_after"]):
+        asked = facts.get("kernel_asked")
+        if asked is not None and asked not in facts["kernels"]:
+            ran = ", ".join(facts["kernels"]) or "none"
+            reasons.append(f"kernel {asked} was asked for and {ran} ran")
+            break
+    reasons += _weights(record)
+    reasons += _placement(record)
+    if not done["warmup"]["agreed"]:
+        reasons.append("warm-up never settled: no two windows in a row agreed")
+    reasons += _second_clock(record)
+    reasons += _paging(record)
+    share = bandwidth_share(record, ceiling_bytes_per_s([record]))
+    if share is not None and share > CEILING_TOLERANCE:
+        reasons.append(
+            f"faster than memory allows: {share:.0%} of the read bandwidth measured on this machine"
+        )
+    return reasons
+
+
+def _weights(record: Record) -> list[str]:
+    """What the file's header says against what the stack says it loaded."""
+    header, loaded = record["model"]["weights"].get("header"), record["loaded"]
+    reasons = []
+    if header:
+        for name in ("model_bytes", "parameters"):
+            if loaded.get(name) is not None and loaded[name] != header[name]:
+                reasons.append(
+                    f"{name} is {loaded[name]} in the stack and {header[name]} in the file's header"
+                )
+    asked, found = record["options"].get("quant"), loaded.get("quant")
+    if asked is not None and found is not None and asked != found:
+        reasons.append(f"weights of type {asked} were asked for and {found} were loaded")
+    return reasons
+
+
+def _placement(record: Record) -> list[str]:
+    """Layers or cache on the CPU when a GPU was asked for."""
+    if record["device"] == "cpu" or record["options"].get("gpu_layers", -1) != -1:
+        return []
+    devices = record["loaded"].get("devices") or {}
+    strayed = [
+        f"{part}: {on['CPU']} on the CPU"
+        for part, on in devices.items()
+        if isinstance(on, dict) and on.get("CPU")
+    ]
+    return [f"not all on the device asked for ({'; '.join(strayed)})"] if strayed else []
+
+
+def _second_clock(record: Record) -> list[str]:
+    """The stack's own decode time against ours, less what we do between its steps (argmax)."""
+    theirs = record["done"]["counters"].get("stack_decode_ms")
+    steps = record["tokens"] - 1
+    if theirs is None or steps < 1:
+        return []
+    ours = (record["timing"]["last_token_ns"] - record["timing"]["first_token_ns"]) / 1e6
+    ours -= record["done"]["counters"].get("sampling_ms", 0.0)
+    if abs(ours - theirs) > CLOCK_TOLERANCE * theirs + CLOCK_TOLERANCE_MS_PER_TOKEN * steps:
+        return [
+            f"two clocks differ: {ours / steps:.3f} ms a token here, {theirs / steps:.3f} by the stack's own"
+        ]
+    return []
+
+
+def _paging(record: Record) -> list[str]:
+    reasons = []
+    if faults := record["done"]["major_faults"]:
+        reasons.append(f"{faults} major page faults while timing")
+    pressure = record["conditions"].get("pressure", {})
+    if pressure.get("pswpin"):
+        reasons.append(f"{pressure['pswpin']} pages were swapped in during the run")
+    stalled_us = pressure.get("memory_stall_us", 0)
+    if stalled_us > STALLED_SHARE * record["timing"]["wall_s"] * 1e6:
+        reasons.append(f"memory pressure stalled the machine for {stalled_us / 1e6:.1f} s")
+    return reasons

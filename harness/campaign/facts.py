@@ -1,0 +1,103 @@
+"""What a record says beside what was measured: all that is needed to repeat it. Nothing here is a figure."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness import machine
+from harness.campaign.repeat import Inputs
+from harness.config import Experiment
+from harness.envs.build import source_digest
+from harness.plan import Cell
+from harness.results import Record
+
+
+def of_campaign(
+    experiment: Experiment, config_path: Path, command_line: Sequence[str], order: Sequence[tuple[Cell, int]]
+) -> Record:
+    """The same in every record of a campaign: config as given and as resolved, machine, harness, command
+    line."""
+    return {
+        "kind": "measured",
+        "campaign": {
+            "id": utc_now(),
+            "name": experiment.name,
+            "config_path": str(config_path.absolute()),
+            "config": experiment.source,
+            "resolved": experiment.model_dump(mode="json", exclude={"source"}),
+            "command_line": list(command_line),
+            "order": [[cell.id, repeat] for cell, repeat in order],
+        },
+        "harness": {"version": harness.__version__, "git_commit": git_commit()},
+        "machine": machine.facts(),
+    }
+
+
+def of_repeat(cell: Cell, repeat: int, content_key: str, device: str, gpu: str | None) -> Record:
+    """What was asked of one repeat, and the machine's conditions as it begins."""
+    shape = cell.model.shape
+    return {
+        "cell": cell.id,
+        "repeat": repeat,
+        "content_key": content_key,
+        "started_utc": utc_now(),
+        "stack": cell.variant.stack,
+        "variant": cell.variant.name,
+        "asked": {"options": cell.variant.options, "device": device, "gpu": gpu},
+        "model": {
+            "name": cell.model.name,
+            "shape": asdict(shape) if shape else None,
+            "weights": cell.model.weights.model_dump(mode="json"),
+        },
+        "workload": cell.workload.model_dump(mode="json"),
+        "conditions": machine.conditions(),
+    }
+
+
+def of_inputs(cell: Cell, inputs: Inputs, begun: Record) -> Record:
+    """What is known once a cell is ready: options as resolved, prompt, environment, weights as their header
+    has them."""
+    model: dict[str, Any] = dict(begun["model"])
+    if inputs.weights is not None:
+        header = inputs.weights.header
+        model["weights"] = model["weights"] | {
+            "file": str(inputs.weights.path),
+            "fingerprint": inputs.weights.fingerprint,
+            "architecture": header.architecture,
+            "quant": header.quant,
+            "header": header.weights(),
+            "attention": header.attention(),
+        }
+    return {
+        "model": model,
+        "options": inputs.options,
+        "device": inputs.device_id,
+        "threads": inputs.threads,
+        "workload": begun["workload"] | {"prompt": inputs.prompt, "prompt_source": inputs.prompt_source},
+        "environment": {
+            "key": inputs.interpreter.key,
+            "lock": list(inputs.interpreter.lock),
+            "runner": source_digest(cell.variant.stack),
+        },
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of this harness, `+` when its files differ from it; null outside a checkout."""
+    git = ["git", "-C", str(Path(__file__).parent.parent.parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.stdout.strip() + ("+" if changed.stdout else "")
+
+
+def utc_now() -> str:
+    return datetime.now(timezone.utc).isoformat()

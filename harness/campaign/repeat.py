@@ -1,0 +1,179 @@
+"""Measure one repeat of one cell in one process, and keep what became of it as one record."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import launch, results
+from harness.envs.build import Interpreter
+from harness.memory import Sampler, pressure
+from harness.models.weights import Ready
+from harness.plan import Cell
+from harness.results import Record, ResultsError, Stored
+from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, Tokens
+
+OnTokens = Callable[[int, int], None]
+"""Told how many tokens have come and the latency of the latest, in ns."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a ready cell runs with."""
+
+    interpreter: Interpreter
+    device_id: str
+    weights: Ready | None
+    prompt: list[int]
+    prompt_source: str
+    options: dict[str, Any]
+    threads: int
+    timeout_s: float
+    sample_interval_ms: int
+    warmup: dict[str, Any]
+
+
+def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: OnTokens) -> Stored:
+    """Run a worker to its end, whatever end, and write the record.
+
+    `folder`: of the machine. Raises ResultsError when the record cannot be written, KeyboardInterrupt after
+    an interrupted record is.
+    """
+    request = Request(
+        job="generate",
+        stack=cell.variant.stack,
+        device=inputs.device_id,
+        model={
+            "name": cell.model.name,
+            "path": str(inputs.weights.path) if inputs.weights else None,
+            "shape": None,
+        },
+        options=inputs.options,
+        workloads=[
+            {"kind": "decode", "prompt": inputs.prompt, "new_tokens": cell.workload.new_tokens}
+            | {"warmup": inputs.warmup}
+        ],
+    )
+    variables = launch.worker_variables(inputs.device_id, inputs.threads)
+    begun = begun | {"variables": launch.recorded_variables(variables)}
+    running = results.begin(folder / cell.model.name / cell.id, begun)
+    seen = Seen()
+    started_ns, before = time.perf_counter_ns(), pressure()
+    worker: launch.Worker | None = None
+    sampler: Sampler | None = None
+    interrupted = False
+    try:
+        worker = launch.Worker(request, inputs.interpreter, running.folder, inputs.threads)
+        gpu = inputs.device_id if inputs.device_id.startswith("GPU-") else None
+        with Sampler(worker.pid, inputs.sample_interval_ms, gpu) as sampler:
+            for event in worker.events(inputs.timeout_s, keep=running.events):
+                seen.add(event, on_tokens)
+    except KeyboardInterrupt:
+        interrupted = True
+        seen.ended = Died("interrupted", "stopped by the user")
+    except OSError as refusal:
+        if refusal.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise ResultsError(f"cannot write results to {running.folder}: {refusal.strerror}") from refusal
+        seen.ended = Died("error", f"the worker could not be started: {refusal}")
+    finally:
+        if worker is not None:
+            worker.stop()
+    record = (
+        begun | seen.record() | {"conditions": begun["conditions"] | {"pressure": _rise(before, pressure())}}
+    )
+    record["timing"] = {
+        "started_utc": begun["started_utc"],
+        "wall_s": (time.perf_counter_ns() - started_ns) / 1e9,
+        "phases": [{"name": p.name, "at_s": (p.t_ns - started_ns) / 1e9} for p in seen.phases],
+        **seen.stamps(),
+    }
+    record["memory"] = (sampler.summary() if sampler else {}) | {"rusage": worker.rusage if worker else None}
+    record["log_tail"] = launch.tail(running.folder / "worker.log") if record["outcome"] != "ok" else []
+    stored = running.finish(record, seen.series(), sampler.columns if sampler else None)
+    if interrupted:
+        raise KeyboardInterrupt
+    return stored
+
+
+def not_measured(folder: Path, cell: Cell, begun: Record, outcome: str, reason: str) -> Stored:
+    """The record of a repeat that could not even begin."""
+    running = results.begin(folder / cell.model.name / cell.id, begun)
+    ending = {
+        "outcome": outcome,
+        "phase": "prepare",
+        "reason": reason,
+        "loaded": None,
+        "done": None,
+        "tokens": 0,
+    }
+    timing = {"started_utc": begun["started_utc"], "wall_s": 0.0, "phases": []}
+    record = begun | ending | {"timing": timing, "memory": {}, "log_tail": []}
+    return running.finish(record, {}, None)
+
+
+class Seen:
+    """What the worker has said so far."""
+
+    def __init__(self) -> None:
+        self.phases: list[Phase] = []
+        self.tokens: list[Tokens] = []
+        self.loaded: dict[str, Any] | None = None
+        self.ended: Done | Failed | Died | None = None
+        self._count = 0
+
+    def add(self, event: Event | Died, on_tokens: OnTokens) -> None:
+        if isinstance(event, Phase):
+            self.phases.append(event)
+        elif isinstance(event, Loaded):
+            self.loaded = event.facts
+        elif isinstance(event, Tokens):
+            self.tokens.append(event)
+            self._count += len(event.ids)
+            if event.t_ns:
+                on_tokens(self._count, event.t_ns[-1] - (event.t_ns[-2] if len(event.t_ns) > 1 else 0))
+        else:
+            self.ended = event
+
+    def record(self) -> Record:
+        """Outcome, phase, reason, and what the worker said of itself."""
+        done = self.ended.facts if isinstance(self.ended, Done) else None
+        if isinstance(self.ended, (Failed, Died)):
+            outcome, reason = self.ended.outcome, self.ended.reason
+        else:
+            outcome, reason = "ok", None
+        return {
+            "outcome": outcome,
+            "phase": self.phases[-1].name if self.phases else "start",
+            "reason": reason,
+            "loaded": self.loaded,
+            "done": done
+            and {**done, "counters": {k: v for k, v in self._counters().items() if type(v) is not list}},
+            "tokens": self._count,
+        }
+
+    def stamps(self) -> dict[str, int]:
+        """First and last stamp, ns since generation began; nothing when no token came."""
+        if not self._count:
+            return {}
+        return {"first_token_ns": self.tokens[0].t_ns[0], "last_token_ns": self.tokens[-1].t_ns[-1]}
+
+    def series(self) -> dict[str, list[int]]:
+        """Per-token columns: latency, id, and the counters that have one number a token."""
+        columns = results.columns_of(self.tokens)
+        per_token = {
+            k: v
+            for k, v in self._counters().items()
+            if type(v) is list and len(v) == self._count and self._count
+        }
+        return columns | per_token
+
+    def _counters(self) -> dict[str, Any]:
+        return self.ended.facts.get("counters", {}) if isinstance(self.ended, Done) else {}
+
+
+def _rise(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    return {name: after[name] - value for name, value in before.items() if name in after}

@@ -1,0 +1,112 @@
+"""Subcommands and exit codes; the only lazy imports, so that --help answers at once.
+
+Exit codes: 0 all cells ok; 1 some cells not ok, or the run could not go on; 2 nothing was started, because
+the config, the command line or the results folder is wrong; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import harness
+
+OK, NOT_OK, NOT_STARTED, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one subcommand and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    # A service manager's stop is a user's stop: the record in hand is written, workers end.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _dispatch(arguments)
+    except KeyboardInterrupt:
+        print("harness: interrupted; what was finished is kept", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `harness list | head`
+        sys.stderr.close()
+        return OK
+
+
+def _dispatch(arguments: argparse.Namespace) -> int:
+    from harness.cli import commands
+    from harness.config import ConfigError
+    from harness.results import ResultsError
+
+    try:
+        code: int = getattr(commands, arguments.command)(arguments)
+    except (ConfigError, ResultsError) as mistake:
+        print(f"harness: {mistake}" if isinstance(mistake, ResultsError) else mistake, file=sys.stderr)
+        return NOT_STARTED
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="harness",
+        description="Compare LLM inference stacks for one user at one machine; say when a number is not one.",
+        epilog="exit codes: 0 all cells ok; 1 some not ok, or the run could not go on; "
+        "2 nothing was started (config, command line or results folder); 130 interrupted",
+    )
+    parser.add_argument("--version", action="version", version=f"harness {harness.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = _command(commands, "run", "measure every cell of a config; what is measured already is kept")
+    run.add_argument("config", type=Path, metavar="CONFIG")
+    run.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results)")
+    run.add_argument(
+        "--only", action="append", default=[], metavar="GLOB", help="only cells whose id matches"
+    )
+    _settable(run)
+    run.add_argument("--fresh", action="store_true", help="measure again what is measured already")
+    run.add_argument("--retry-failed", action="store_true", help="measure again the cells that are not ok")
+    run.add_argument(
+        "--wait", action="store_true", help="wait for another campaign on this device, else refuse"
+    )
+    run.add_argument("--dry-run", action="store_true", help="one line per cell: weights, disk, memory, time")
+    run.add_argument("--json", action="store_true", help="print one array of records instead of the table")
+
+    listing = _command(commands, "list", "the records of a results folder")
+    listing.add_argument("dir", nargs="?", type=Path, default=Path("results"), metavar="DIR")
+    listing.add_argument("--json", action="store_true", help="one array, one object per record")
+
+    validate = _command(commands, "validate", "check a config; print its cells")
+    validate.add_argument("config", type=Path, metavar="CONFIG")
+    _settable(validate)
+
+    synth = _command(commands, "synth", "make random weights of a shape's exact size, and print their path")
+    synth.add_argument("shape", metavar="SHAPE", help="e.g. qwen1.5-0.5b")
+    synth.add_argument(
+        "--quant", nargs="+", default=["f16"], metavar="TYPE", help="e.g. q4_k_m (default: f16)"
+    )
+    synth.add_argument("--seed", type=int, default=0)
+    synth.add_argument("--json", action="store_true", help="one array, one object per file")
+
+    env = _command(commands, "env", "the environments the stacks run in")
+    env.add_argument("action", choices=["list", "create", "check"])
+    env.add_argument("stack", nargs="*", help="stacks (default: all)")
+    env.add_argument("--device", default="cpu", help="cpu, cuda, metal, vulkan or hip (default: cpu)")
+    env.add_argument("--json", action="store_true")
+
+    doctor = _command(commands, "doctor", "what on this machine will spoil a measurement")
+    doctor.add_argument("--json", action="store_true")
+    return parser
+
+
+def _command(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
+    return parser
+
+
+def _settable(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key of the config, e.g. repeats=1",
+    )

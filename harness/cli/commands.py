@@ -1,0 +1,139 @@
+"""What each subcommand does: reads its arguments, calls the room that knows, prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import campaign, config, plan, results
+from harness.analysis import rows, traffic
+from harness.cli import NOT_OK, NOT_STARTED, OK
+from harness.cli.progress import Progress
+from harness.results import ResultsError, Stored
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure a config, print the table (or JSON), write the page."""
+    experiment = config.load(arguments.config, arguments.set)
+    cells = plan.cells(experiment)
+    chosen = plan.select(cells, arguments.only)
+    if not chosen:
+        globs = " ".join(arguments.only)
+        hint = f"matches none of {len(cells)} cells, such as {cells[0].id}"
+        print(f"harness: --only {globs}: {hint}", file=sys.stderr)
+        return NOT_STARTED
+    if arguments.dry_run:
+        from harness.cli import dry_run
+
+        return dry_run.show(experiment, chosen, arguments.json)
+    root = arguments.out or Path("results")
+    asked = campaign.Asked(
+        root=root,
+        config_path=arguments.config,
+        command_line=sys.argv,
+        only=arguments.only,
+        fresh=arguments.fresh,
+        retry_failed=arguments.retry_failed,
+        wait=arguments.wait,
+    )
+    progress = Progress()
+    try:
+        finished = campaign.run(experiment, asked, progress)
+    except (campaign.DeviceBusy, campaign.Stopped) as stop:
+        print(f"harness: {stop}", file=sys.stderr)
+        return NOT_OK
+    table = _rows(finished.stored)
+    page = root / "report.html" if arguments.out else Path("reports") / f"{experiment.name}.html"
+    _print(table, arguments.json)
+    from harness.report import page as report
+
+    report.write(page, experiment.name, rows.per_cell(table), finished.stored)
+    print(f"records: {root}\nreport: {page.absolute()}", file=sys.stderr if arguments.json else sys.stdout)
+    return OK if finished.all_ok else NOT_OK
+
+
+def list(arguments: argparse.Namespace) -> int:
+    """Print the records of a results folder."""
+    if not arguments.dir.is_dir():
+        raise ResultsError(f"{arguments.dir}: no such results folder")
+    unreadable: Any = lambda damage: print(f"harness: passed over: {damage}", file=sys.stderr)  # noqa: E731
+    stored = [s for s in results.records(arguments.dir, unreadable) if s.record["kind"] == "measured"]
+    _print(_rows(stored), arguments.json)
+    return OK
+
+
+def validate(arguments: argparse.Namespace) -> int:
+    """Say that a config is right, and list its cells."""
+    experiment = config.load(arguments.config, arguments.set)
+    cells = plan.cells(experiment)
+    print(f"{arguments.config}: ok, {len(cells)} cells x {experiment.protocol.repeats} repeats")
+    for cell in cells:
+        print(f"  {cell.id}")
+    return OK
+
+
+def synth(arguments: argparse.Namespace) -> int:
+    """Make synthetic weights and print where they are."""
+    from harness.cli import synth as command
+
+    return command.make(arguments.shape, arguments.quant, arguments.seed, arguments.json)
+
+
+def env(arguments: argparse.Namespace) -> int:
+    """List, create or check environments."""
+    from harness.cli import env as command
+
+    return command.run(arguments.action, arguments.stack, arguments.device, arguments.json)
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Print what on this machine may spoil a measurement."""
+    from harness import doctor as room
+
+    findings = room.examine()
+    if arguments.json:
+        print(json.dumps(findings, indent=1))
+    else:
+        for finding in findings:
+            print(f"{finding['level']:>4}  {finding['what']}: {finding['found']}")
+            if finding["advice"]:
+                print(f"      {finding['advice']}")
+    return OK
+
+
+def _rows(stored: Sequence[Stored]) -> Sequence[rows.Row]:
+    """One row a record; the bandwidth ceiling is the best that its campaign measured."""
+    campaigns: dict[str, Any] = {}
+    for each in stored:
+        campaigns.setdefault(each.record["campaign"]["id"], []).append(each.record)
+    ceilings = {key: traffic.ceiling_bytes_per_s(found) for key, found in campaigns.items()}
+    table = []
+    for each in stored:
+        try:
+            series = results.series(each)
+        except ResultsError as damage:
+            print(f"harness: {damage}", file=sys.stderr)
+            series = {}
+        path = str(each.series_path) if each.series_path else None
+        table.append(rows.row(each.record, series, path, ceilings[each.record["campaign"]["id"]]))
+    return table
+
+
+def _print(table: Sequence[rows.Row], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(table, indent=1, allow_nan=False))
+        return
+    from rich.console import Console
+
+    from harness.report import tables
+
+    pooled = rows.per_cell(table)
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(tables.terminal(pooled))
+    for row in pooled:
+        for reason in row["reasons"]:
+            console.print(f"{tables.name(row)}: {reason}", style="yellow", markup=False)

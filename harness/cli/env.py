@@ -1,0 +1,79 @@
+"""`harness env`: list, create and check the environments the stacks run in."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from harness import launch
+from harness.cli import NOT_OK, NOT_STARTED, OK
+from harness.cli.progress import Progress
+from harness.envs import build
+from harness.envs.header import Environment, stacks
+from runners.protocol import Request
+
+PROBE_TIMEOUT_S = 120.0
+
+
+def run(action: str, names: list[str], device: str, as_json: bool) -> int:
+    """Do `action` (list, create, check) for the stacks named, or all."""
+    for name in names:
+        if name not in stacks():
+            print(f"harness: unknown stack {name}; there are {', '.join(stacks())}", file=sys.stderr)
+            return NOT_STARTED
+    headers = [stacks()[name] for name in names or stacks()]
+    if action == "create":
+        wanted = [header.environment_for(device) for header in headers]
+        return _create([environment for environment in wanted if environment], device)
+    lines = [_state(e, check=action == "check") for header in headers for e in header.environments.values()]
+    if as_json:
+        print(json.dumps(lines, indent=1))
+    else:
+        for line in lines:
+            print(f"{line['stack']}/{line['environment']}: {line['state']}")
+            for key in ("python", "devices", "system_info", "problem"):
+                if line.get(key):
+                    print(f"    {key}: {line[key]}")
+    return NOT_OK if any(line.get("problem") for line in lines) else OK
+
+
+def _create(environments: list[Environment], device: str) -> int:
+    if not environments:
+        print(f"harness: no environment for device {device}", file=sys.stderr)
+        return NOT_STARTED
+    progress = Progress()
+    for environment in environments:
+        try:
+            made = build.create(environment, progress.say)
+        except build.EnvironmentFailed as failure:
+            print(f"harness: {failure}", file=sys.stderr)
+            return NOT_OK
+        progress.say("")
+        print(f"{environment.stack}/{environment.name}: {made.python}")
+    return OK
+
+
+def _state(environment: Environment, check: bool) -> dict[str, Any]:
+    found = build.find(environment)
+    line: dict[str, Any] = {
+        "stack": environment.stack,
+        "environment": environment.name,
+        "device": environment.device,
+        "state": "built" if found else "not built",
+        "python": str(found.python) if found else None,
+        "lock": list(found.lock) if found else None,
+    }
+    if not check or found is None or not environment.dependencies:
+        return line
+    request = Request(
+        "probe", environment.stack, "cpu" if environment.device == "cpu" else environment.device, {}
+    )
+    with tempfile.TemporaryDirectory(prefix="harness-probe-") as folder:
+        try:
+            facts = launch.facts_of(launch.run_job(request, found, Path(folder), PROBE_TIMEOUT_S))
+        except RuntimeError as failure:
+            return line | {"state": "built, and does not work", "problem": str(failure)}
+    return line | {"state": "works"} | facts

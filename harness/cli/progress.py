@@ -1,0 +1,57 @@
+"""Shows a campaign's progress on standard error: a live line on a terminal, a line per repeat elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+from harness.analysis.fit import fit
+from harness.analysis.verdicts import status
+from harness.plan import Cell
+from harness.results import Stored, series
+
+
+class Progress:
+    """A campaign's Watcher. Prints at most as often as the worker flushes (four times a second)."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._head = ""
+        self._new_tokens = 0
+
+    def say(self, line: str) -> None:
+        """A passing remark: on a terminal it is replaced by the next line."""
+        if self._live:
+            self._draw(line)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def repeat_begins(self, number: int, of: int, cell: Cell, repeat: int) -> None:
+        self._head = f"[{number}/{of}] {cell.id} #{repeat}"
+        self._new_tokens = int(cell.workload.new_tokens or 0)
+        if self._live:
+            self._draw(f"{self._head}  loading and warming up")
+
+    def tokens(self, count: int, latency_ns: int) -> None:
+        if self._live:
+            self._draw(f"{self._head}  {count}/{self._new_tokens} tokens, {latency_ns / 1e6:.2f} ms")
+
+    def repeat_ends(self, stored: Stored) -> None:
+        state, reasons = status(stored.record)
+        columns = series(stored)
+        line = f"{self._head}  {state}"
+        if state == "ok" and columns:
+            figures = fit(columns["n"], columns["latency_ns"])
+            line += f"  TTFT {figures.ttft_ms:.1f} ms" + (
+                f", {figures.median_ms:.2f} ms/token" if figures.median_ms else ""
+            )
+        if reasons:
+            line += f": {'; '.join(reasons)}"
+        if self._live:
+            self._draw("")
+        print(line, file=sys.stderr, flush=True)
+
+    def _draw(self, line: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        sys.stderr.write("\r\x1b[K" + line[:width])
+        sys.stderr.flush()

@@ -1,0 +1,58 @@
+"""`harness synth`: synthetic weights by hand, through the same cache that campaigns use."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+
+from harness.campaign.prepare import NotReady, Preparation
+from harness.cli import NOT_OK, NOT_STARTED, OK
+from harness.cli.progress import Progress
+from harness.config import Decode, Model, Variant, Weights
+from harness.envs.header import stacks
+from harness.plan import Cell
+from harness.theory.shapes import SHAPES
+
+STACK = "llamacpp"  # the stack that owns GGUF
+
+
+def make(shape: str, quants: list[str], seed: int, as_json: bool) -> int:
+    """Make one file per quantization and print its path; as JSON with its exact sizes."""
+    choices = [str(choice) for choice in stacks()[STACK].options["quant"].choices]
+    for name, known in [(shape, [*SHAPES]), *((quant, choices) for quant in quants)]:
+        if name not in known:
+            near = difflib.get_close_matches(name.lower(), known, 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
+            print(
+                f"harness: unknown {'shape' if known is not choices else 'quantization'} {name}{hint}",
+                file=sys.stderr,
+            )
+            return NOT_STARTED
+    progress = Progress()
+    preparation = Preparation("cpu", None, None, progress.say)
+    model = Model(name=shape, shape=SHAPES[shape], weights=Weights(seed=seed))
+    made = []
+    for quant in quants:
+        cell = Cell("synth", model, Variant(stack=STACK, name=quant, options={"quant": quant}), Decode())
+        try:
+            ready = preparation.weights(cell)
+        except NotReady as failure:
+            print(f"harness: {failure}", file=sys.stderr)
+            return NOT_OK
+        assert ready is not None  # llama.cpp loads weights
+        sizes = ready.header.weights()
+        made.append(
+            {
+                "quant": quant,
+                "path": str(ready.path),
+                "bpw": sizes["model_bytes"] * 8 / sizes["parameters"],
+                **sizes,
+            }
+        )
+        if not as_json:
+            progress.say("")
+            print(ready.path)
+    if as_json:
+        print(json.dumps(made, indent=1))
+    return OK

@@ -1,0 +1,1 @@
+"""Runners' headers and the interpreters built from them."""

@@ -1,0 +1,197 @@
+"""Build and find the interpreters the stacks run under: one virtual environment each, made by uv, kept in a
+cache."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.envs.header import RUNNERS, Environment
+
+# Native builds (-march=native) must not be shared by two kinds of machine through one home directory.
+_CPU_MODEL_LINES = ("model name", "flags", "CPU part", "Features")
+
+
+class EnvironmentFailed(RuntimeError):
+    """An environment could not be built; the message is a sentence with the log's path."""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A built environment: its python (never resolved: following the symlink leaves it), key and exact
+    versions."""
+
+    python: Path
+    key: str
+    lock: tuple[str, ...]
+
+
+def cache_folder() -> Path:
+    """Where environments, weights and locks are kept: $HARNESS_CACHE, else the user's cache folder."""
+    if given := os.environ.get("HARNESS_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harness"
+
+
+def key_of(environment: Environment) -> str:
+    """Hash of what an environment is built from: the header, the Python, and the CPU it is compiled for."""
+    asked = [
+        environment.dependencies,
+        environment.source_builds,
+        sorted(environment.variables.items()),
+        environment.requires_python,
+        platform.python_version(),
+        platform.machine(),
+        _cpu_model() if environment.source_builds else "",
+    ]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
+
+
+def folder_of(environment: Environment) -> Path:
+    return cache_folder() / "envs" / f"{environment.stack}-{environment.name}-{key_of(environment)}"
+
+
+def find(environment: Environment) -> Interpreter | None:
+    """The built environment, or None. Reads one small file."""
+    try:
+        lock = json.loads((folder_of(environment) / "complete.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return Interpreter(folder_of(environment) / "bin" / "python", key_of(environment), tuple(lock))
+
+
+def create(environment: Environment, progress: Callable[[str], None]) -> Interpreter:
+    """Find or build an environment. `progress` gets a short line now and then.
+
+    Raises EnvironmentFailed. A build that was cut off is begun anew; a second builder waits for the first.
+    """
+    folder = folder_of(environment)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder.with_suffix(".lock")):
+        if built := find(environment):
+            return built
+        shutil.rmtree(folder, ignore_errors=True)
+        log = folder.with_suffix(".log")
+        # The worker needs nothing but a Python that the stack admits: ours, else another that uv finds here.
+        uv = uv_binary()
+        with log.open("wb") as sink:
+            _run(
+                [uv, "venv", "--python", _python_for(environment), str(folder)],
+                sink,
+                log,
+                progress,
+                environment,
+            )
+            if environment.dependencies:
+                install = [uv, "pip", "install", "--verbose", "--python", str(folder / "bin" / "python")]
+                for package in environment.source_builds:
+                    install += ["--no-binary", package]
+                _run([*install, *environment.dependencies], sink, log, progress, environment)
+        freeze = [uv, "pip", "freeze", "--python", str(folder / "bin" / "python")]
+        lock = subprocess.run(freeze, capture_output=True, text=True, check=True, env=_build_variables({}))
+        partial = folder / "complete.json.partial"
+        partial.write_text(json.dumps(lock.stdout.split("\n")[:-1]), encoding="utf-8")
+        partial.replace(folder / "complete.json")
+        return Interpreter(
+            folder / "bin" / "python", key_of(environment), tuple(lock.stdout.split("\n")[:-1])
+        )
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold a lock file; wait for whoever holds it. The kernel releases it when the holder dies."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def uv_binary() -> str:
+    import uv
+
+    return str(uv.find_uv_bin())
+
+
+def _python_for(environment: Environment) -> str:
+    from packaging.specifiers import SpecifierSet
+
+    if SpecifierSet(environment.requires_python).contains(platform.python_version()):
+        return sys._base_executable  # type: ignore[attr-defined, no-any-return]
+    return environment.requires_python
+
+
+def _build_variables(variables: dict[str, str]) -> dict[str, str]:
+    # uv does not read pip's settings: a local wheel folder is passed on. Python downloads may be out of
+    # reach.
+    inherited = {"UV_PYTHON_DOWNLOADS": "never", **os.environ}
+    if "PIP_FIND_LINKS" in os.environ:
+        inherited.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
+    inherited.pop("VIRTUAL_ENV", None)
+    return {**inherited, **variables}
+
+
+def _run(
+    command: list[str], sink: object, log: Path, progress: Callable[[str], None], environment: Environment
+) -> None:
+    """Run one build step, its output in the log; say every few seconds how long it has taken."""
+    start = time.monotonic()
+    step = " ".join(Path(word).name if i == 0 else word for i, word in enumerate(command[:3]))
+    worker = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=sink,  # type: ignore[call-overload]
+        stderr=subprocess.STDOUT,
+        env=_build_variables(environment.variables),
+        start_new_session=True,
+    )
+    try:
+        while True:
+            try:
+                code = worker.wait(timeout=2)
+                break
+            except subprocess.TimeoutExpired:
+                elapsed = time.monotonic() - start
+                progress(f"building {environment.stack}/{environment.name}: {step}, {elapsed:.0f} s")
+    except BaseException:
+        os.killpg(worker.pid, 9)
+        worker.wait()
+        raise
+    if code:
+        raise EnvironmentFailed(
+            f"environment {environment.stack}/{environment.name} could not be built: "
+            f"{step} ended with {code}: {_why(log)}; log: {log}"
+        )
+
+
+def _why(log: Path) -> str:
+    """The line of a build log that most likely says what went wrong."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    telling = [line.strip() for line in lines if "error" in line.lower() or "\u00d7" in line]
+    return (telling or lines or ["no output"])[-1].strip()[:300]
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    first = text.split("\n\n")[0]
+    return "\n".join(line for line in first.splitlines() if line.startswith(_CPU_MODEL_LINES))
+
+
+def source_digest(stack: str) -> str:
+    """Hash of the runner's own source, for the record: the code that measured."""
+    digest = hashlib.sha256()
+    for path in (RUNNERS / "worker.py", RUNNERS / "protocol.py", *sorted(RUNNERS.glob(f"{stack}*.py"))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

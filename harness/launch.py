@@ -1,0 +1,242 @@
+"""Request -> worker process -> Events, whatever becomes of the worker. Blocks on the pipe; never polls beside
+it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from harness.envs.build import Interpreter
+from harness.envs.header import RUNNERS
+from runners.protocol import MAX_LINE_BYTES, Died, Done, Event, Failed, NonsenseError, Phase, Request, decode
+
+LOG_TAIL_LINES = 20
+# After the pipe has closed a healthy worker ends at once; a large model is freed in seconds.
+GRACE_S = 15.0
+# What a parent may have set that would change a measurement; all of the worker's are recorded.
+RECORDED_VARIABLES = (
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "GGML_",
+    "LLAMA_",
+    "CUDA_",
+    "HIP_",
+    "LD_",
+    "MALLOC_",
+)
+
+
+class Worker:
+    """One worker process, its own session and process group, killed with the controller."""
+
+    def __init__(self, request: Request, interpreter: Interpreter, folder: Path, threads: int = 1) -> None:
+        """Start it. `folder` gets request.json and worker.log. Call from the main thread: the kernel kills
+        the worker when the thread that started it ends. Raises OSError when it cannot be started."""
+        self.log = folder / "worker.log"
+        self._jobs_to_do = max(1, len(request.workloads)) if request.job == "generate" else 1
+        request.write(folder / "request.json")
+        self.variables = worker_variables(request.device, threads)
+        read_end, write_end = os.pipe()
+        self._pipe = read_end
+        self._oom_kills = _oom_kills()
+        command = [str(interpreter.python), "-I", "-X", "utf8", str(RUNNERS)]
+        try:
+            with self.log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [*command, str(folder / "request.json"), str(write_end), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[write_end],
+                    env=self.variables,
+                    start_new_session=True,
+                )
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        self.pid = self._process.pid
+        self.rusage: dict[str, float | None] | None = None
+
+    def events(self, timeout_s: float, keep: BinaryIO | None = None) -> Iterator[Event | Died]:
+        """Events as they come; the last is the final Done, a Failed or a Died. The process has ended by then.
+
+        `keep` gets the bytes of each whole event as it arrives.
+        """
+        deadline = time.monotonic() + timeout_s
+        phase, done, failed = "start", 0, False
+        try:
+            for line in self._lines(deadline):
+                event = decode(line)
+                if keep is not None:
+                    keep.write(line)
+                if isinstance(event, Phase):
+                    phase = event.name
+                done += isinstance(event, Done)
+                failed = failed or isinstance(event, Failed)
+                if done == self._jobs_to_do or failed:
+                    self._end(GRACE_S)
+                    yield event
+                    return
+                yield event
+            yield self._death(self._end(GRACE_S))
+        except TimeoutError:
+            self.stop()
+            yield Died("timeout", f"not finished within {timeout_s:g} s; stopped in phase {phase}")
+        except NonsenseError as nonsense:
+            self.stop()
+            yield Died("error", f"the worker said nonsense: {nonsense}")
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Kill the whole process group, reap it, close the pipe. Harmless when it has ended."""
+        self._end(0)
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+
+    def log_tail(self) -> list[str]:
+        """The last lines the worker or its libraries printed."""
+        return tail(self.log)
+
+    def _lines(self, deadline: float) -> Iterator[bytes]:
+        """Whole lines from the pipe until it closes. Raises TimeoutError, NonsenseError (an endless line)."""
+        rest = b""
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        while True:
+            left_ms = (deadline - time.monotonic()) * 1e3
+            if left_ms <= 0 or not poll.poll(left_ms):
+                raise TimeoutError
+            chunk = os.read(self._pipe, 1 << 16)
+            if not chunk:
+                return
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > MAX_LINE_BYTES:
+                raise NonsenseError(f"a line of more than {MAX_LINE_BYTES} bytes")
+            for line in lines:
+                yield line + b"\n"
+
+    def _end(self, grace_s: float) -> int | None:
+        """Wait up to grace_s for the process to end, then kill its group; keep rusage. Returns the exit
+        status as Popen has it, or None if it had to be killed here."""
+        if self.rusage is not None:
+            return self._process.returncode
+        deadline = time.monotonic() + grace_s
+        killed = False
+        while True:
+            pid, status, usage = os.wait4(self.pid, 0 if killed else os.WNOHANG)
+            if pid:
+                break
+            if time.monotonic() >= deadline:
+                self._kill_group()
+                killed = True
+            else:
+                time.sleep(0.002)
+        self._kill_group()
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        self.rusage = {
+            # The kernel counts what the process was before exec: a fork of the controller.
+            "max_rss_bytes": usage.ru_maxrss * 1024 if usage.ru_maxrss > _own_max_rss() else None,
+            "user_s": usage.ru_utime,
+            "system_s": usage.ru_stime,
+            "major_faults": usage.ru_majflt,
+        }
+        return None if killed else self._process.returncode
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _death(self, status: int | None) -> Died:
+        if status is None:
+            return Died("crash", "the worker closed its pipe without a word and had to be killed")
+        if status == -signal.SIGKILL and _oom_kills() > self._oom_kills:
+            return Died("oom", "killed by the kernel's out-of-memory killer")
+        if status < 0:
+            name = signal.Signals(-status).name
+            return Died(
+                "crash", f"killed by {name}{_abort_reason(self.log_tail()) if name == 'SIGABRT' else ''}"
+            )
+        return Died("crash", f"exited with {status} without Done or Failed")
+
+
+def run_job(
+    request: Request, interpreter: Interpreter, folder: Path, timeout_s: float, threads: int = 1
+) -> Iterator[Event | Died]:
+    """Start a worker and yield its events; the worker is gone when this ends, however it ends."""
+    worker = Worker(request, interpreter, folder, threads)
+    try:
+        yield from worker.events(timeout_s)
+    finally:
+        worker.stop()
+
+
+def worker_variables(device: str, threads: int) -> dict[str, str]:
+    """The worker's environment: ours less Python's own settings, the same threads everywhere, one visible
+    device."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    count = str(threads)
+    return kept | {
+        "CUDA_VISIBLE_DEVICES": "" if device == "cpu" else device,
+        "OMP_NUM_THREADS": count,
+        "OPENBLAS_NUM_THREADS": count,
+        "MKL_NUM_THREADS": count,
+        "GGML_NO_BACKTRACE": "1",  # an abort would attach gdb for seconds
+        "HF_HUB_OFFLINE": "1",  # a missing local path otherwise costs ~23 s of retries
+    }
+
+
+def recorded_variables(variables: dict[str, str]) -> dict[str, str]:
+    return {k: v for k, v in sorted(variables.items()) if k.startswith(RECORDED_VARIABLES)}
+
+
+def tail(path: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
+    """The last lines of a text file, of at most 64 KiB; empty when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
+            return [line[:500] for line in file.read().decode("utf-8", "replace").splitlines()[-lines:]]
+    except OSError:
+        return []
+
+
+def _abort_reason(log: list[str]) -> str:
+    said = [line for line in log if "ASSERT" in line or "abort" in line.lower() or "terminate" in line]
+    return f": {said[-1].strip()}" if said else ""
+
+
+def _own_max_rss() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _oom_kills() -> int:
+    """How often the kernel has killed for memory, on this machine, since boot."""
+    try:
+        with Path("/proc/vmstat").open() as lines:
+            return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0
+
+
+def facts_of(events: Iterator[Event | Died]) -> dict[str, Any]:
+    """Run a job to its end and return what Done said. Raises RuntimeError with the reason otherwise."""
+    for event in events:
+        if isinstance(event, Done):
+            return event.facts
+        if isinstance(event, (Failed, Died)):
+            raise RuntimeError(event.reason)
+    raise RuntimeError("the worker ended without a word")

@@ -1,0 +1,177 @@
+"""What this machine is and can do. Facts are read, never guessed: what cannot be read is null."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+class DeviceError(RuntimeError):
+    """The device asked for is not here; the message is the reason, one sentence."""
+
+
+@cache
+def facts() -> dict[str, Any]:
+    """This machine, without its name: CPU, caches, memory, kernel, GPUs. `slug` names its results folder."""
+    cpu = _cpu_name()
+    memory = psutil.virtual_memory().total
+    gpus = nvidia_gpus()
+    parts = [cpu, f"{physical_cores()}c", f"{memory / 2**30:.0f}gib", *(gpu["name"] for gpu in gpus)]
+    return {
+        "slug": re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")[:80],
+        "cpu": cpu,
+        "architecture": platform.machine(),
+        "physical_cores": physical_cores(),
+        "logical_cpus": psutil.cpu_count(),
+        "usable_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "last_level_cache_bytes": last_level_cache_bytes(),
+        "memory_bytes": memory,
+        "os": platform.system(),
+        "kernel": platform.release(),
+        "virtualized": _virtualized(),
+        "gpus": gpus,
+    }
+
+
+def conditions() -> dict[str, Any]:
+    """What may change from one run to the next: governor, turbo, swap, load, steal, free memory."""
+    swap = psutil.swap_memory()
+    times = psutil.cpu_times()
+    return {
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "turbo_off": _read("/sys/devices/system/cpu/intel_pstate/no_turbo"),
+        "smt": _read("/sys/devices/system/cpu/smt/control"),
+        "transparent_hugepages": _read("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
+        "load_1min": os.getloadavg()[0],
+        "steal_s": getattr(times, "steal", None),
+        "swap_used_bytes": swap.used,
+        "memory_available_bytes": psutil.virtual_memory().available,
+        "throttled_us": _cgroup_throttled_us(),
+    }
+
+
+def physical_cores() -> int:
+    """Physical cores this process may use: decode is memory-bound and gains nothing from SMT siblings."""
+    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    return max(1, min(cores, usable))
+
+
+def last_level_cache_bytes() -> int | None:
+    """All last-level caches together, from sysfs; null where it does not say."""
+    sizes: dict[str, int] = {}
+    highest = 0
+    for index in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"):
+        level, size, shared = (_read(index / name) for name in ("level", "size", "shared_cpu_list"))
+        if level is None or size is None or not size.endswith("K"):
+            continue
+        if int(level) > highest:
+            highest, sizes = int(level), {}
+        if int(level) == highest:
+            sizes[shared or index.parent.name] = int(size[:-1]) * 1024
+    return sum(sizes.values()) or None
+
+
+def nvidia_gpus() -> list[dict[str, Any]]:
+    """NVIDIA GPUs by NVML: uuid, name, memory, driver. Empty without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return [
+            {
+                "uuid": pynvml.nvmlDeviceGetUUID(handle),
+                "name": pynvml.nvmlDeviceGetName(handle),
+                "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+                "driver": driver,
+            }
+            for handle in handles
+        ]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def device_id(device: str, gpu: str | None) -> str:
+    """What the worker is told: "cpu", an NVML UUID, or the family where there is no NVML. Raises DeviceError.
+
+    `device` is cpu, cuda, cuda:N, metal, vulkan or hip; `gpu`: part of the name the GPU must have.
+    """
+    family, _, index = device.partition(":")
+    if family == "cpu":
+        return "cpu"
+    if family == "cuda":
+        gpus = nvidia_gpus()
+        if not gpus:
+            raise DeviceError("no NVIDIA GPU or driver on this machine")
+        wanted = [g for g in gpus if gpu is None or gpu.lower() in g["name"].lower()]
+        if not wanted:
+            raise DeviceError(
+                f"no GPU named {gpu!r} on this machine; there is {', '.join(g['name'] for g in gpus)}"
+            )
+        if int(index or 0) >= len(wanted):
+            raise DeviceError(f"no GPU number {index} on this machine; there are {len(wanted)}")
+        return str(wanted[int(index or 0)]["uuid"])
+    missing = {
+        "metal": platform.system() != "Darwin" and "no Metal: this is not macOS",
+        "vulkan": not shutil.which("vulkaninfo") and "no vulkaninfo on this machine to show a Vulkan device",
+        "hip": not shutil.which("hipconfig") and "no ROCm (hipconfig) on this machine",
+    }[family]
+    if missing:
+        raise DeviceError(str(missing))
+    return family
+
+
+def read_bandwidth(threads: int) -> dict[str, Any]:
+    """Measure this machine's read bandwidth in a process of its own (about a second): see bandwidth.py."""
+    import json
+    import sys
+
+    command = [sys.executable, "-m", "harness.machine.bandwidth", str(threads)]
+    # BLAS must not add threads of its own to ours.
+    alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=alone)
+    measured: dict[str, Any] = json.loads(answer.stdout)
+    return measured
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _virtualized() -> bool | None:
+    with contextlib.suppress(OSError):
+        return " hypervisor " in Path("/proc/cpuinfo").read_text()
+    return None
+
+
+def _cgroup_throttled_us() -> int | None:
+    stat = _read("/sys/fs/cgroup/cpu.stat") or ""
+    return next(
+        (int(line.split()[1]) for line in stat.splitlines() if line.startswith("throttled_usec")), None
+    )
+
+
+def _read(path: str | Path) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None

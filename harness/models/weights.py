@@ -1,0 +1,83 @@
+"""Name, find and fingerprint the weights of a cell. Making them is the campaign's work."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.config import Model
+from harness.envs.build import cache_folder
+from harness.models import gguf_header
+from harness.theory.shapes import Shape
+
+# Bump when runners/llamacpp_weights.py makes other values or other files of the same shape and seed.
+SYNTHESIS = 1
+SOURCE_QUANT = "f16"  # what is synthesized, and what every other type is quantized from
+FULL_TYPES = ("f32", "f16", "bf16")  # a file of these can be quantized to anything
+
+
+class WeightsError(RuntimeError):
+    """The weights of a cell cannot be had; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Weights on this machine: a GGUF file, what its header says, and what tells it from any other."""
+
+    path: Path
+    header: gguf_header.GgufHeader
+    fingerprint: str
+
+
+def synthetic_path(shape: Shape, seed: int, quant: str, quantizer: str) -> Path:
+    """The cache's name of a synthetic file, by content: shape, seed, generator and, if quantized, the
+    quantizer."""
+    asked: dict[str, Any] = {"shape": asdict(shape), "seed": seed, "synthesis": SYNTHESIS}
+    if quant != SOURCE_QUANT:
+        asked["quantizer"] = quantizer
+    return cache_folder() / "weights" / _digest(asked) / f"{quant}.gguf"
+
+
+def quantized_path(source: Ready, quant: str, quantizer: str) -> Path:
+    """The cache's name of a quantized copy of a local 16- or 32-bit file."""
+    return cache_folder() / "weights" / _digest([source.fingerprint, quantizer]) / f"{quant}.gguf"
+
+
+def local(path: Path) -> Ready:
+    """Open a GGUF file. Raises WeightsError: missing, a folder, not a GGUF, cut short."""
+    try:
+        header = gguf_header.read(path)
+        status = path.stat()
+    except gguf_header.GgufError as damage:
+        raise WeightsError(str(damage)) from damage
+    except OSError as refusal:
+        raise WeightsError(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
+    return Ready(path, header, f"{header.digest}-{status.st_size}-{status.st_mtime_ns}")
+
+
+def from_hub(repo: str, file: str, revision: str) -> Path:
+    """Download a file of the Hugging Face hub, or find it in the hub's own cache. Raises WeightsError."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repo, file, revision=revision))
+    except LocalEntryNotFoundError as offline:
+        raise WeightsError(
+            f"hub file {repo}/{file}: not in the cache, and the hub cannot be reached"
+        ) from offline
+    except (HfHubHTTPError, ValueError, OSError) as refusal:
+        raise WeightsError(f"hub file {repo}/{file}: {str(refusal).splitlines()[0]}") from refusal
+
+
+def named_path(model: Model, quant: str | None) -> str:
+    """The path or hub file of a model, `{quant}` filled in."""
+    name = str(model.weights.path or model.weights.file)
+    return name.replace("{quant}", quant) if quant else name
+
+
+def _digest(asked: object) -> str:
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]

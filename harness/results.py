@@ -1,0 +1,247 @@
+"""The one reader and writer of results/: a record is written whole or not at all, and never overwritten.
+
+results/<machine>/<model>/<cell>/<when>/ holds record.json, tokens.parquet, memory.parquet and worker.log.
+While a repeat runs, its folder holds begun.json and events.jsonl instead of a record; whoever finds such a
+folder unlocked makes an interrupted record of what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from runners.protocol import Event, Loaded, NonsenseError, Phase, Tokens, decode
+
+Record = dict[str, Any]
+
+# Schema history (bump SCHEMA, add an upgrade, keep a sample in tests/golden/):
+#   1  first version
+SCHEMA = 1
+UPGRADES: dict[int, Callable[[Record], Record]] = {}  # from this number to the next
+
+OUTCOMES = ("ok", "oom", "error", "crash", "timeout", "interrupted", "refused", "unavailable")
+
+
+class ResultsError(RuntimeError):
+    """The results folder cannot be read or written; the message is a sentence."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A record as found: its folder, and its content upgraded to the present schema."""
+
+    folder: Path
+    record: Record
+
+    @property
+    def series_path(self) -> Path | None:
+        path = self.folder / "tokens.parquet"
+        return path.absolute() if path.exists() else None
+
+
+class Running:
+    """One repeat being measured: owns its folder, and its lock, until finish()."""
+
+    def __init__(self, folder: Path, begun: Record) -> None:
+        self.folder = folder
+        self.events: BinaryIO = (folder / "events.jsonl").open("wb", buffering=0)
+        # Locked before begun.json makes the folder recoverable; released by the kernel when the controller
+        # dies.
+        fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _write_whole(folder / "begun.json", json.dumps(begun).encode())
+
+    def finish(
+        self, record: Record, series: dict[str, list[int]], memory: dict[str, list[int | None]] | None
+    ) -> Stored:
+        """Write the series, then the record, then drop what is no longer needed."""
+        try:
+            stored = _finish(self.folder, record, series, memory)
+        finally:
+            self.events.close()
+        return stored
+
+
+def begin(cell_folder: Path, begun: Record) -> Running:
+    """Create the folder of a new repeat of a cell, exclusively. Raises ResultsError (read-only, full, no
+    folder)."""
+    while True:
+        folder = cell_folder / datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
+        try:
+            folder.mkdir(parents=True)
+            return Running(folder, begun)
+        except FileExistsError:
+            if not folder.is_dir():  # something else stands where a folder of results must be
+                raise ResultsError(f"{folder}: is in the way of results") from None
+        except OSError as refusal:
+            raise ResultsError(f"cannot write results: {refusal}") from refusal
+
+
+def check_writable(root: Path) -> None:
+    """Raises ResultsError when no record could be written below root."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        probe = root / f".writable-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as refusal:
+        raise ResultsError(f"{root}: cannot write results here: {refusal.strerror}") from refusal
+
+
+def records(root: Path, unreadable: Callable[[ResultsError], None]) -> Iterator[Stored]:
+    """Every record below root, oldest first within a cell; one that cannot be read is told and passed
+    over."""
+    for path in sorted(root.rglob("record.json")):
+        try:
+            yield Stored(path.parent, read(path))
+        except ResultsError as damage:
+            unreadable(damage)
+
+
+def read(path: Path) -> Record:
+    """One record, upgraded. Raises ResultsError when it is damaged or of a newer harness."""
+    try:
+        record: Record = json.loads(path.read_text(encoding="utf-8"))
+        number = record["schema"]
+    except OSError as refusal:
+        raise ResultsError(f"{path}: {refusal.strerror}") from refusal
+    except (ValueError, KeyError, TypeError) as damage:
+        raise ResultsError(f"{path}: not a record: {damage}") from damage
+    if number > SCHEMA:
+        raise ResultsError(
+            f"{path}: record schema {number} is newer than this harness reads ({SCHEMA}); update it"
+        )
+    while number < SCHEMA:
+        record = UPGRADES[number](record)
+        number = record["schema"]
+    return record
+
+
+def series(stored: Stored) -> dict[str, list[int]]:
+    """The per-token columns (`n, token_id, latency_ns`, the stack's own), empty where there is no series."""
+    if stored.series_path is None:
+        return {}
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(stored.series_path) as file:  # read_table would import all of pandas
+            columns: dict[str, list[int]] = file.read().to_pydict()
+    except (OSError, pa.ArrowException) as damage:
+        raise ResultsError(f"{stored.series_path}: not a series: {damage}") from damage
+    return columns
+
+
+def recover(root: Path) -> list[Stored]:
+    """Make interrupted records of the folders whose controller died before it could write one."""
+    found = []
+    for path in sorted(root.rglob("begun.json")):
+        folder = path.parent
+        if (folder / "record.json").exists():  # died between the record and the tidying
+            _tidy(folder)
+            continue
+        try:
+            log = (folder / "events.jsonl").open("rb+")
+        except OSError:
+            continue
+        with log:
+            try:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue  # another campaign is writing it now
+            begun: Record = json.loads(path.read_text(encoding="utf-8"))
+            said = list(events_in((folder / "events.jsonl").read_bytes()))
+            columns = columns_of(said)
+            phases = [e.name for e in said if isinstance(e, Phase)]
+            record = begun | {
+                "outcome": "interrupted",
+                "phase": phases[-1] if phases else "start",
+                "reason": "the controller died before the repeat was finished",
+                "loaded": next((e.facts for e in said if isinstance(e, Loaded)), None),
+                "done": None,
+                "tokens": len(columns.get("token_id", [])),
+                "timing": {"started_utc": begun["started_utc"], "wall_s": None, "phases": []},
+                "memory": {},
+                "log_tail": [],
+            }
+            found.append(_finish(folder, record, columns, None))
+    return found
+
+
+def events_in(raw: bytes) -> Iterator[Event]:
+    """The whole events at the beginning of a stream that may have been cut anywhere."""
+    *lines, _ = raw.split(b"\n")
+    for line in lines:
+        try:
+            yield decode(line)
+        except NonsenseError:
+            return
+
+
+def columns_of(events: Sequence[Event]) -> dict[str, list[int]]:
+    """`latency_ns` and `token_id` of the Tokens events, token after token; without `n`, which finish()
+    adds."""
+    stamps = [t for e in events if isinstance(e, Tokens) for t in e.t_ns]
+    ids = [i for e in events if isinstance(e, Tokens) for i in e.ids]
+    gaps = [later - earlier for earlier, later in zip([0, *stamps], stamps, strict=False)]
+    return {"token_id": ids, "latency_ns": gaps} if stamps else {}
+
+
+def _finish(
+    folder: Path, record: Record, series: dict[str, list[int]], memory: dict[str, list[int | None]] | None
+) -> Stored:
+    if series:
+        first = record["workload"]["prompt_tokens"] + 1
+        n = list(range(first, first + len(series["latency_ns"])))
+        _write_parquet(folder / "tokens.parquet", {"n": n, **series})
+    if memory and memory["t_ns"]:
+        _write_parquet(folder / "memory.parquet", memory)
+    record = {"schema": SCHEMA, **record}
+    _write_whole(folder / "record.json", json.dumps(record, indent=1, allow_nan=False).encode())
+    _tidy(folder)
+    return Stored(folder, record)
+
+
+def _tidy(folder: Path) -> None:
+    for name in ("events.jsonl", "request.json", "begun.json"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _write_parquet(path: Path, columns: dict[str, Any]) -> None:
+    """Deltas and zstd: 10,000 latencies take 26 KB where pyarrow's defaults take 83."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({name: pa.array(values, pa.int64()) for name, values in columns.items()})
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table,
+        sink,
+        compression="zstd",
+        use_dictionary=False,
+        column_encoding=dict.fromkeys(columns, "DELTA_BINARY_PACKED"),
+        write_statistics=False,
+        store_schema=False,
+    )
+    _write_whole(path, sink.getvalue().to_pybytes())
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write beside, flush to disk, rename: a reader sees the whole file or none. Raises ResultsError."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as refusal:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise ResultsError(f"{path}: cannot be written: {refusal.strerror}") from refusal

@@ -1,0 +1,1 @@
+"""What the arithmetic says before anything runs. Pure: values in, values out."""

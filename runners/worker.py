@@ -1,0 +1,186 @@
+"""The clock: load a model, warm up, stamp every token, say what happened. Runs one Request and ends.
+
+Latency has this one clock. What a stack says of its own time is kept as a check and never used as the
+latency.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import itertools
+import os
+import resource
+import signal
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from runners import protocol
+from runners.protocol import Done, Event, Failed, Loaded, Phase, Request, Session, Tokens
+
+Emit = Callable[[Event], None]
+PR_SET_PDEATHSIG = 1
+CALIBRATION_TOKENS = 10_000
+
+
+def main(request_path: Path, events_fd: int, controller_pid: int) -> int:
+    """Run one Request. The exit code says nothing that the events do not; 0 unless the job failed."""
+    die_with(controller_pid)
+    os.set_inheritable(events_fd, False)
+
+    def emit(event: Event) -> None:
+        line = memoryview(protocol.encode(event))
+        while line:
+            line = line[os.write(events_fd, line) :]
+
+    does_not_fit: tuple[type[BaseException], ...] = (MemoryError,)
+    try:
+        emit(Phase("import", time.perf_counter_ns()))
+        request = Request.read(request_path)
+        runner = importlib.import_module(f"runners.{request.stack}")
+        does_not_fit += runner.DOES_NOT_FIT
+        if request.job == "generate":
+            generate(request, runner, emit)
+        else:
+            job = getattr(runner, request.job, None)
+            if request.job not in protocol.JOBS or job is None:
+                raise ValueError(f"stack {request.stack} has no job {request.job!r}")
+            emit(Done(job(request, lambda phase: emit(Phase(phase, time.perf_counter_ns())))))
+    except BaseException as failure:
+        traceback.print_exc()
+        first_line = (str(failure).strip() or type(failure).__name__).splitlines()[0]
+        emit(Failed("oom" if isinstance(failure, does_not_fit) else "error", first_line[:500]))
+        return 1
+    return 0
+
+
+def die_with(controller_pid: int) -> None:
+    """Have the kernel kill this process when the controller's main thread ends (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != controller_pid:  # it died before the call above
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def generate(request: Request, runner: Any, emit: Emit) -> None:
+    """Load once, then for each workload warm up, time, and say Done."""
+    emit(Phase("load", time.perf_counter_ns()))
+    session: Session = runner.load(request)
+    emit(Loaded(session.facts()))
+    for workload in request.workloads:
+        prompt, new_tokens = workload["prompt"], workload["new_tokens"]
+        emit(Phase("warmup", time.perf_counter_ns()))
+        warmup = warm_up(session, prompt, new_tokens, **workload["warmup"])
+        # One token more than asked is enough to show that a stack does not stop.
+        stream = itertools.islice(session.generate(prompt, new_tokens), new_tokens + 1)
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        try:
+            emit(Phase("generate", time.perf_counter_ns()))
+            timing = stamp(stream, emit)
+        finally:
+            gc.enable()
+            gc.unfreeze()
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        emit(Phase("finish", time.perf_counter_ns()))
+        emit(
+            Done(
+                {
+                    **timing,
+                    "warmup": warmup,
+                    "counters": session.counters(),
+                    "facts_after": session.facts(),
+                    "major_faults": after.ru_majflt - before.ru_majflt,
+                    "minor_faults": after.ru_minflt - before.ru_minflt,
+                    "involuntary_switches": after.ru_nivcsw - before.ru_nivcsw,
+                    "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+                    "peak_rss_bytes": peak_rss_bytes(),
+                    "stamp_ns_per_token": stamping_cost_ns(),
+                }
+            )
+        )
+    session.close()
+
+
+def stamp(stream: Iterable[int], emit: Emit) -> dict[str, Any]:
+    """Stamp each token as it arrives; flush in batches.
+
+    A flush falls into the latency of the token that follows it, so each is kept as [index of that token, ns].
+    """
+    clock = time.perf_counter_ns
+    first, t_ns, ids, flushes = 0, [], [], []
+    start = flushed = clock()
+    for token in stream:
+        now = clock()
+        t_ns.append(now - start)
+        ids.append(token)
+        if len(t_ns) >= protocol.FLUSH_EVERY or now - flushed >= protocol.FLUSH_NS:
+            emit(Tokens(first, t_ns, ids))
+            first, t_ns, ids = first + len(t_ns), [], []
+            flushed = clock()
+            flushes.append([first, flushed - now])
+    if t_ns:
+        emit(Tokens(first, t_ns, ids))
+    return {"start_ns": start, "flushes": flushes}
+
+
+def stamping_cost_ns() -> float:
+    """Nanoseconds the clock adds to a token, flushes to a file included: stamp() over a stream that costs
+    nothing."""
+    with Path(os.devnull).open("wb", buffering=0) as sink:
+        start = time.perf_counter_ns()
+        stamp(itertools.repeat(0, CALIBRATION_TOKENS), lambda event: void(sink.write(protocol.encode(event))))
+        return (time.perf_counter_ns() - start) / CALIBRATION_TOKENS
+
+
+def void(_: object) -> None:
+    """Drop a value."""
+
+
+def warm_up(
+    session: Session,
+    prompt: list[int],
+    new_tokens: int,
+    window_tokens: int,
+    max_windows: int,
+    tolerance: float,
+) -> dict[str, Any]:
+    """Generate short windows on the timed path until two in a row agree, or `max_windows` are spent.
+
+    Two windows agree when their median decode latencies differ by at most `tolerance` (a fraction).
+    The first token of a window is prefill and left out.
+    """
+    clock = time.perf_counter_ns
+    count = min(window_tokens, new_tokens)
+    windows: list[list[int]] = []
+    medians: list[float] = []
+    while len(windows) < max_windows:
+        stamps = [clock() for _ in itertools.islice(session.generate(prompt, count), count)]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(stamps)]
+        if not gaps:  # one token asked for: there is no decode to warm up beyond the prefill just done
+            return {"agreed": True, "windows_ns": []}
+        windows.append(gaps)
+        medians.append(statistics.median(gaps))
+        if len(medians) > 1 and abs(medians[-1] - medians[-2]) <= tolerance * medians[-2]:
+            return {"agreed": True, "windows_ns": windows}
+    return {"agreed": False, "windows_ns": windows}
+
+
+def peak_rss_bytes() -> int:
+    """This process's peak resident set, from VmHWM (Linux), else from getrusage."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

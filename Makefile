@@ -9,7 +9,7 @@ setup: .venv/.ready
 
 .venv/.ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "harness needs Python 3.10 or newer; try: make PYTHON=python3.11" >&2; exit 1; }
-	$(PYTHON) -m venv --clear .venv
+	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet uv
 	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable . --group dev
 	@touch $@

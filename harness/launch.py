@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import select
 import signal
@@ -216,7 +217,7 @@ def tail(path: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
 
 def _abort_reason(log: list[str]) -> str:
     said = [line for line in log if "ASSERT" in line or "abort" in line.lower() or "terminate" in line]
-    return f": {said[-1].strip()}" if said else ""
+    return ": " + re.sub(r"\S*/", "", said[-1].strip()) if said else ""  # the build's folders say nothing
 
 
 def _own_max_rss() -> int:

@@ -54,7 +54,7 @@ def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
     """Bytes a mean decode step streams (weights, and the context so far once) over its time, as a share of
     ceiling.
 
-    What fits the last-level cache is not counted: it need not come from memory again.
+    What fits the last-level cache is not counted: it need not come from memory again. Null when none is left.
     """
     timing, weights = record["timing"], weight_bytes_per_token(record)
     steps = record["tokens"] - 1
@@ -64,8 +64,10 @@ def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
     mean_context = record["workload"]["prompt_tokens"] + record["tokens"] / 2
     read = weights + (kv_bytes_per_token(record) or 0) * mean_context
     read -= record["machine"]["last_level_cache_bytes"] or 0
+    if read <= 0:
+        return None
     seconds = (timing["last_token_ns"] - timing["first_token_ns"]) / 1e9 / steps
-    return float(max(0.0, read) / seconds / ceiling)
+    return float(read / seconds / ceiling)
 
 
 def _weights(record: Record) -> dict[str, Any]:

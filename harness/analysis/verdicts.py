@@ -36,7 +36,7 @@ def invalid_because(record: Record) -> list[str]:
         reasons.append(
             f"{evaluated} tokens were evaluated where {expected} had to be: a prefix was reused or added"
         )
-    for facts in (loaded, done["facts_after"]):
+    for facts in (loaded, loaded | done["facts_changed"]):
         asked = facts.get("kernel_asked")
         if asked is not None and asked not in facts["kernels"]:
             ran = ", ".join(facts["kernels"]) or "none"

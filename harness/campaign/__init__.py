@@ -52,7 +52,6 @@ class Campaign:
     """Every selected repeat's record, those kept from before included."""
 
     stored: list[Stored] = field(default_factory=list)
-    kept: int = 0
 
     @property
     def all_ok(self) -> bool:
@@ -83,8 +82,11 @@ def run(experiment: Experiment, asked: Asked, watcher: Watcher) -> Campaign:
                 campaign.stored.append(before[-1])
             else:
                 todo.append((cell, repeat))
-        campaign.kept = len(campaign.stored)
-        shared = facts.of_campaign(experiment, asked.config_path, asked.command_line, order)
+        if campaign.stored:
+            watcher.say(
+                f"{len(campaign.stored)} repeats are measured already and kept; --fresh measures anew"
+            )
+        shared = facts.of_campaign(experiment, asked.config_path, asked.command_line)
         pending = {cell.id: cell for cell, _ in todo}
         ready = {key: _inputs(cell, experiment, preparation) for key, cell in pending.items()}
         probes: list[Record] = []
@@ -93,7 +95,7 @@ def run(experiment: Experiment, asked: Asked, watcher: Watcher) -> Campaign:
             if protocol.measure_bandwidth and (number == 1 or repeat != todo[number - 2][1]):
                 probes.append(machine.read_bandwidth(preparation.threads))
             begun = shared | facts.of_repeat(cell, repeat, keys[cell.id], experiment.device, experiment.gpu)
-            begun["bandwidth_probes"] = list(probes)
+            begun |= {"place_in_order": [number, len(todo)], "bandwidth_probes": list(probes)}
             watcher.repeat_begins(number, len(todo), cell, repeat)
             inputs = ready[cell.id]
             try:

@@ -13,16 +13,13 @@ import harness
 from harness import machine
 from harness.campaign.repeat import Inputs
 from harness.config import Experiment
-from harness.envs.build import source_digest
+from harness.envs.build import key_of, source_digest
 from harness.plan import Cell
 from harness.results import Record
 
 
-def of_campaign(
-    experiment: Experiment, config_path: Path, command_line: Sequence[str], order: Sequence[tuple[Cell, int]]
-) -> Record:
-    """The same in every record of a campaign: config as given and as resolved, machine, harness, command
-    line."""
+def of_campaign(experiment: Experiment, config_path: Path, command_line: Sequence[str]) -> Record:
+    """The same in every record of a campaign: config as given, protocol as resolved, machine, harness."""
     return {
         "kind": "measured",
         "campaign": {
@@ -30,10 +27,9 @@ def of_campaign(
             "name": experiment.name,
             "config_path": str(config_path.absolute()),
             "config": experiment.source,
-            "resolved": experiment.model_dump(mode="json", exclude={"source"}),
             "command_line": list(command_line),
-            "order": [[cell.id, repeat] for cell, repeat in order],
         },
+        "protocol": experiment.protocol.model_dump(mode="json"),
         "harness": {"version": harness.__version__, "git_commit": git_commit()},
         "machine": machine.facts(),
     }
@@ -81,7 +77,9 @@ def of_inputs(cell: Cell, inputs: Inputs, begun: Record) -> Record:
         "threads": inputs.threads,
         "workload": begun["workload"] | {"prompt": inputs.prompt, "prompt_source": inputs.prompt_source},
         "environment": {
-            "key": inputs.interpreter.key,
+            "name": inputs.interpreter.environment.name,
+            "key": key_of(inputs.interpreter.environment),
+            "variables": inputs.interpreter.environment.variables,
             "lock": list(inputs.interpreter.lock),
             "runner": source_digest(cell.variant.stack),
         },

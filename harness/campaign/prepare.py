@@ -30,6 +30,7 @@ PROMPT_TEXT = (
     "A harness compares what several stacks make of one model on one machine: it sends the same words to "
     "each, waits for every token, and writes down when it came. "
 )
+FAKE_VOCABULARY = 512  # of a stack that loads no weights
 JOB_TIMEOUT_S = 6 * 3600.0
 SPARE_DISK_BYTES = 1 << 30
 
@@ -123,9 +124,9 @@ class Preparation:
         """
         count = int(cell.workload.prompt_tokens or 0)
         if ready is None or not ready.header.has_vocabulary:
-            vocabulary = cell.model.shape.vocab_size if cell.model.shape else 32_000
-            if ready is not None:
-                vocabulary = ready.header.tensors["token_embd.weight"].shape[1]
+            vocabulary = ready.header.vocab_size if ready else FAKE_VOCABULARY
+            if not vocabulary:
+                raise NotReady("error", f"{ready and ready.path}: has no input embedding to take ids from")
             return [(1013 + 7919 * i) % vocabulary for i in range(count)], "fixed ids (no tokenizer)"
         ids = self._tokenize(cell, ready, count)
         first_source, first_ids = self._prompts.setdefault((cell.model.name, count), (str(ready.path), ids))
@@ -194,7 +195,9 @@ class Preparation:
 
     def _quantized(self, cell: Cell, source: Path, count: int, target: Path) -> Ready:
         if not target.exists():
-            options = {"quant": cell.quant, "threads": self.threads}
+            # Synthetic weights stand in for the files people have; a user's own follow llama.cpp as it is.
+            synthetic = cell.model.weights.kind == "synthetic"
+            options = {"quant": cell.quant, "threads": self.threads, "as_published": synthetic}
             request = Request("quantize", *self._who(cell, source), options, files={"source": str(source)})
             self._make(cell, request, target, count * NOMINAL_BPW[str(cell.quant)] / 8)
         return self._checked(target)

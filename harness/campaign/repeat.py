@@ -140,7 +140,7 @@ class Seen:
 
     def record(self) -> Record:
         """Outcome, phase, reason, and what the worker said of itself."""
-        done = self.ended.facts if isinstance(self.ended, Done) else None
+        done = self._done() if isinstance(self.ended, Done) else None
         if isinstance(self.ended, (Failed, Died)):
             outcome, reason = self.ended.outcome, self.ended.reason
         else:
@@ -150,10 +150,18 @@ class Seen:
             "phase": self.phases[-1].name if self.phases else "start",
             "reason": reason,
             "loaded": self.loaded,
-            "done": done
-            and {**done, "counters": {k: v for k, v in self._counters().items() if type(v) is not list}},
+            "done": done,
             "tokens": self._count,
         }
+
+    def _done(self) -> dict[str, Any]:
+        """What Done said, less what stands elsewhere: per-token lists are in the series, and of the facts
+        asked again after the run only those that changed are kept."""
+        facts = dict(self.ended.facts) if isinstance(self.ended, Done) else {}
+        before, after = self.loaded or {}, facts.pop("facts_after", {})
+        facts["facts_changed"] = {k: v for k, v in after.items() if before.get(k) != v}
+        facts["counters"] = {k: v for k, v in self._counters().items() if type(v) is not list}
+        return facts
 
     def stamps(self) -> dict[str, int]:
         """First and last stamp, ns since generation began; nothing when no token came."""

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         from harness.cli import dry_run
 
         return dry_run.show(experiment, chosen, arguments.json)
-    root = arguments.out or Path("results")
+    root = (arguments.out or Path("results")).absolute()
     asked = campaign.Asked(
         root=root,
         config_path=arguments.config,

@@ -29,11 +29,10 @@ class EnvironmentFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A built environment: its python (never resolved: following the symlink leaves it), key and exact
-    versions."""
+    """A built environment: its python (never resolved: following the symlink leaves it), exact versions."""
 
+    environment: Environment
     python: Path
-    key: str
     lock: tuple[str, ...]
 
 
@@ -68,7 +67,7 @@ def find(environment: Environment) -> Interpreter | None:
         lock = json.loads((folder_of(environment) / "complete.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return Interpreter(folder_of(environment) / "bin" / "python", key_of(environment), tuple(lock))
+    return Interpreter(environment, folder_of(environment) / "bin" / "python", tuple(lock))
 
 
 def create(environment: Environment, progress: Callable[[str], None]) -> Interpreter:
@@ -98,14 +97,14 @@ def create(environment: Environment, progress: Callable[[str], None]) -> Interpr
                 for package in environment.source_builds:
                     install += ["--no-binary", package]
                 _run([*install, *environment.dependencies], sink, log, progress, environment)
-        freeze = [uv, "pip", "freeze", "--python", str(folder / "bin" / "python")]
-        lock = subprocess.run(freeze, capture_output=True, text=True, check=True, env=_build_variables({}))
+        python = folder / "bin" / "python"
+        freeze = [uv, "pip", "freeze", "--python", str(python)]
+        frozen = subprocess.run(freeze, capture_output=True, text=True, check=True, env=build_variables({}))
+        lock = frozen.stdout.splitlines()
         partial = folder / "complete.json.partial"
-        partial.write_text(json.dumps(lock.stdout.split("\n")[:-1]), encoding="utf-8")
+        partial.write_text(json.dumps(lock), encoding="utf-8")
         partial.replace(folder / "complete.json")
-        return Interpreter(
-            folder / "bin" / "python", key_of(environment), tuple(lock.stdout.split("\n")[:-1])
-        )
+        return Interpreter(environment, python, tuple(lock))
 
 
 @contextmanager
@@ -130,7 +129,8 @@ def _python_for(environment: Environment) -> str:
     return environment.requires_python
 
 
-def _build_variables(variables: dict[str, str]) -> dict[str, str]:
+def build_variables(variables: dict[str, str]) -> dict[str, str]:
+    """What uv and the compilers it starts get to see: ours, and the environment's own variables."""
     # uv does not read pip's settings: a local wheel folder is passed on. Python downloads may be out of
     # reach.
     inherited = {"UV_PYTHON_DOWNLOADS": "never", **os.environ}
@@ -151,7 +151,7 @@ def _run(
         stdin=subprocess.DEVNULL,
         stdout=sink,  # type: ignore[call-overload]
         stderr=subprocess.STDOUT,
-        env=_build_variables(environment.variables),
+        env=build_variables(environment.variables),
         start_new_session=True,
     )
     try:

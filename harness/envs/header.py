@@ -102,9 +102,9 @@ def parse(stack: str, text: str) -> Header:
             )
             for name, given in tool["env"].items()
         }
+        return Header(stack, tool["summary"], tool["weights"], options, tool.get("limits", {}), environments)
     except (tomllib.TOMLDecodeError, KeyError, TypeError) as mistake:
         raise HeaderError(f"runners/{stack}.py: header: {mistake!r}") from mistake
-    return Header(stack, tool["summary"], tool["weights"], options, tool.get("limits", {}), environments)
 
 
 def _option(name: str, given: dict[str, Any]) -> Option:

@@ -74,6 +74,12 @@ class GgufHeader:
         return FILE_TYPES.get(self.metadata.get("general.file_type", -1))
 
     @property
+    def vocab_size(self) -> int | None:
+        """Rows of the input embedding: the ids a prompt may have. Null when there is none, or it is odd."""
+        embedding = self.tensors.get("token_embd.weight")
+        return embedding.shape[1] if embedding and len(embedding.shape) == 2 else None
+
+    @property
     def has_vocabulary(self) -> bool:
         return "tokenizer.ggml.tokens" in self.metadata
 

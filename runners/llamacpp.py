@@ -1,0 +1,434 @@
+"""One model in llama.cpp: loads a GGUF, decodes greedily token by token, and says what it really uses."""
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["llama-cpp-python==0.3.36", "gguf==0.19.0", "numpy>=2"]
+#
+# [tool.harness]
+# summary = "llama.cpp through llama-cpp-python's low-level API: GGUF files, on CPUs and GPUs"
+# weights = "gguf"
+#
+# [tool.harness.options.quant]
+# type = "string"
+# choices = [
+#   "f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "q2_k", "q3_k_s", "q3_k_m", "q3_k_l",
+#   "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k",
+# ]
+# help = "type of the weights, as llama-quantize names it; default: whatever the file holds"
+#
+# [tool.harness.options.threads]
+# type = "int"
+# minimum = 1
+# maximum = 512  # GGML_MAX_N_THREADS; more is an abort
+# default-from = "threads"
+# help = "CPU threads, for prompt and decode alike"
+#
+# [tool.harness.options.n_ctx]
+# type = "int"
+# minimum = 1
+# maximum = 2147483392  # positions are int32
+# default-from = "tokens"
+# help = "KV cells to allocate, rounded up to 256 by llama.cpp; default: prompt + new tokens"
+#
+# [tool.harness.options.n_batch]
+# type = "int"
+# minimum = 1
+# default = 512
+# help = "most prompt tokens in one llama_decode; at most n_ctx"
+#
+# [tool.harness.options.n_ubatch]
+# type = "int"
+# minimum = 1
+# default = 512
+# help = "most prompt tokens in one pass over the weights; at most n_batch"
+#
+# # Never auto, which may differ between two builds without a word (88 against 100 tok/s on one CPU).
+# # Off is what llama.cpp did when the published study was made; on is worth its own row.
+# [tool.harness.options.flash_attn]
+# type = "bool"
+# default = false
+# help = "flash attention, on or off; llama.cpp's own choice (auto) is not offered"
+#
+# [tool.harness.options.type_k]
+# type = "string"
+# choices = ["f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1"]
+# default = "f16"
+# help = "type of the K cache"
+#
+# [tool.harness.options.type_v]
+# type = "string"
+# choices = ["f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1"]
+# default = "f16"
+# help = "type of the V cache; a quantized one needs flash_attn"
+#
+# [tool.harness.options.gpu_layers]
+# type = "int"
+# minimum = -1
+# default = -1
+# help = "layers on the GPU, -1 for all; none on the device cpu, whatever is asked"
+#
+# [tool.harness.options.mmap]
+# type = "bool"
+# default = true
+# help = "map the file rather than read it into memory"
+#
+# [tool.harness.options.repack]
+# type = "bool"
+# default = true
+# help = "let llama.cpp repack the weights for this CPU while it loads them"
+#
+# [tool.harness.env.cpu]
+# device = "cpu"
+# source-builds = ["llama-cpp-python"]
+#
+# [tool.harness.env.cpu.variables]
+# CMAKE_ARGS = """-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+# -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DGGML_METAL=off"""
+#
+# [tool.harness.env.cuda]
+# device = "cuda"
+# source-builds = ["llama-cpp-python"]
+#
+# [tool.harness.env.cuda.variables]
+# CMAKE_ARGS = """-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+# -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DGGML_CUDA=on"""
+#
+# [tool.harness.env.metal]
+# device = "metal"
+# source-builds = ["llama-cpp-python"]
+#
+# [tool.harness.env.metal.variables]
+# CMAKE_ARGS = """-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+# -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DGGML_METAL=on"""
+#
+# [tool.harness.env.vulkan]
+# device = "vulkan"
+# source-builds = ["llama-cpp-python"]
+#
+# [tool.harness.env.vulkan.variables]
+# CMAKE_ARGS = """-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+# -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DGGML_VULKAN=on"""
+#
+# [tool.harness.env.hip]
+# device = "hip"
+# source-builds = ["llama-cpp-python"]
+#
+# [tool.harness.env.hip.variables]
+# CMAKE_ARGS = """-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+# -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DGGML_HIP=on"""
+# ///
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import math
+import platform
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runners.llamacpp_lib import (
+    KV_TYPES,
+    LOG,
+    RESOLUTION_BYTES,
+    DoesNotFit,
+    devices,
+    lib,
+    load_model,
+    opened,
+    quant_of,
+    system_info,
+    versions,
+)
+from runners.llamacpp_weights import quantize, synthesize
+from runners.protocol import Request, Say
+
+__all__ = ["DOES_NOT_FIT", "account", "load", "logits", "probe", "quantize", "synthesize", "tokenize"]
+
+DOES_NOT_FIT: tuple[type[BaseException], ...] = (DoesNotFit, MemoryError)
+
+
+def load(request: Request) -> LlamaSession:
+    """Load the model and allocate its context. Raises DoesNotFit, or what llama.cpp says is wrong."""
+    mode = lib.LLAMA_LOAD_MODE_MMAP if request.options["mmap"] else lib.LLAMA_LOAD_MODE_NONE
+    model = load_model(Path(request.model["path"]), request.device, load_mode=mode, **_model_params(request))
+    asked, found = request.options.get("quant"), quant_of(model)
+    if asked not in (None, found):
+        raise ValueError(f"{request.model['path']}: asked for {asked}, the file holds {found}")
+    return LlamaSession(request, model, _context(request, model))
+
+
+def _model_params(request: Request) -> dict[str, Any]:
+    on_gpu = {} if request.device == "cpu" else {"n_gpu_layers": request.options["gpu_layers"]}
+    return {"use_extra_bufts": request.options["repack"], **on_gpu}
+
+
+def _context(request: Request, model: int) -> int:
+    options = request.options
+    params = lib.llama_context_default_params()
+    params.n_ctx = options["n_ctx"]
+    params.n_batch = options["n_batch"]
+    params.n_ubatch = options["n_ubatch"]
+    params.n_threads = params.n_threads_batch = options["threads"]
+    params.flash_attn_type = (
+        lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if options["flash_attn"] else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    )
+    params.type_k = KV_TYPES[options["type_k"]]
+    params.type_v = KV_TYPES[options["type_v"]]
+    params.no_perf = False  # llama.cpp's own clock, to check ours against
+    context = lib.llama_init_from_model(model, params)
+    if not context:
+        raise LOG.failure(f"context of {options['n_ctx']} tokens")
+    return context
+
+
+class LlamaSession:
+    """One model and one context; see runners.protocol.Session."""
+
+    def __init__(self, request: Request, model: int, context: int) -> None:
+        self._request = request
+        self._model = model
+        self._context = context
+        self._memory = lib.llama_get_memory(context)
+        self._vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+        self._n_batch = lib.llama_n_batch(context)
+        self._batch = lib.llama_batch_init(self._n_batch, 0, 1)
+        for i in range(self._n_batch):
+            self._batch.n_seq_id[i] = 1
+            self._batch.seq_id[i][0] = 0
+        self._address = 0
+        self._row = np.empty(0, np.float32)
+        self._after_prefill: Any = None
+        self._wait_ns: list[int] = []
+        self._argmax_ns: list[int] = []
+
+    def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
+        """Clears the cache now, to keep that out of the time to first token; the rest runs when iterated."""
+        self._clear()
+        return self._decode(prompt, new_tokens)
+
+    def _clear(self) -> None:
+        lib.llama_synchronize(self._context)  # tokens of a decode that failed would be counted in this one
+        lib.llama_memory_clear(self._memory, True)
+        lib.llama_perf_context_reset(self._context)
+        self._after_prefill = None
+        self._wait_ns, self._argmax_ns = [], []
+
+    def _decode(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
+        context, batch, clock = self._context, self._batch, time.perf_counter_ns
+        wait_ns, argmax_ns = self._wait_ns, self._argmax_ns
+        for start in range(0, len(prompt), self._n_batch):
+            self._evaluate(prompt, start, wanted={len(prompt) - 1})
+        decoded = clock()
+        lib.llama_synchronize(context)
+        self._after_prefill = lib.llama_perf_context(context)
+        if lib.llama_memory_seq_pos_max(self._memory, 0) != len(prompt) - 1:
+            raise RuntimeError("the KV cache does not hold the prompt and nothing else")
+
+        batch.n_tokens = 1
+        batch.logits[0] = 1
+        for position in range(len(prompt), len(prompt) + new_tokens):
+            lib.llama_synchronize(context)
+            row = self._logits(-1)
+            ready = clock()
+            token = int(row.argmax())
+            picked = clock()
+            wait_ns.append(ready - decoded)
+            argmax_ns.append(picked - ready)
+            if not math.isfinite(row[token]):  # argmax lands on a NaN wherever there is one
+                raise ValueError(f"not-a-number logits at token {position + 1}")
+            yield token
+            if position == len(prompt) + new_tokens - 1:
+                return  # the last token is never fed back
+            batch.token[0] = token
+            batch.pos[0] = position
+            refused = lib.llama_decode(context, batch)
+            decoded = clock()
+            if refused:
+                raise self._refusal(refused, position)
+
+    def _evaluate(self, ids: list[int], start: int, wanted: set[int]) -> None:
+        """Decode the batch of `ids` that begins at `start`, with logits at the `wanted` positions."""
+        batch = self._batch
+        batch.n_tokens = min(self._n_batch, len(ids) - start)
+        for i in range(batch.n_tokens):
+            batch.token[i] = ids[start + i]
+            batch.pos[i] = start + i
+            batch.logits[i] = start + i in wanted
+        if refused := lib.llama_decode(self._context, batch):
+            raise self._refusal(refused, start + batch.n_tokens - 1)
+
+    def _refusal(self, code: int, position: int) -> Exception:
+        if code == 1:
+            n_ctx = lib.llama_n_ctx(self._context)
+            return DoesNotFit(f"no KV cell left at token {position + 1}: the context holds {n_ctx}")
+        return LOG.failure(f"llama_decode gave {code} at token {position + 1}")
+
+    def _logits(self, index: int) -> np.ndarray:
+        """llama.cpp's own buffer, not a copy. It stays in place, so the view of it is kept."""
+        address = ctypes.addressof(lib.llama_get_logits_ith(self._context, index).contents)
+        if address != self._address:
+            buffer = (ctypes.c_float * self._vocab_size).from_address(address)
+            self._address, self._row = address, np.frombuffer(buffer, np.float32)
+        return self._row
+
+    def teacher_forced(self, ids: list[int], positions: list[int]) -> np.ndarray:
+        """Logits after each of the `positions` (sorted, from 0) of `ids`: float32, one row each."""
+        self._clear()
+        wanted, rows = set(positions), []
+        for start in range(0, len(ids), self._n_batch):
+            self._evaluate(ids, start, wanted)
+            inside = range(start, min(start + self._n_batch, len(ids)))
+            rows += [self._logits(p - start).copy() for p in positions if p in inside]
+        return np.array(rows, np.float32)
+
+    def counters(self) -> dict[str, Any]:
+        """llama.cpp's own figures for the last generate.
+
+        `stack_decode_ms` sums the times from each llama_decode to the end of its computation: argmax and
+        our loop are not in it. `wait` is from the return of llama_decode to logits on the host: next to
+        nothing on a CPU, where llama_decode computes and copies before it returns. Token by token, `argmax`
+        and `wait` would take another 10 KB each per 10,000 tokens; so, their spread.
+        """
+        first, last = self._after_prefill, lib.llama_perf_context(self._context)
+        prompt = _evaluated(first)
+        return {
+            "evaluated_tokens": _evaluated(last),
+            "prompt_evaluated": prompt,
+            "decode_evaluated": _evaluated(last) - prompt,
+            "kv_positions": lib.llama_memory_seq_pos_max(self._memory, 0) + 1,
+            "stack_prefill_ms": first.t_p_eval_ms + first.t_eval_ms,
+            "stack_decode_ms": last.t_p_eval_ms + last.t_eval_ms - first.t_p_eval_ms - first.t_eval_ms,
+            "reused_graphs": last.n_reused,
+            "sampling_ms": sum(self._argmax_ns) / 1e6,
+            "argmax": _spread(self._argmax_ns),
+            "wait": _spread(self._wait_ns),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Resolved: as llama.cpp has it after loading, `n_ctx` rounded up to a multiple of 256."""
+        options, context, model = self._request.options, self._context, self._model
+        on_gpu = sum(count for device, count in LOG.layers.items() if device != "CPU")
+        return {
+            "versions": _all_versions(),
+            "quant": quant_of(model),
+            "kernels": {
+                "tensors": LOG.tensors,
+                "repacked": dict(LOG.repacked),
+                "flash_attn": LOG.flash_attn == "enabled",
+                "rotated_kv": LOG.rotated,
+            },
+            "devices": {"layers": dict(LOG.layers), "kv": dict(LOG.kv_layers), "present": devices()},
+            "options": {
+                "threads": lib.llama_n_threads(context),
+                "threads_batch": lib.llama_n_threads_batch(context),
+                "n_ctx": lib.llama_n_ctx(context),
+                "n_batch": lib.llama_n_batch(context),
+                "n_ubatch": lib.llama_n_ubatch(context),
+                "flash_attn": LOG.flash_attn == "enabled",
+                "type_k": options["type_k"],
+                "type_v": options["type_v"],
+                "gpu_layers": on_gpu,
+                "mmap": any("Mapped" in name for name in LOG.memory["model"]),
+                "repack": options["repack"],
+            },
+            "system_info": system_info(),
+            "kv_read": "padded256",
+            "memory": LOG.memory,
+            "memory_resolution_bytes": RESOLUTION_BYTES,
+            "logits_bytes": self._vocab_size * 4,
+            "model_bytes": lib.llama_model_size(model),
+            "parameters": lib.llama_model_n_params(model),
+            "vocab_size": self._vocab_size,
+            "trained_context": lib.llama_model_n_ctx_train(model),
+        }
+
+    def close(self) -> None:
+        lib.llama_batch_free(self._batch)
+        lib.llama_free(self._context)
+        lib.llama_model_free(self._model)
+
+
+def _evaluated(perf: Any) -> int:
+    """Tokens evaluated. llama.cpp counts single tokens apart from batches, and says 1 where it means 0."""
+    batched = 0 if perf.n_p_eval == 1 else perf.n_p_eval
+    single = 0 if perf.n_eval == 1 and perf.t_eval_ms == 0 else perf.n_eval
+    return batched + single
+
+
+def _spread(ns: list[int]) -> dict[str, float]:
+    low, middle, high = (min(ns), statistics.median(ns), max(ns)) if ns else (0, 0, 0)
+    return {"min_us": low / 1e3, "median_us": middle / 1e3, "max_us": high / 1e3}
+
+
+def _all_versions() -> dict[str, str]:
+    return {
+        **versions(),
+        "gguf": importlib.metadata.version("gguf"),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def tokenize(request: Request, say: Say) -> dict[str, Any]:
+    """The ids of workloads[0]["text"], nothing added; null ids for a model without a vocabulary."""
+    text = request.workloads[0]["text"].encode()
+    with opened(Path(request.model["path"]), vocab_only=True) as model:
+        vocab = lib.llama_model_get_vocab(model)
+        size = lib.llama_vocab_n_tokens(vocab)
+        if lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_NONE:
+            return {"ids": None, "vocab_size": size}
+        room = len(text) + 16  # a token is at least a byte; some tokenizers put a space in front
+        ids = (lib.llama_token * room)()
+        count = lib.llama_tokenize(vocab, text, len(text), ids, room, False, False)
+    if count < 0:
+        raise RuntimeError(f"{len(text)} bytes of text are more than {room} tokens")
+    return {"ids": list(ids[:count]), "vocab_size": size}
+
+
+def account(request: Request, say: Say) -> dict[str, Any]:
+    """The memory that the options' n_ctx would take, by part and device, without taking it.
+
+    Weights are told as a sum: with allocations simulated, llama.cpp does not say what goes where.
+    """
+    # llama.cpp aborts if allocations are simulated under another load mode than NONE.
+    params = {"no_alloc": True, "load_mode": lib.LLAMA_LOAD_MODE_NONE, **_model_params(request)}
+    model = load_model(Path(request.model["path"]), request.device, **params)
+    context = _context(request, model)
+    kv_layers = sum(LOG.kv_layers.values())
+    return {
+        "memory": {
+            **LOG.memory,
+            "model": {"all": lib.llama_model_size(model)},
+            "kv": {device: LOG.kv_bytes * n // kv_layers for device, n in LOG.kv_layers.items()},
+        },
+        "memory_resolution_bytes": RESOLUTION_BYTES,
+        "layers": dict(LOG.layers),
+        "n_ctx": lib.llama_n_ctx(context),
+    }
+
+
+def logits(request: Request, say: Say) -> dict[str, Any]:
+    """Feed workloads[0]["ids"]; write the logits after its "positions" (default: all) as a float32 .npy."""
+    ids = request.workloads[0]["ids"]
+    positions = sorted(request.workloads[0].get("positions") or range(len(ids)))
+    session = load(request)
+    rows = session.teacher_forced(ids, positions)
+    session.close()
+    with Path(request.files["logits"]).open("wb") as file:
+        np.save(file, rows)
+    return {"positions": positions, "vocab_size": rows.shape[1], "versions": _all_versions()}
+
+
+def probe(request: Request, say: Say) -> dict[str, Any]:
+    """What this build can compute on here."""
+    return {
+        "versions": _all_versions(),
+        "devices": devices(),
+        "gpu": bool(lib.llama_supports_gpu_offload()),
+        "system_info": system_info(),
+    }

@@ -1,0 +1,222 @@
+"""llama.cpp's library: its types, devices and log, and how a model is opened. No decoding here.
+
+The log is passed on to stderr, and read for facts that the API does not give. Buffer sizes come in MiB with
+two decimals, so bytes read from it are right to RESOLUTION_BYTES.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an abort dies at once, instead of attaching gdb for seconds
+
+import llama_cpp
+import llama_cpp.llama_cpp as lib
+from llama_cpp._ggml import libggml
+
+# llama.cpp's file types and KV types by the names we use. The binding lacks GGML_TYPE_BF16: 30 in ggml.h.
+FTYPES = {"f32": lib.LLAMA_FTYPE_ALL_F32} | {
+    name: getattr(lib, f"LLAMA_FTYPE_MOSTLY_{name.upper()}")
+    for name in (
+        *("f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "q2_k", "q3_k_s", "q3_k_m", "q3_k_l"),
+        *("q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k"),
+    )
+}
+KV_TYPES = {"bf16": 30} | {
+    name: getattr(lib, f"GGML_TYPE_{name.upper()}")
+    for name in ("f32", "f16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1")
+}
+RESOLUTION_BYTES = round(0.01 * 2**20)
+
+_GUESSED = 1024  # LLAMA_FTYPE_GUESSED: a flag on the type of a file that does not name its own
+_DEVICE_TYPES = ("cpu", "gpu", "integrated gpu", "accelerator", "meta")  # enum ggml_backend_dev_type
+_DEBUG, _ERROR, _CONTINUED = 1, 4, 5  # enum ggml_log_level in ggml.h; the binding's own table is out of date
+
+_BUFFER = re.compile(r"(\S+) +(model|KV|output|compute) buffer size = +([\d.]+) MiB")
+_KV = re.compile(r"llama_kv_cache: size = +([\d.]+) MiB \(")
+_KV_LAYER = re.compile(r"llama_kv_cache: layer +\d+: dev = (\S+)")
+_LAYER = re.compile(r"load_tensors: layer +\d+ assigned to device ([^,]+),")
+_TENSORS = re.compile(r"llama_model_loader: - type +(\S+): +(\d+) tensors")
+_REPACKED = re.compile(r"repack tensor \S+ with (\S+)")
+_FLASH = re.compile(r"llama_context: flash_attn += (\w+)")
+_ROTATED = re.compile(r"attn_rot_([kv]) = (\d)")
+_NO_ROOM = re.compile(
+    r"(unable|failed) to (allocate|reserve)|could not reserve|[Oo]ut of memory|bad_alloc|[Cc]annot allocate"
+)
+
+
+class DoesNotFit(Exception):
+    """The model or its context does not fit in memory."""
+
+
+class Log:
+    """llama.cpp has one log for the process, and this is its one listener."""
+
+    def __init__(self) -> None:
+        self.forget()
+        self._on_line: Callable[[str], None] | None = None
+        self._level = 0
+        self._partial = ""
+        self._callback = lib.llama_log_callback(self._hear)  # kept: C holds a bare pointer to it
+        lib.llama_log_set(self._callback, ctypes.c_void_p(0))
+
+    def forget(self) -> None:
+        """Start afresh: what follows is about another model."""
+        self.memory: dict[str, dict[str, int]] = {}
+        self.layers: Counter[str] = Counter()
+        self.kv_layers: Counter[str] = Counter()
+        self.kv_bytes = 0
+        self.tensors: dict[str, int] = {}
+        self.repacked: Counter[str] = Counter()
+        self.flash_attn: str | None = None
+        self.rotated: dict[str, bool] = {}
+        self._errors: list[str] = []
+
+    def failure(self, what: str) -> Exception:
+        """What to raise after llama.cpp gave up on `what`, in its own words.
+
+        The first error is the cause, the later ones only pass it on.
+        """
+        errors = self._errors or ["llama.cpp does not say why"]
+        cause = re.sub(r"^\w+: (error loading model: )?", "", errors[0])
+        out_of_memory = any(_NO_ROOM.search(line) for line in errors)
+        return (DoesNotFit if out_of_memory else RuntimeError)(f"{what}: {cause}")
+
+    @contextmanager
+    def listening(self, on_line: Callable[[str], None]) -> Iterator[None]:
+        self._on_line = on_line
+        try:
+            yield
+        finally:
+            self._on_line = None
+
+    def _hear(self, level: int, text: bytes, _user: Any) -> None:
+        if level != _CONTINUED:
+            self._level = level
+        if self._level != _DEBUG:  # one line per repacked tensor, and more
+            os.write(2, text)
+        *lines, self._partial = (self._partial + text.decode("utf-8", "replace")).split("\n")
+        for line in lines:
+            self._read(line)
+
+    def _read(self, line: str) -> None:
+        if self._on_line:
+            self._on_line(line)
+        if self._level == _ERROR and line.strip():
+            self._errors.append(line.strip())
+        elif found := _REPACKED.search(line):
+            self.repacked[found[1]] += 1
+        elif "sched_reserve: reserving" in line:
+            self.memory["compute"] = {}  # a later reservation replaces the one before
+        elif found := _BUFFER.search(line):
+            part = self.memory.setdefault(found[2].lower(), {})
+            part[found[1]] = part.get(found[1], 0) + round(float(found[3]) * 2**20)
+        elif found := _KV.search(line):
+            self.kv_bytes += round(float(found[1]) * 2**20)
+        elif found := _LAYER.search(line):
+            self.layers[found[1]] += 1
+        elif found := _KV_LAYER.search(line):
+            self.kv_layers[found[1]] += 1
+        elif found := _TENSORS.search(line):
+            self.tensors[found[1]] = int(found[2])
+        elif found := _FLASH.search(line):
+            self.flash_attn = found[1]
+        else:
+            self.rotated.update((which, state == "1") for which, state in _ROTATED.findall(line))
+
+
+LOG = Log()
+lib.llama_backend_init()
+
+
+def load_model(path: Path, device: str, **params: Any) -> int:
+    """A llama_model pointer, to be freed by llama_model_free. `params`: fields of llama_model_params."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no such model file: {path}")
+    given = lib.llama_model_default_params()
+    nothing = (ctypes.c_void_p * 1)(None)
+    if device == "cpu":
+        given.n_gpu_layers = 0
+        given.devices = ctypes.addressof(nothing)  # an empty list: a GPU build would use its GPU for prompts
+    else:
+        if not lib.llama_supports_gpu_offload():
+            raise RuntimeError(f"device {device}: this llama.cpp build has no GPU support, or sees no GPU")
+        given.split_mode = lib.LLAMA_SPLIT_MODE_NONE  # the one GPU that the launcher left visible
+    for name, value in params.items():
+        setattr(given, name, value)
+    LOG.forget()
+    model = lib.llama_model_load_from_file(os.fsencode(path), given)
+    if not model:
+        raise LOG.failure(path.name)
+    return model
+
+
+@contextmanager
+def opened(path: Path, **params: Any) -> Iterator[int]:
+    """A model on the CPU for as long as the block runs."""
+    model = load_model(path, "cpu", **params)
+    try:
+        yield model
+    finally:
+        lib.llama_model_free(model)
+
+
+def quant_of(model: int) -> str:
+    """The file's type by our name, or llama.cpp's own where we have none."""
+    ftype = lib.llama_model_ftype(model) & ~_GUESSED
+    return next((name for name, value in FTYPES.items() if value == ftype), None) or (
+        (lib.llama_ftype_name(ftype) or b"unknown").decode().lower()
+    )
+
+
+def metadata(model: int, key: str) -> str:
+    """A value of the file's header as llama.cpp prints it, empty where there is none."""
+    buffer = ctypes.create_string_buffer(256)
+    lib.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace")
+
+
+def versions() -> dict[str, str]:
+    """ggml's commit is left out: its build takes that of any git repository around the build folder."""
+    return {
+        "llama-cpp-python": llama_cpp.__version__,
+        "llama.cpp": lib.llama_version().decode(),
+        "ggml": _ggml("ggml_version", ctypes.c_char_p).decode(),
+    }
+
+
+def system_info() -> str:
+    """CPU features and build flags, by backend."""
+    return lib.llama_print_system_info().decode().strip(" |")
+
+
+def devices() -> list[dict[str, Any]]:
+    """What this build can compute on here."""
+    found = []
+    for index in range(_ggml("ggml_backend_dev_count", ctypes.c_size_t)):
+        device = ctypes.c_void_p(_ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t(index)))
+        description = _ggml("ggml_backend_dev_description", ctypes.c_char_p, device)
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        _ggml("ggml_backend_dev_memory", None, device, ctypes.byref(free), ctypes.byref(total))
+        found.append(
+            {
+                "name": _ggml("ggml_backend_dev_name", ctypes.c_char_p, device).decode(),
+                "description": description.decode().strip(),
+                "type": _DEVICE_TYPES[_ggml("ggml_backend_dev_type", ctypes.c_int, device)],
+                "memory_bytes": total.value,
+            }
+        )
+    return found
+
+
+def _ggml(name: str, restype: Any, *arguments: Any) -> Any:
+    function = libggml[name]
+    function.restype = restype
+    return function(*arguments)

@@ -1,0 +1,124 @@
+"""Shared by all tests: the real command, real workers, a cache of their own. No mocks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import launch
+from harness.envs import build
+from harness.envs.build import Interpreter
+from harness.envs.header import stacks
+from runners.protocol import Died, Done, Event, Failed, Request
+
+HARNESS = str(Path(sys.executable).parent / "harness")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache for this session: its own weights and locks, the user's environments (they take minutes)."""
+    folder = tmp_path_factory.mktemp("cache")
+    environments = build.cache_folder() / "envs"
+    environments.mkdir(parents=True, exist_ok=True)
+    (folder / "envs").symlink_to(environments)
+    before = os.environ.get("HARNESS_CACHE")
+    os.environ["HARNESS_CACHE"] = str(folder)
+    yield folder
+    os.environ.pop("HARNESS_CACHE")
+    if before is not None:
+        os.environ["HARNESS_CACHE"] = before
+    shutil.rmtree(folder / "weights", ignore_errors=True)  # gigabytes
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(cache: Path) -> None:
+    """Every test uses the session's cache."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Callable[..., Ran]:
+    """Runs the real command in the test's folder and returns what it said."""
+
+    def run(*arguments: str | Path, **variables: str) -> Ran:
+        command = [HARNESS, *map(str, arguments)]
+        ran = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | variables, timeout=300
+        )
+        assert "Traceback" not in ran.stderr, ran.stderr
+        return Ran(ran.returncode, ran.stdout, ran.stderr)
+
+    return run
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a config of fake variants: `config({"B_ms": 1.0}, {...}, repeats=2)`; protocol keys by name."""
+
+    def write(*variants: dict[str, Any], name: str = "fake", **protocol: Any) -> Path:
+        settings = {"new_tokens": 40, "repeats": 1, "timeout_s": 20, "measure_bandwidth": False} | protocol
+        rows = [{"stack": "fake", "name": f"v{i}"} | variant for i, variant in enumerate(variants)]
+        experiment = {"protocol": settings, "models": [{"shape": "tiny-qwen2"}], "variants": rows}
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(json.dumps(experiment))  # JSON is YAML
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def fake_interpreter(cache: Path) -> Interpreter:
+    return build.create(stacks()["fake"].environments["cpu"], lambda line: None)
+
+
+@pytest.fixture(scope="session")
+def llamacpp_interpreter(cache: Path) -> Interpreter:
+    """The real llama.cpp environment for CPUs; built on first use, which takes minutes."""
+    return build.create(stacks()["llamacpp"].environments["cpu"], print)
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Callable[..., list[Event | Died]]:
+    """Runs one Request in an interpreter and returns everything the worker said."""
+
+    def run(request: Request, interpreter: Interpreter, timeout_s: float = 60) -> list[Event | Died]:
+        return list(launch.run_job(request, interpreter, tmp_path, timeout_s, threads=2))
+
+    return run
+
+
+@pytest.fixture
+def job(llamacpp_interpreter: Interpreter, worker: Any) -> Callable[..., dict[str, Any]]:
+    """Runs one llama.cpp job, `job(job="synthesize", model=..., files=...)`, and returns the facts of Done.
+
+    Raises RuntimeError with the reason when it fails.
+    """
+
+    def run(**fields: Any) -> dict[str, Any]:
+        given = {"stack": "llamacpp", "device": "cpu", "model": {"name": "m", "path": None, "shape": None}}
+        last = worker(Request(**(given | fields)), llamacpp_interpreter, timeout_s=900)[-1]
+        if isinstance(last, (Failed, Died)):
+            raise RuntimeError(last.reason)
+        assert isinstance(last, Done)
+        return last.facts
+
+    return run

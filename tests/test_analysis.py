@@ -1,0 +1,114 @@
+"""Arithmetic on series of known truth, and verdicts on records of known lies."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.analysis import rows, traffic
+from harness.analysis.fit import fit
+from harness.analysis.verdicts import invalid_because, status
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
+
+
+def record(**changes: object) -> dict:
+    """The golden record (real llama.cpp, tiny-qwen2 q4_k_m) with parts changed, as `done__major_faults=3`."""
+    changed = copy.deepcopy(GOLDEN)
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        place = changed
+        for name in parents:
+            place = place[name]
+        place[last] = value
+    return changed
+
+
+def test_the_line_comes_out_as_it_was_drawn():
+    n = list(range(26, 2026))
+    latency = [50_000_000] + [round((3.0 + (k - 1) / 250) * 1e6) for k in n[1:]]
+    found = fit(n, latency)
+    assert found.ttft_ms == 50
+    assert found.B_ms == pytest.approx(3.0, abs=1e-4)
+    assert found.W_tokens_per_ms == pytest.approx(250, rel=1e-4)
+    assert found.start_tokens_per_s == pytest.approx(1e3 / (3 + (26 + 63.5) / 250), rel=1e-3)
+
+
+@pytest.mark.parametrize("slope", [0.0, -0.001])
+def test_W_is_null_when_the_slope_is_not_positive(slope):
+    n = list(range(26, 126))
+    assert fit(n, [9_000_000] + [int((5 + slope * k) * 1e6) for k in n[1:]]).W_tokens_per_ms is None
+
+
+def test_one_token_has_a_ttft_and_no_line():
+    found = fit([26], [5_000_000])
+    assert (found.ttft_ms, found.B_ms, found.W_tokens_per_ms) == (5.0, None, None)
+    with pytest.raises(ValueError, match="without tokens"):
+        fit([], [])
+
+
+def test_the_golden_record_stands():
+    assert status(record()) == ("ok", [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tokens": 39}, "39 tokens came"),
+        ({"done__counters__evaluated_tokens": 40}, "a prefix was reused or added"),
+        ({"done__counters__evaluated_tokens": 65}, "a prefix was reused or added"),
+        ({"loaded__model_bytes": 1}, "model_bytes is 1 in the stack"),
+        ({"loaded__parameters": 1}, "parameters is 1 in the stack"),
+        ({"loaded__quant": "q8_0"}, "q4_k_m were asked for and q8_0 were loaded"),
+        ({"loaded__kernel_asked": "marlin"}, "kernel marlin was asked for"),
+        ({"device": "GPU-1", "loaded__devices": {"layers": {"CPU": 2, "CUDA0": 1}}}, "layers: 2 on the CPU"),
+        ({"done__warmup__agreed": False}, "warm-up never settled"),
+        ({"done__counters__stack_decode_ms": 1e4}, "two clocks differ"),
+        ({"done__major_faults": 3}, "3 major page faults while timing"),
+        ({"conditions__pressure": {"pswpin": 9}}, "9 pages were swapped in"),
+        ({"conditions__pressure": {"memory_stall_us": 10**9}}, "memory pressure stalled"),
+    ],
+)
+def test_every_known_lie_makes_a_record_invalid_with_its_reason(changes, reason):
+    state, reasons = status(record(**changes))
+    assert state == "invalid"
+    assert any(reason in each for each in reasons), reasons
+
+
+def test_faster_than_memory_allows_is_no_measurement():
+    fast = record(model__weights__header__model_bytes=10**9, loaded__model_bytes=10**9)
+    fast["bandwidth_probes"] = [{"read_bytes_per_s": 50e9}]
+    fast["timing"] |= {"first_token_ns": 0, "last_token_ns": 39 * 10_000_000}  # 1 GB in 10 ms: 100 GB/s
+    assert any("faster than memory allows" in reason for reason in invalid_because(fast))
+    fast["bandwidth_probes"] = [{"read_bytes_per_s": 100e9}]
+    assert not [r for r in invalid_because(fast) if "faster" in r]
+
+
+def test_a_failure_keeps_its_outcome_whatever_else_is_wrong():
+    assert status(record(outcome="oom", reason="does not fit", done=None)) == ("oom", ["does not fit"])
+
+
+def test_an_untied_input_embedding_is_not_streamed_and_a_tied_one_is():
+    header = {"model_bytes": 1000, "parameters": 500, "input_embedding_bytes": 300, "tied": False}
+    assert traffic.weight_bytes_per_token(record(model__weights__header=header)) == 700
+    tied = header | {"tied": True}
+    assert traffic.weight_bytes_per_token(record(model__weights__header=tied)) == 1000
+    assert traffic.bpw(record(model__weights__header=header)) == 16
+
+
+def test_kv_bytes_follow_the_types_of_the_cache():
+    attention = {"layers": 24, "kv_heads": 16, "head_dim": 64}
+    assert traffic.kv_bytes_per_token(record(model__weights__attention=attention)) == 98_304
+    small = record(model__weights__attention=attention, options__type_k="q8_0", options__type_v="f32")
+    assert traffic.kv_bytes_per_token(small) == 24 * 16 * 64 * (34 / 32 + 4)
+
+
+def test_a_cell_is_the_median_of_its_ok_repeats_and_tells_of_the_others():
+    lines = [rows.row(record(repeat=k), {}, None, None) | {"B_ms": float(k)} for k in (1, 2, 3)]
+    lines.append(rows.row(record(repeat=4, outcome="oom", reason="does not fit"), {}, None, None))
+    (pooled,) = rows.per_cell(lines)
+    assert (pooled["B_ms"], pooled["repeats_ok"], pooled["repeats"]) == (2.0, 3, 4)
+    assert pooled["reasons"] == ["does not fit"]

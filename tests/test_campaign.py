@@ -1,0 +1,276 @@
+"""The whole command against the fake stack: what a user sees, what is kept, what is done again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import HARNESS
+
+STATUSES = {
+    "good": ({}, "ok", ""),
+    "segfault": ({"die_at_token": 30}, "crash", "killed by SIGSEGV"),
+    "abort": ({"die_at_token": 30, "die_by": "abort"}, "crash", "SIGABRT"),
+    "hang": ({"hang_at_token": 30}, "timeout", "not finished within 3 s"),
+    "oom": ({"oom_above_n_ctx": 64}, "oom", "does not fit"),
+    "error": ({"die_at_token": 30, "die_by": "error"}, "error", "failed, as asked"),
+    "nonsense": ({"garbage_at_token": 30}, "error", "nonsense"),
+    "short": ({"stop_after": 20}, "invalid", "20 tokens came, 40 were asked for"),
+    "long": ({"extra_tokens": 5}, "invalid", "41 tokens came, 40 were asked for"),
+    "liar": (
+        {"kernel": "marlin", "runs_kernel": "exllama"},
+        "invalid",
+        "marlin was asked for and exllama ran",
+    ),
+    "prefix": ({"evaluates": "one"}, "invalid", "a prefix was reused or added"),
+    "restless": ({"restless": True}, "invalid", "warm-up never settled"),
+}
+KEYS = {
+    *("cell", "repeat", "model", "stack", "variant", "status", "reasons", "prompt_tokens", "new_tokens"),
+    *("ttft_ms", "B_ms", "W_tokens_per_ms", "bpw", "model_bytes", "weight_bytes_per_token"),
+    *("kv_bytes_per_token", "peak_rss_bytes", "peak_vram_bytes", "series"),
+}
+
+
+def records(root: Path) -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(root.rglob("record.json"))]
+
+
+def test_every_failure_is_a_result_and_the_campaign_goes_on(harness, config):
+    variants = [options | {"name": name} for name, (options, _, _) in STATUSES.items()]
+    ran = harness("run", config(*variants, timeout_s=3), "--json")
+    assert ran.code == 1
+    rows = {row["variant"]: row for row in ran.json}
+    assert set(rows) == set(STATUSES)
+    for name, (_, status, reason) in STATUSES.items():
+        assert rows[name]["status"] == status, (name, rows[name]["reasons"])
+        assert reason in " ".join(rows[name]["reasons"])
+
+
+def test_a_record_holds_what_is_needed_to_repeat_it(harness, config, tmp_path):
+    assert harness("run", config({"B_ms": 0.3})).code == 0
+    (record,) = records(tmp_path / "results")
+    assert record["outcome"] == "ok"
+    assert record["tokens"] == 40
+    assert len(record["workload"]["prompt"]) == 25
+    assert record["campaign"]["config"]["variants"][0]["B_ms"] == 0.3
+    assert record["protocol"]["repeats"] == 1
+    assert record["campaign"]["command_line"][1] == "run"
+    assert record["options"]["B_ms"] == 0.3
+    assert record["loaded"]["versions"]["fake"] == "1"
+    assert record["environment"]["key"]
+    assert record["machine"]["memory_bytes"] == psutil.virtual_memory().total
+    assert {"git_commit", "version"} <= set(record["harness"])
+    assert record["done"]["stamp_ns_per_token"] > 0
+    hostname = os.uname().nodename
+    assert hostname not in json.dumps(record)
+
+
+def test_list_gives_one_object_per_record_with_null_for_missing(harness, config):
+    harness("run", config({}, {"die_at_token": 5}, repeats=2))
+    ran = harness("list", "--json")
+    assert ran.code == 0
+    assert len(ran.json) == 4
+    for row in ran.json:
+        assert set(row) >= KEYS
+        assert row["status"] == "ok" or row["B_ms"] is None
+        assert row["peak_vram_bytes"] is None
+        if row["status"] == "ok":
+            assert Path(row["series"]).is_absolute()
+            assert Path(row["series"]).exists()
+            assert row["ttft_ms"] >= 1.0  # the fake is never early; a busy machine makes it late
+
+
+def test_a_finished_campaign_is_not_measured_again(harness, config, tmp_path):
+    path = config({}, {"stop_after": 9}, repeats=2)
+    assert harness("run", path).code == 1
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "results").rglob("*") if p.is_file()}
+    again = harness("run", path)
+    assert again.code == 1  # what is kept is still not ok
+    assert "4 repeats are measured already" in again.err
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "results").rglob("*") if p.is_file()} == before
+
+
+def test_fresh_measures_all_again_and_overwrites_nothing(harness, config, tmp_path):
+    path = config({}, {})
+    harness("run", path)
+    harness("run", path, "--fresh")
+    assert len(records(tmp_path / "results")) == 4
+
+
+def test_retry_failed_measures_only_what_is_not_ok(harness, config, tmp_path):
+    path = config({"name": "good"}, {"name": "bad", "stop_after": 9})
+    harness("run", path)
+    harness("run", path, "--retry-failed")
+    assert sorted(r["variant"] for r in records(tmp_path / "results")) == ["bad", "bad", "good"]
+
+
+def test_a_change_of_options_is_another_cell_and_a_change_of_repeats_only_adds(harness, config, tmp_path):
+    harness("run", config({"B_ms": 0.2}))
+    harness("run", config({"B_ms": 0.2}, repeats=3))
+    harness("run", config({"B_ms": 0.3}))
+    kept = records(tmp_path / "results")
+    assert sorted((r["options"]["B_ms"], r["repeat"]) for r in kept) == [
+        (0.2, 1),
+        (0.2, 2),
+        (0.2, 3),
+        (0.3, 1),
+    ]
+
+
+def test_only_takes_the_cells_its_glob_matches(harness, config):
+    path = config({"name": "alpha"}, {"name": "beta"})
+    assert [r["variant"] for r in harness("run", path, "--only", "*alpha*", "--json").json] == ["alpha"]
+    nothing = harness("run", path, "--only", "*gamma*")
+    assert nothing.code == 2
+    assert "matches none of 2 cells" in nothing.err
+
+
+def test_set_overrides_the_config(harness, config):
+    path = config({})
+    ran = harness("run", path, "--set", "repeats=2", "--set", "new_tokens=10", "--json")
+    assert [row["new_tokens"] for row in ran.json] == [10, 10]
+    assert harness("run", path, "--set", "repeat=2").code == 2
+
+
+def test_repeats_are_rounds_each_shuffled_anew(harness, config, tmp_path):
+    harness("run", config(*[{} for _ in range(6)], repeats=2))
+    ran = sorted(records(tmp_path / "results"), key=lambda r: r["started_utc"])
+    assert [r["place_in_order"] for r in ran] == [[i, 12] for i in range(1, 13)]
+    assert [r["repeat"] for r in ran] == [1] * 6 + [2] * 6
+    assert [r["cell"] for r in ran[:6]] != [r["cell"] for r in ran[6:]]
+
+
+def test_a_device_that_is_not_here_gives_unavailable_cells(harness, config, tmp_path):
+    path = config({}, {})
+    experiment = json.loads(path.read_text()) | {"device": "cuda", "gpu": "RTX 4090"}
+    path.write_text(json.dumps(experiment))
+    ran = harness("run", path, "--json", CUDA_VISIBLE_DEVICES="")
+    if ran.json and ran.json[0]["status"] == "ok":
+        pytest.skip("there is an RTX 4090 here")
+    assert ran.code == 1
+    assert [row["status"] for row in ran.json] == ["unavailable"] * 2
+    assert "GPU" in ran.json[0]["reasons"][0]
+
+
+def test_ctrl_c_ends_the_campaign_cleanly(config, tmp_path):
+    path = config({"B_ms": 5.0}, {"B_ms": 6.0}, new_tokens=5000, timeout_s=100)
+    command = [HARNESS, "run", str(path)]
+    controller = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    workers = _wait_for_worker(controller.pid, tmp_path)
+    _wait_for_tokens(tmp_path)
+    controller.send_signal(signal.SIGINT)
+    _, err = controller.communicate(timeout=30)
+    assert controller.returncode == 130, err
+    assert "Traceback" not in err
+    assert not [pid for pid in workers if psutil.pid_exists(pid)]
+    interrupted = [r for r in records(tmp_path / "results") if r["outcome"] == "interrupted"]
+    assert len(interrupted) == 1
+    assert interrupted[0]["tokens"] > 0
+    assert not list((tmp_path / "results").rglob("begun.json"))
+
+
+def test_an_interrupted_repeat_is_always_run_again(harness, config, tmp_path):
+    path = config({"B_ms": 10.0}, new_tokens=300)
+    command = [HARNESS, "run", str(path)]
+    controller = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    (pid,) = _wait_for_worker(controller.pid, tmp_path)
+    _wait_for_tokens(tmp_path)
+    controller.kill()
+    controller.wait()
+    assert _dies(pid)
+    ran = harness("run", path, "--json")
+    assert ran.code == 0
+    assert "kept what an interrupted repeat had measured" in ran.err
+    assert sorted(r["outcome"] for r in records(tmp_path / "results")) == ["interrupted", "ok"]
+
+
+def test_a_second_campaign_on_the_device_is_refused_or_waits_as_asked(harness, config, tmp_path):
+    slow, other = config({"B_ms": 20.0}, new_tokens=150, name="slow"), config({}, name="other")
+    first = subprocess.Popen([HARNESS, "run", str(slow)], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    _wait_for_worker(first.pid, tmp_path)
+    refused = harness("run", other, "--out", tmp_path / "elsewhere")
+    assert refused.code == 1
+    assert "another campaign" in refused.err
+    waited = harness("run", other, "--out", tmp_path / "elsewhere", "--wait", "--json")
+    assert first.wait(timeout=30) == 0
+    assert waited.code == 0
+    assert "waiting for another campaign" in waited.err
+
+
+def test_a_results_folder_that_is_wrong_starts_nothing(harness, config, tmp_path):
+    path = config({})
+    (tmp_path / "file").write_text("precious")
+    ran = harness("run", path, "--out", tmp_path / "file")
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_a_full_disk_stops_the_campaign_and_keeps_what_was_finished(harness, config, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = shutil.which("mount") and os.geteuid() == 0
+    if not mounted or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", disk]).returncode:
+        pytest.skip("needs root, to mount a small disk")
+    try:
+        ran = harness("run", config(*[{} for _ in range(30)]), "--out", disk)
+        assert ran.code == 1
+        assert "No space left on device" in ran.err
+        found = records(disk)
+        assert found
+        assert all(r["outcome"] == "ok" for r in found)
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_memory_growth_is_seen_in_the_samples(harness, config):
+    leak = {"leak_bytes_per_token": 1_000_000, "B_ms": 10.0}
+    (row,) = harness("run", config(leak, new_tokens=100, sample_interval_ms=100), "--json").json
+    assert row["peak_rss_bytes"] > 100e6
+
+
+def test_the_page_is_one_file_that_names_every_cell(harness, config, tmp_path):
+    harness(
+        "run", config({"name": "alpha"}, {"kernel": "<b>fast</b>", "runs_kernel": "slow"}), "--out", "here"
+    )
+    page = (tmp_path / "here" / "report.html").read_text()
+    assert "alpha" in page
+    assert "kernel &lt;b&gt;fast&lt;/b&gt; was asked for" in page
+    assert "<b>fast" not in page
+    assert "src=" not in page.split("</script>")[-1]
+
+
+def _wait_for_worker(controller: int, folder: Path) -> list[int]:
+    for _ in range(200):
+        children = psutil.Process(controller).children()
+        workers = [c.pid for c in children if str(folder) in " ".join(c.cmdline())]
+        if workers:
+            return workers
+        time.sleep(0.05)
+    raise AssertionError("no worker came")
+
+
+def _wait_for_tokens(folder: Path) -> None:
+    for _ in range(400):
+        if any('"Tokens"' in path.read_text() for path in folder.rglob("events.jsonl")):
+            return
+        time.sleep(0.05)
+    raise AssertionError("no tokens came")
+
+
+def _dies(pid: int) -> bool:
+    for _ in range(100):
+        if not psutil.pid_exists(pid):
+            return True
+        time.sleep(0.05)
+    return False

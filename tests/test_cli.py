@@ -1,0 +1,163 @@
+"""The command as a person meets it: help, errors of one sentence, exit codes, --json."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import harness
+from harness.envs.header import stacks
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+def test_help_names_every_subcommand_and_the_exit_codes(harness):
+    said = harness("--help").out
+    for word in ("run", "list", "validate", "synth", "env", "doctor", "exit codes", "130"):
+        assert word in said
+
+
+def test_help_imports_nothing_slow():
+    code = (
+        "import sys\nfrom harness.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "slow = {'pydantic', 'yaml', 'pandas', 'plotly', 'numpy', 'pyarrow', 'rich', 'psutil'}\n"
+        "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_version(harness):
+    assert harness("--version").out.strip() == f"harness {_version()}"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in CONFIGS.glob("*.yaml")))
+def test_every_shipped_config_is_valid(harness, name):
+    ran = harness("validate", CONFIGS / name)
+    assert ran.code == 0
+    assert "ok, " in ran.out
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in CONFIGS.glob("*.yaml")))
+def test_a_dry_run_prints_one_line_per_cell_and_touches_nothing(harness, name, tmp_path):
+    ran = harness("run", CONFIGS / name, "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
+    cells = int(re.search(r"(\d+) cells", harness("validate", CONFIGS / name).out)[1])
+    assert ran.code == 0
+    assert len(ran.out.splitlines()) == cells
+    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "empty").exists()
+
+
+def test_a_dry_run_tells_where_weights_come_from_and_what_they_take(harness):
+    lines = harness("run", CONFIGS / "quickstart.yaml", "--dry-run", "--json").json
+    assert [line["weights"] for line in lines if "q8_0" in line["cell"]] == ["synthesize f16, quantize q8_0"]
+    for line in lines:
+        assert line["disk_bytes"] > 1e9
+        assert 0.5e9 < line["memory_bytes"] < 3e9
+        assert line["seconds"] > 0
+
+
+BAD = {
+    "unknown key": ("protocol: {new_token: 3}\nmodels: []\nvariants: []\n", "new_tokens"),
+    "not yaml": ("{[", "bad.yaml:1"),
+    "empty": ("", "empty"),
+    "code": ("!!python/object/apply:os.system ['touch pwned']\n", "bad.yaml:1"),
+    "bomb": ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "bad.yaml"),
+    "deep": ("[" * 100_000, "bad.yaml"),
+    "not utf-8": (b"\xff\xfe\x00", "UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_mistaken_config_is_a_few_lines_and_exit_code_2(harness, tmp_path, name):
+    content, told = BAD[name]
+    (tmp_path / "bad.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    for command in (["validate"], ["run"], ["run", "--dry-run"]):
+        ran = harness(*command, "bad.yaml")
+        assert ran.code == 2
+        assert told in ran.err
+        assert 1 <= len(ran.err.splitlines()) <= 11
+        assert ran.out == ""
+    assert not (tmp_path / "pwned").exists()
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("config", ["missing.yaml", "."])
+def test_a_missing_config_or_a_folder_is_one_sentence(harness, config):
+    ran = harness("run", config)
+    assert ran.code == 2
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_list_of_a_missing_folder_is_one_sentence(harness):
+    ran = harness("list", "nowhere")
+    assert (ran.code, ran.err) == (2, "harness: nowhere: no such results folder\n")
+
+
+def test_list_of_an_empty_folder_is_an_empty_array(harness, tmp_path):
+    assert harness("list", tmp_path, "--json").json == []
+
+
+def test_list_passes_over_a_damaged_record_and_says_so(harness, config, tmp_path):
+    harness("run", config({}))
+    damaged = tmp_path / "results" / "x"
+    damaged.mkdir()
+    (damaged / "record.json").write_text("{")
+    ran = harness("list", "--json")
+    assert len(ran.json) == 1
+    assert "passed over" in ran.err
+
+
+def test_doctor_looks_at_what_spoils_a_measurement(harness):
+    found = {finding["what"] for finding in harness("doctor", "--json").json}
+    assert {"CPU governor", "swap in use", "free disk for the cache", "free memory", "C++ compiler"} <= found
+    assert "environment llamacpp/cpu" in found
+    assert harness("doctor").code == 0
+
+
+def test_env_list_has_every_declared_environment(harness):
+    listed = {(line["stack"], line["environment"]) for line in harness("env", "list", "--json").json}
+    assert listed == {(h.stack, e) for h in stacks().values() for e in h.environments}
+    assert {("llamacpp", e) for e in ("cpu", "cuda", "metal", "vulkan", "hip")} <= listed
+
+
+def test_env_create_builds_once_and_says_where(harness):
+    first, second = harness("env", "create", "fake"), harness("env", "create", "fake")
+    assert first.code == second.code == 0
+    assert Path(first.out.split(": ")[1].strip()).exists()
+    assert first.out == second.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("synth", "qwen1.5-05b"), "did you mean qwen1.5-0.5b"),
+        (("synth", "tiny-qwen2", "--quant", "Q4_K_M"), "did you mean q4_k_m"),
+        (("env", "check", "llamacp"), "unknown stack llamacp"),
+        (("run",), "CONFIG"),
+        (("fly",), "invalid choice"),
+    ],
+)
+def test_a_mistaken_command_line_is_exit_code_2(harness, arguments, told):
+    ran = harness(*arguments)
+    assert ran.code == 2
+    assert told in ran.err
+
+
+def _version() -> str:
+    return harness.__version__
+
+
+def test_json_is_one_array_without_nan(harness, config):
+    harness("run", config({"die_at_token": 1}))
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} in JSON")
+
+    said = json.loads(harness("list", "--json").out, parse_constant=refuse)
+    assert isinstance(said, list)

@@ -1,0 +1,96 @@
+"""Runners' headers, and the interpreters made from them."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from harness.envs import build
+from harness.envs.build import EnvironmentFailed
+from harness.envs.header import HeaderError, parse, stacks
+
+HEADER = """# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy"]
+# [tool.harness]
+# summary = "x"
+# weights = "none"
+# [tool.harness.options.threads]
+# type = "int"
+# default-from = "threads"
+# help = "threads"
+# [tool.harness.env.cpu]
+# device = "cpu"
+# dependencies = ["gguf"]
+# ///
+"""
+
+
+def test_a_header_is_read_as_text():
+    header = parse("x", '"""A docstring may come first."""\n' + HEADER + "raise SystemExit('never run')\n")
+    assert header.options["threads"].default_from == "threads"
+    assert header.environments["cpu"].dependencies == ("numpy", "gguf")
+    assert header.environment_for("cuda") is None
+
+
+@pytest.mark.parametrize(
+    "text", [HEADER + HEADER, "print(1)\n", HEADER.replace("summary", "sumary"), HEADER.replace('"x"', '"x')]
+)
+def test_a_wrong_header_names_its_file(text):
+    with pytest.raises(HeaderError, match=r"runners/x\.py"):
+        parse("x", text)
+
+
+def test_every_option_of_every_stack_has_help_and_a_default_among_its_choices():
+    types = {"int": int, "float": (int, float), "string": str, "bool": bool}
+    for header in stacks().values():
+        for option in header.options.values():
+            assert option.help
+            if option.default is not None:
+                assert isinstance(option.default, types[option.type])
+                assert not option.choices or option.default in option.choices
+
+
+def test_llamacpp_declares_its_builds_by_device_and_all_types_of_the_study():
+    header = stacks()["llamacpp"]
+    for device, flag in (
+        ("cuda", "GGML_CUDA"),
+        ("metal", "GGML_METAL"),
+        ("vulkan", "GGML_VULKAN"),
+        ("hip", "GGML_HIP"),
+    ):
+        assert f"-D{flag}=on" in header.environments[device].variables["CMAKE_ARGS"]
+        assert header.environment_for(device) == header.environments[device]
+    assert {"f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "q2_k", "q6_k"} <= {
+        *header.options["quant"].choices
+    }
+
+
+def test_an_environment_is_named_by_what_it_is_built_from(tmp_path):
+    one = parse("x", HEADER).environments["cpu"]
+    other = parse("x", HEADER.replace("numpy", "numpy<3")).environments["cpu"]
+    assert build.folder_of(one) != build.folder_of(other)
+
+
+def test_a_failed_build_is_a_sentence_with_its_log_and_is_not_taken_for_built(tmp_path, monkeypatch):
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path))
+    environment = parse("x", HEADER.replace("gguf", "no-such-package-anywhere-1")).environments["cpu"]
+    with pytest.raises(EnvironmentFailed, match=r"x/cpu could not be built: uv pip install .*log: .*\.log"):
+        build.create(environment, lambda line: None)
+    assert build.find(environment) is None
+
+
+def test_the_interpreter_is_never_resolved_out_of_its_environment(fake_interpreter):
+    said = subprocess.run(
+        [fake_interpreter.python, "-I", "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True
+    )
+    assert fake_interpreter.python.is_symlink()
+    assert "fake-cpu" in said.stdout
+
+
+def test_a_local_wheel_folder_is_passed_on(monkeypatch):
+    monkeypatch.setenv("PIP_FIND_LINKS", "/some/wheels")
+    monkeypatch.delenv("UV_FIND_LINKS", raising=False)
+    assert build.build_variables({"A": "1"})["UV_FIND_LINKS"] == "/some/wheels"
+    assert build.build_variables({"A": "1"})["A"] == "1"

@@ -1,0 +1,156 @@
+"""One worker: whatever becomes of it is an event, and nothing of it is left behind."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness import launch
+from harness.envs.header import stacks
+from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens
+
+WARMUP = {"window_tokens": 4, "max_windows": 5, "tolerance": 0.5}
+
+
+def request_of(new_tokens: int = 40, **options: object) -> Request:
+    defaults = {o.name: o.default for o in stacks()["fake"].options.values()} | {"n_ctx": 100, "threads": 1}
+    workload = {"kind": "decode", "prompt": [1, 2, 3], "new_tokens": new_tokens, "warmup": WARMUP}
+    return Request("generate", "fake", "cpu", {"name": "m", "path": None}, defaults | options, [workload])
+
+
+def test_a_worker_says_load_tokens_done(worker, fake_interpreter):
+    events = worker(request_of(), fake_interpreter)
+    assert isinstance(events[-1], Done)
+    assert [e.name for e in events if isinstance(e, Phase)] == [
+        "import",
+        "load",
+        "warmup",
+        "generate",
+        "finish",
+    ]
+    assert sum(isinstance(e, Loaded) for e in events) == 1
+    assert sum(len(e.ids) for e in events if isinstance(e, Tokens)) == 40
+
+
+def test_stamps_are_the_latency_the_fake_was_told(worker, fake_interpreter):
+    events = worker(request_of(B_ms=2.0, prefill_ms=10.0), fake_interpreter)
+    stamps = [t for e in events if isinstance(e, Tokens) for t in e.t_ns]
+    assert stamps[0] >= 10e6
+    gaps = sorted(b - a for a, b in itertools.pairwise(stamps))
+    assert gaps[len(gaps) // 2] == pytest.approx(2e6, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "outcome", "reason"),
+    [
+        ({"die_at_token": 20}, "crash", "killed by SIGSEGV"),
+        ({"die_at_token": 20, "die_by": "abort"}, "crash", "killed by SIGABRT"),
+        ({"die_at_token": 20, "die_by": "kill"}, "crash", "killed by SIGKILL"),
+        ({"die_at_token": 20, "die_by": "exit"}, "crash", "exited with 7 without Done or Failed"),
+        ({"garbage_at_token": 20}, "error", "nonsense"),
+        ({"hang_at_token": 20}, "timeout", "not finished within 2 s; stopped in phase generate"),
+    ],
+)
+def test_every_death_is_an_event_with_its_reason(worker, fake_interpreter, options, outcome, reason):
+    last = worker(request_of(**options), fake_interpreter, timeout_s=2)[-1]
+    assert isinstance(last, Died)
+    assert last.outcome == outcome
+    assert reason in last.reason
+
+
+@pytest.mark.parametrize(
+    ("options", "outcome"),
+    [
+        ({"oom_above_n_ctx": 50}, "oom"),
+        ({"die_at_token": 20, "die_by": "oom"}, "oom"),
+        ({"die_at_token": 20, "die_by": "error"}, "error"),
+    ],
+)
+def test_a_failure_in_good_order_names_itself(worker, fake_interpreter, options, outcome):
+    last = worker(request_of(**options), fake_interpreter)[-1]
+    assert isinstance(last, Failed)
+    assert last.outcome == outcome
+
+
+def test_an_unknown_job_fails_in_one_line(worker, fake_interpreter):
+    last = worker(Request("generate_all", "fake", "cpu", {}), fake_interpreter)[-1]
+    assert last == Failed("error", "stack fake has no job 'generate_all'")
+
+
+def test_tokens_said_before_a_hang_are_kept(worker, fake_interpreter):
+    events = worker(request_of(new_tokens=5000, hang_at_token=3000), fake_interpreter, timeout_s=3)
+    assert sum(len(e.ids) for e in events if isinstance(e, Tokens)) >= 2560
+
+
+def test_a_worker_dies_with_its_controller(tmp_path, fake_interpreter, cache):
+    script = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from harness import launch
+from harness.envs import build
+from harness.envs.header import stacks
+from test_launch import request_of
+interpreter = build.find(stacks()["fake"].environments["cpu"])
+worker = launch.Worker(request_of(hang_at_token=1), interpreter, Path({str(tmp_path)!r}))
+print(worker.pid, flush=True)
+for event in worker.events(100): pass
+"""
+    controller = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert controller.stdout is not None
+    with controller.stdout:
+        pid = int(controller.stdout.readline())
+    assert psutil.pid_exists(pid)
+    controller.send_signal(signal.SIGKILL)
+    controller.wait()
+    assert _gone(pid)
+
+
+def test_stopping_kills_the_whole_group_and_reaps_it(tmp_path, fake_interpreter):
+    worker = launch.Worker(request_of(hang_at_token=1), fake_interpreter, tmp_path)
+    worker.stop()
+    assert not psutil.pid_exists(worker.pid)
+    worker.stop()  # harmless
+
+
+def test_the_worker_cannot_import_its_own_stacks_by_bare_name(tmp_path, fake_interpreter):
+    """`import fake` inside a library must not find runners/fake.py."""
+    code = (
+        "import sys, runpy; sys.argv = ['x']\n"
+        f"sys.path.insert(0, {str(launch.RUNNERS)!r})\n"
+        f"runpy.run_path({str(launch.RUNNERS / '__main__.py')!r}, run_name='not main')\n"
+        f"assert not [p for p in sys.path if p.startswith({str(launch.RUNNERS.parent)!r})], sys.path\n"
+        "import runners.fake\n"
+        "try:\n    import fake\nexcept ImportError:\n    print('good')\n"
+    )
+    said = subprocess.run(
+        [fake_interpreter.python, "-I", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert said.stdout == "good\n", said.stderr
+
+
+def test_the_worker_sees_one_device_and_the_threads_asked_for(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    on_cpu = launch.worker_variables("cpu", 3)
+    assert on_cpu["CUDA_VISIBLE_DEVICES"] == ""
+    assert on_cpu["OMP_NUM_THREADS"] == "3"
+    assert "PYTHONPATH" not in on_cpu
+    assert launch.worker_variables("GPU-1", 3)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+
+
+def _gone(pid: int) -> bool:
+    for _ in range(100):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    return False

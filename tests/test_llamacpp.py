@@ -1,0 +1,300 @@
+"""The real thing: llama.cpp on a CPU, small random models, through the whole command or one worker."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from harness import config as configs
+from harness import plan
+from harness.envs.header import stacks
+from harness.theory.shapes import SHAPES, kv_bytes_per_token
+from runners.protocol import Done, Failed, Loaded, Request, Tokens
+
+pytestmark = pytest.mark.real
+TYPES = [str(choice) for choice in stacks()["llamacpp"].options["quant"].choices]
+WARMUP = {"window_tokens": 4, "max_windows": 30, "tolerance": 0.9}
+PROMPT = list(range(1, 26))
+
+
+@pytest.fixture
+def real(tmp_path, llamacpp_interpreter):
+    """Writes a config of real cells: `real({"quant": ["q4_0"]}, model={...}, new_tokens=40)`."""
+
+    def write(*variants: dict, model: dict | None = None, **protocol: object) -> Path:
+        # A window of a tiny model is a few ms: on a busy machine two rarely agree within 2%.
+        # One thread: two that wait for each other on a busy machine may take seconds for a token.
+        settings = {
+            "new_tokens": 40,
+            "repeats": 1,
+            "threads": 1,
+            "timeout_s": 120,
+            "measure_bandwidth": False,
+        }
+        settings["warmup"] = {"tolerance": 0.9}
+        experiment = {
+            "protocol": settings | protocol,
+            "models": [model or {"shape": "tiny-qwen2"}],
+            "variants": [{"stack": "llamacpp"} | variant for variant in variants],
+        }
+        path = tmp_path / "real.yaml"
+        path.write_text(json.dumps(experiment))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def made(harness, llamacpp_interpreter):
+    """The path of a synthetic file: `made("tiny-qwen2", "q4_0")`."""
+
+    def make(shape: str, quant: str) -> Path:
+        return Path(harness("synth", shape, "--quant", quant).out.strip())
+
+    return make
+
+
+def request_of(path: Path, job: str = "generate", new_tokens: int = 40, **options: object) -> Request:
+    header = stacks()["llamacpp"]
+    given = {o.name: o.default for o in header.options.values()} | {"threads": 1, "n_ctx": 256} | options
+    workload = {"kind": "decode", "prompt": PROMPT, "new_tokens": new_tokens, "warmup": WARMUP}
+    return Request(job, "llamacpp", "cpu", {"name": "m", "path": str(path), "shape": None}, given, [workload])
+
+
+def test_a_campaign_of_real_cells_is_ok_and_says_what_really_ran(harness, real, tmp_path):
+    path = real({"quant": ["q4_0", "q8_0"]}, model={"shape": "tiny-llama"}, new_tokens=300)
+    ran = harness("run", path, "--json")
+    assert ran.code == 0, ran.out
+    for row in ran.json:
+        assert row["status"] == "ok"
+        assert row["weights"] == "synthetic"
+        assert row["kv_bytes_per_token"] == kv_bytes_per_token(SHAPES["tiny-llama"])
+        assert 0 < row["weight_bytes_per_token"] < row["model_bytes"]
+        assert row["n_ctx"] == 512  # 325, padded by llama.cpp
+    record = json.loads(next((tmp_path / "results").rglob("record.json")).read_text())
+    counters = record["done"]["counters"]
+    assert counters["prompt_evaluated"] == 25
+    assert counters["decode_evaluated"] == 299
+    assert counters["kv_positions"] == 25 + 299
+    assert record["loaded"]["options"]["threads"] == record["threads"]
+    assert record["loaded"]["options"]["flash_attn"] is False
+    assert record["loaded"]["kv_read"] == "padded256"
+    assert record["loaded"]["memory"]["kv"]["CPU"] == pytest.approx(512 * row["kv_bytes_per_token"], rel=0.02)
+    assert set(record["loaded"]["memory"]) >= {"model", "kv", "compute", "output"}
+    assert "AVX" in record["loaded"]["system_info"] or "NEON" in record["loaded"]["system_info"]
+
+
+def test_all_seventeen_types_decode(harness, real):
+    ran = harness("run", real({"quant": TYPES}), "--json")
+    assert [row["variant"] for row in ran.json] == TYPES
+    assert {row["tokens"] for row in ran.json} == {40}
+    bits = {row["variant"]: row["bpw"] for row in ran.json}
+    assert bits["f32"] == 32
+    assert (
+        bits["f32"] > bits["f16"] > bits["q8_0"] > bits["q6_k"] > bits["q5_0"] > bits["q4_0"] > bits["q2_k"]
+    )
+
+
+def test_the_same_prompt_gives_the_same_tokens_every_time_and_no_prefix_is_reused(
+    worker, made, llamacpp_interpreter
+):
+    path = made("tiny-qwen2", "f16")
+    runs = []
+    for _ in range(2):
+        events = worker(request_of(path), llamacpp_interpreter)
+        last = events[-1]
+        assert isinstance(last, Done), last
+        # The warm-up ran the same prompt just before: a kept prefix would leave fewer to evaluate.
+        assert last.facts["counters"]["evaluated_tokens"] == 25 + 40 - 1
+        runs.append([i for e in events if isinstance(e, Tokens) for i in e.ids])
+    assert runs[0] == runs[1]
+    assert len(set(runs[0])) > 5
+
+
+def test_llama_cpp_s_own_clock_agrees_with_ours(worker, made, llamacpp_interpreter):
+    events = worker(request_of(made("tiny-qwen2", "f16"), new_tokens=200), llamacpp_interpreter)
+    done, loaded = events[-1], next(e for e in events if isinstance(e, Loaded))
+    assert isinstance(done, Done)
+    stamps = [t for e in events if isinstance(e, Tokens) for t in e.t_ns]
+    ours_ms = (stamps[-1] - stamps[0]) / 1e6
+    theirs_ms = done.facts["counters"]["stack_decode_ms"]
+    assert 0 < theirs_ms <= ours_ms <= theirs_ms * 1.02 + 0.1 * 199
+    assert loaded.facts["parameters"] == 1_575_680
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"flash_attn": True},
+        {"flash_attn": True, "type_k": "q8_0", "type_v": "q8_0"},
+        {"type_k": "f32", "type_v": "f32"},
+        {"mmap": False},
+        {"repack": False},
+        {"n_batch": 8, "n_ubatch": 4},
+        {"threads": 2},
+    ],
+    ids=str,
+)
+def test_options_are_recorded_as_llama_cpp_resolved_them(worker, made, llamacpp_interpreter, options):
+    events = worker(request_of(made("tiny-qwen2", "q4_0"), **options), llamacpp_interpreter)
+    assert isinstance(events[-1], Done), events[-1]
+    resolved = next(e for e in events if isinstance(e, Loaded)).facts["options"]
+    for name, value in options.items():
+        assert resolved[name] == value
+
+
+def test_a_quantized_v_cache_without_flash_attention_fails_with_why(worker, made, llamacpp_interpreter):
+    last = worker(request_of(made("tiny-qwen2", "q4_0"), type_v="q8_0"), llamacpp_interpreter)[-1]
+    assert isinstance(last, Failed)
+    assert "flash" in last.reason.lower()
+
+
+def test_a_context_that_does_not_fit_is_oom(worker, made, llamacpp_interpreter):
+    last = worker(request_of(made("tiny-qwen2", "q4_0"), n_ctx=20_000_000), llamacpp_interpreter)[-1]
+    assert isinstance(last, Failed)
+    assert last.outcome == "oom", last
+
+
+def test_the_memory_of_a_context_is_known_without_taking_it(job, made, llamacpp_interpreter, worker):
+    path = made("tiny-qwen2", "q4_0")
+    asked = request_of(path, "account", n_ctx=4096)
+    said = job(job="account", model=asked.model, options=asked.options)
+    events = worker(request_of(path, n_ctx=4096), llamacpp_interpreter)
+    took = next(e for e in events if isinstance(e, Loaded)).facts["memory"]
+    assert said["memory"]["kv"] == took["kv"]
+    assert said["memory"]["compute"] == took["compute"]
+    assert said["n_ctx"] == 4096
+
+
+def test_a_real_tokenizer_cuts_the_prompt_to_exactly_the_tokens_asked_for(harness, real, job, tmp_path):
+    path = tmp_path / "vocab.gguf"
+    model = {"name": "m", "path": None, "shape": vars_of("tiny-qwen2", vocab_size=2000)}
+    job(job="synthesize", model=model, options={"seed": 1, "vocab": True}, files={"target": str(path)})
+    ran = harness("run", real({}, model={"name": "m", "weights": str(path)}))
+    assert ran.code == 0, ran.err
+    record = json.loads(next((tmp_path / "results").rglob("record.json")).read_text())
+    prompt = record["workload"]["prompt"]
+    assert len(prompt) == 25
+    assert "tokenizer" in record["workload"]["prompt_source"]
+    said = job(job="tokenize", model=model | {"path": str(path)}, workloads=[{"text": "A harness compares"}])
+    assert prompt[: len(said["ids"])] == said["ids"]
+
+
+def test_two_sources_of_a_model_that_tokenize_differently_are_an_error(harness, real, job, tmp_path):
+    for quant, vocab_size in (("f16", 2000), ("f32", 300)):
+        model = {"name": "m", "path": None, "shape": vars_of("tiny-qwen2", vocab_size=vocab_size)}
+        options = {"seed": 1, "vocab": True, "dtype": quant}
+        job(
+            job="synthesize",
+            model=model,
+            options=options,
+            files={"target": str(tmp_path / f"m-{quant}.gguf")},
+        )
+    weights = str(tmp_path / "m-{quant}.gguf")
+    ran = harness("run", real({"quant": ["f16", "f32"]}, model={"name": "m", "weights": weights}), "--json")
+    assert ran.code == 1
+    assert sorted(row["status"] for row in ran.json) == ["error", "ok"]
+    assert any("tokenize the same text differently" in " ".join(row["reasons"]) for row in ran.json)
+
+
+def test_weights_of_a_path_are_quantized_when_they_are_16_bit_and_refused_when_not(harness, real, made):
+    f16, q8_0 = made("tiny-qwen2", "f16"), made("tiny-qwen2", "q8_0")
+    ran = harness("run", real({"quant": "q4_0"}, model={"name": "mine", "weights": str(f16)}), "--json")
+    assert ran.code == 0
+    assert ran.json[0]["bpw"] < 6
+    ran = harness("run", real({"quant": "q4_0"}, model={"name": "mine", "weights": str(q8_0)}), "--json")
+    assert ran.code == 1
+    assert "is q8_0; q4_0 was asked for" in ran.json[0]["reasons"][0]
+
+
+def test_wrong_model_files_are_failed_records_and_the_campaign_goes_on(harness, real, made, tmp_path):
+    whole = made("tiny-qwen2", "q4_0").read_bytes()
+    strange = bytearray(whole)
+    at = strange.index(b"qwen2", strange.index(b"general.architecture"))
+    strange[at : at + 5] = b"qwenX"
+    files = {
+        "cut": whole[: len(whole) // 2],
+        "header": whole[:200],
+        "text": b"hello" * 99,
+        "strange": bytes(strange),
+    }
+    for name, content in files.items():
+        (tmp_path / f"{name}.gguf").write_bytes(content)
+    models = [{"name": n, "weights": f"{n}.gguf"} for n in [*files, "missing"]] + [{"shape": "tiny-qwen2"}]
+    path = real({})
+    experiment = json.loads(path.read_text()) | {"models": models, "variants": [{"stack": "llamacpp"}]}
+    path.write_text(json.dumps(experiment))
+    ran = harness("run", path, "--json")
+    assert ran.code == 1
+    rows = {row["model"]: row for row in ran.json}
+    assert {name: row["status"] for name, row in rows.items()} == dict.fromkeys(
+        [*files, "missing"], "error"
+    ) | {"tiny-qwen2": "ok"}
+    for name, told in (
+        ("cut", "cut short"),
+        ("header", "cut short"),
+        ("text", "not a GGUF"),
+        ("strange", "unknown model architecture: 'qwenX'"),
+        ("missing", "no such file"),
+    ):
+        assert told in rows[name]["reasons"][0]
+
+
+def test_nan_weights_are_an_error_not_a_figure(worker, made, llamacpp_interpreter, tmp_path):
+    path = tmp_path / "nan.gguf"
+    path.write_bytes(made("tiny-qwen2", "f16").read_bytes())
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path, "r+").tensors}
+    tensors["output.weight"].data[:] = np.nan
+    last = worker(request_of(path), llamacpp_interpreter)[-1]
+    assert isinstance(last, Failed)
+    assert "not-a-number" in last.reason
+
+
+def test_an_abort_in_c_is_a_record_like_any_other(harness, real, made, tmp_path):
+    content = bytearray(made("tiny-qwen2", "q4_0").read_bytes())
+    key = b"qwen2.rope.dimension_count"
+    at = content.index(key) + len(key) + 4
+    content[at : at + 4] = struct.pack("<I", 7)  # llama.cpp asserts that it is the head size
+    (tmp_path / "odd.gguf").write_bytes(content)
+    ran = harness("run", real({}, model={"name": "odd", "weights": "odd.gguf"}), "--json")
+    assert ran.code == 1
+    assert ran.json[0]["status"] == "crash"
+    assert re.search(r"SIGABRT: qwen2.cpp:\d+: GGML_ASSERT", ran.json[0]["reasons"][0])
+    record = json.loads(next((tmp_path / "results").rglob("record.json")).read_text())
+    assert record["phase"] == "load"
+    assert any("GGML_ASSERT" in line for line in record["log_tail"])
+
+
+def test_synth_makes_exact_files_once(harness, llamacpp_interpreter):
+    first = harness("synth", "tiny-qwen2", "--quant", "q4_k_m", "q8_0", "--json").json
+    paths = [Path(entry["path"]) for entry in first]
+    before = [path.stat().st_mtime_ns for path in paths]
+    assert [entry["quant"] for entry in first] == ["q4_k_m", "q8_0"]
+    assert all(entry["parameters"] == 1_575_680 for entry in first)
+    assert harness("synth", "tiny-qwen2", "--quant", "q4_k_m", "q8_0", "--json").json == first
+    assert [path.stat().st_mtime_ns for path in paths] == before
+    assert not list(paths[0].parent.glob("*.partial*"))
+
+
+def test_env_check_loads_what_was_built(harness, llamacpp_interpreter):
+    lines = {line["environment"]: line for line in harness("env", "check", "llamacpp", "--json").json}
+    assert lines["cpu"]["state"] == "works"
+    assert lines["cpu"]["versions"]["llama-cpp-python"] == "0.3.36"
+    assert lines["cpu"]["devices"]
+
+
+def test_the_cells_of_the_full_study_on_a_cpu_are_the_eight_published_types():
+    cells = plan.cells(configs.load(Path(__file__).parent.parent / "configs" / "cpu-qwen15-0.5b.yaml"))
+    published = ["q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_0", "q3_k_m", "q2_k"]
+    assert [cell.quant for cell in cells] == published
+    assert {cell.tokens for cell in cells} == {10_000}
+
+
+def vars_of(shape: str, **changes: object) -> dict:
+    return vars(SHAPES[shape]) | changes

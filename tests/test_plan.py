@@ -1,0 +1,82 @@
+"""Which cells, under which ids, in which order, and what is done already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import config, plan
+from harness.theory.shapes import SHAPES, kv_bytes_per_token, parameters
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+def quickstart(*settings: str) -> list[plan.Cell]:
+    return plan.cells(config.load(CONFIGS / "quickstart.yaml", settings))
+
+
+def test_ids_are_readable_unique_and_the_same_every_time():
+    first, second = quickstart(), quickstart()
+    assert [c.id for c in first] == [c.id for c in second]
+    assert len({c.id for c in first}) == len(first)
+    assert first[0].id.startswith("qwen1.5-0.5b.llamacpp.q8_0.decode.")
+
+
+def test_an_id_names_what_was_asked_and_not_how_often_or_in_which_order():
+    ids = [c.id for c in quickstart()]
+    for setting in ("protocol.repeats=7", "protocol.order_seed=3", "protocol.threads=1", "name=other"):
+        assert [c.id for c in quickstart(setting)] == ids
+    for setting in ("protocol.new_tokens=99", "protocol.prompt_tokens=9"):
+        assert not {c.id for c in quickstart(setting)} & set(ids)
+
+
+def test_options_are_resolved_for_the_machine_and_the_workload():
+    options = quickstart()[0].options(threads=6)
+    assert options["threads"] == 6
+    assert options["n_ctx"] == 25 + 256
+    assert options["quant"] == "q8_0"
+    assert options["mmap"] is True
+
+
+def test_every_round_has_every_cell_once_and_the_seed_decides_the_order():
+    cells = quickstart()
+    order = plan.order(cells, 3, seed=0)
+    assert order == plan.order(cells, 3, seed=0)
+    for start in (0, 3, 6):
+        assert sorted(c.id for c, _ in order[start : start + 3]) == sorted(c.id for c in cells)
+    assert len({tuple(c.id for c, _ in plan.order(cells, 1, seed)) for seed in range(20)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("statuses", "fresh", "retry_failed", "done"),
+    [
+        ([], False, False, False),
+        (["ok"], False, False, True),
+        (["ok"], True, False, False),
+        (["oom"], False, False, True),
+        (["oom"], False, True, False),
+        (["invalid", "ok"], False, True, True),
+        (["interrupted"], False, False, False),
+        (["interrupted", "crash"], False, False, True),
+    ],
+)
+def test_what_is_done_stays_done_unless_asked(statuses, fresh, retry_failed, done):
+    assert plan.is_done(statuses, fresh, retry_failed) is done
+
+
+def test_a_content_key_changes_with_versions_weights_and_machine():
+    cell = quickstart()[0]
+    asked = [("a==1",), "weights", "machine"]
+    keys = {plan.content_key(cell, *asked)}
+    keys |= {plan.content_key(cell, ("a==2",), "weights", "machine")}
+    keys |= {plan.content_key(cell, ("a==1",), "other", "machine")}
+    keys |= {plan.content_key(cell, ("a==1",), "weights", "other")}
+    assert len(keys) == 4
+    assert plan.content_key(cell, *asked) in keys
+
+
+def test_the_shape_of_the_study_has_its_published_counts():
+    shape = SHAPES["qwen1.5-0.5b"]
+    assert parameters(shape) == 619_570_176
+    assert kv_bytes_per_token(shape) == 2 * 48 * 2**20 / 1024  # 48 Mi elements per 1024 tokens, 2 bytes each

@@ -79,17 +79,17 @@ def generate(request: Request, runner: Any, emit: Emit) -> None:
         warmup = warm_up(session, prompt, new_tokens, **workload["warmup"])
         # One token more than asked is enough to show that a stack does not stop.
         stream = itertools.islice(session.generate(prompt, new_tokens), new_tokens + 1)
-        before = resource.getrusage(resource.RUSAGE_SELF)
         gc.collect()
         gc.freeze()
         gc.disable()
+        before, waited_ns = resource.getrusage(resource.RUSAGE_SELF), cpu_wait_ns()
         try:
             emit(Phase("generate", time.perf_counter_ns()))
             timing = stamp(stream, emit)
         finally:
             gc.enable()
             gc.unfreeze()
-        after = resource.getrusage(resource.RUSAGE_SELF)
+        after, waited_since_ns = resource.getrusage(resource.RUSAGE_SELF), cpu_wait_ns()
         emit(Phase("finish", time.perf_counter_ns()))
         emit(
             Done(
@@ -101,6 +101,7 @@ def generate(request: Request, runner: Any, emit: Emit) -> None:
                     "major_faults": after.ru_majflt - before.ru_majflt,
                     "minor_faults": after.ru_minflt - before.ru_minflt,
                     "involuntary_switches": after.ru_nivcsw - before.ru_nivcsw,
+                    "cpu_wait_ns": None if waited_ns is None else (waited_since_ns or 0) - waited_ns,
                     "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
                     "peak_rss_bytes": peak_rss_bytes(),
                     "stamp_ns_per_token": stamping_cost_ns(),
@@ -172,6 +173,15 @@ def warm_up(
         if len(medians) > 1 and abs(medians[-1] - medians[-2]) <= tolerance * medians[-2]:
             return {"agreed": True, "windows_ns": windows}
     return {"agreed": False, "windows_ns": windows}
+
+
+def cpu_wait_ns() -> int | None:
+    """Time this process's threads were ready and had no CPU, ns (Linux); null where it is not told."""
+    try:
+        tasks = [task.read_text() for task in Path("/proc/self/task").glob("*/schedstat")]
+    except OSError:
+        return None
+    return sum(int(task.split()[1]) for task in tasks) if tasks else None
 
 
 def peak_rss_bytes() -> int:

@@ -10,6 +10,7 @@ from harness.analysis.traffic import bandwidth_share, ceiling_bytes_per_s
 CLOCK_TOLERANCE = 0.02
 CLOCK_TOLERANCE_MS_PER_TOKEN = 0.1
 CEILING_TOLERANCE = 1.05  # a share of the measured bandwidth above this is no measurement
+CONTENTION_TOLERANCE = 0.05  # of threads x time; 0.1% is usual on a quiet machine
 STALLED_SHARE = 0.01  # of the run's wall time
 
 Record = dict[str, Any]
@@ -48,6 +49,7 @@ def invalid_because(record: Record) -> list[str]:
         reasons.append("warm-up never settled: no two windows in a row agreed")
     reasons += _second_clock(record)
     reasons += _paging(record)
+    reasons += _contention(record)
     share = bandwidth_share(record, ceiling_bytes_per_s([record]))
     if share is not None and share > CEILING_TOLERANCE:
         reasons.append(
@@ -97,6 +99,18 @@ def _second_clock(record: Record) -> list[str]:
         return [
             f"two clocks differ: {ours / steps:.3f} ms a token here, {theirs / steps:.3f} by the stack's own"
         ]
+    return []
+
+
+def _contention(record: Record) -> list[str]:
+    """Threads that were ready and had no CPU: someone else was running. Two threads that meet at a barrier
+    for every tensor are slowed by far more than the share they lose."""
+    waited_ns, timing = record["done"].get("cpu_wait_ns"), record["timing"]
+    if waited_ns is None or not timing.get("last_token_ns"):
+        return []
+    share = waited_ns / (timing["last_token_ns"] * record["threads"])
+    if share > CONTENTION_TOLERANCE:
+        return [f"its threads waited for a CPU {share:.0%} of the time: other processes were running"]
     return []
 
 

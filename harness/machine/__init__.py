@@ -45,7 +45,6 @@ def facts() -> dict[str, Any]:
 def conditions() -> dict[str, Any]:
     """What may change from one run to the next: governor, turbo, swap, load, steal, free memory."""
     swap = psutil.swap_memory()
-    times = psutil.cpu_times()
     return {
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "turbo_off": _read("/sys/devices/system/cpu/intel_pstate/no_turbo"),
@@ -53,7 +52,6 @@ def conditions() -> dict[str, Any]:
         "transparent_hugepages": _read("/sys/kernel/mm/transparent_hugepage/enabled"),
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
         "load_1min": os.getloadavg()[0],
-        "steal_s": getattr(times, "steal", None),
         "swap_used_bytes": swap.used,
         "memory_available_bytes": psutil.virtual_memory().available,
         "throttled_us": _cgroup_throttled_us(),

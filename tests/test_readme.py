@@ -1,0 +1,56 @@
+"""The README's list of modules is the modules there are, each in its own words."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from harness import cli
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def modules() -> dict[str, str]:
+    """Path -> the first sentence of its docstring. A package stands for its __init__."""
+    found = {}
+    for path in sorted([*ROOT.glob("harness/**/*.py"), *ROOT.glob("runners/*.py")]):
+        sentence = re.split(r"(?<=[.?!])\s", ast.get_docstring(ast.parse(path.read_text())) or "", maxsplit=1)[0]
+        relative = path.relative_to(ROOT)
+        name = f"{relative.parent}/" if path.name == "__init__.py" else str(relative)
+        found[name] = " ".join(sentence.split()).rstrip(".")
+    return found
+
+
+def table() -> str:
+    return "\n".join(f"| `{name}` | {sentence} |" for name, sentence in modules().items())
+
+
+def test_the_readme_lists_every_module_in_one_line():
+    assert table() in README
+
+
+def test_every_subcommand_and_config_is_in_the_readme():
+    for command in ("run", "list", "validate", "synth", "env", "doctor"):
+        assert f"harness {command}" in README
+    for config in (ROOT / "configs").glob("*.yaml"):
+        assert f"configs/{config.name}" in README
+
+
+def test_the_exit_codes_are_those_of_the_code():
+    codes = {"0": cli.OK, "1": cli.NOT_OK, "2": cli.NOT_STARTED, "130": cli.INTERRUPTED}
+    assert all(str(value) == name for name, value in codes.items())
+    for name in codes:
+        assert f"**{name}**" in README
+
+
+def test_no_module_outgrows_its_room():
+    """About 300 lines, headers and docstrings included; then it becomes a folder."""
+    for path in [*ROOT.glob("harness/**/*.py"), *ROOT.glob("runners/*.py")]:
+        body = re.sub(r"(?ms)^# /// script$.*?^# ///$", "", path.read_text())
+        assert len(body.splitlines()) <= 340, path
+
+
+if __name__ == "__main__":  # the table, to paste
+    print(table())

@@ -209,6 +209,8 @@ def _finish(
 
 
 def _tidy(folder: Path) -> None:
+    for leftover in folder.glob("*.partial"):  # of a write that a kill cut off
+        leftover.unlink(missing_ok=True)
     for name in ("events.jsonl", "request.json", "begun.json"):
         (folder / name).unlink(missing_ok=True)
 

@@ -16,7 +16,8 @@ def modules() -> dict[str, str]:
     """Path -> the first sentence of its docstring. A package stands for its __init__."""
     found = {}
     for path in sorted([*ROOT.glob("harness/**/*.py"), *ROOT.glob("runners/*.py")]):
-        sentence = re.split(r"(?<=[.?!])\s", ast.get_docstring(ast.parse(path.read_text())) or "", maxsplit=1)[0]
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        sentence = re.split(r"(?<=[.?!])\s", docstring, maxsplit=1)[0]
         relative = path.relative_to(ROOT)
         name = f"{relative.parent}/" if path.name == "__init__.py" else str(relative)
         found[name] = " ".join(sentence.split()).rstrip(".")

@@ -11,6 +11,7 @@ CLOCK_TOLERANCE = 0.02
 CLOCK_TOLERANCE_MS_PER_TOKEN = 0.1
 CEILING_TOLERANCE = 1.05  # a share of the measured bandwidth above this is no measurement
 CONTENTION_TOLERANCE = 0.05  # of threads x time; 0.1% is usual on a quiet machine
+CONTENTION_FLOOR_NS = 50_000_000  # a wait or two, which any machine has, is a large share of a very short run
 STALLED_SHARE = 0.01  # of the run's wall time
 
 Record = dict[str, Any]
@@ -109,7 +110,7 @@ def _contention(record: Record) -> list[str]:
     if waited_ns is None or not timing.get("last_token_ns"):
         return []
     share = waited_ns / (timing["last_token_ns"] * record["threads"])
-    if share > CONTENTION_TOLERANCE:
+    if share > CONTENTION_TOLERANCE and waited_ns > CONTENTION_FLOOR_NS:
         return [f"its threads waited for a CPU {share:.0%} of the time: other processes were running"]
     return []
 

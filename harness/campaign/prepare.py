@@ -241,9 +241,8 @@ class Preparation:
         """Run one job in the cell's stack and return what Done says. Raises WeightsError, NotReady."""
         interpreter = self.interpreter(cell.header)
         with tempfile.TemporaryDirectory(prefix="harness-job-") as folder:
-            worker = launch.Worker(request, interpreter, Path(folder), self.threads)
             last: Event | Died = Died("crash", "the worker ended without a word")
-            for last in worker.events(JOB_TIMEOUT_S):
+            for last in launch.run_job(request, interpreter, Path(folder), JOB_TIMEOUT_S, self.threads):
                 if isinstance(last, Phase) and what:
                     self.say(f"{request.job} {what}: {last.name}")
             if isinstance(last, (Failed, Died)):

@@ -134,6 +134,8 @@ def _print(table: Sequence[rows.Row], as_json: bool) -> None:
     pooled = rows.per_cell(table)
     console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(tables.terminal(pooled))
+    if any(row["weights"] == "synthetic" for row in pooled):
+        console.print("synthetic weights: sizes are exact, latency nearly so", style="dim")
     for row in pooled:
         for reason in row["reasons"]:
             console.print(f"{tables.name(row)}: {reason}", style="yellow", markup=False)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 
 from harness.analysis.fit import fit
 from harness.analysis.verdicts import status
 from harness.plan import Cell
 from harness.results import Stored, series
+
+SAY_AGAIN_S = 10.0
 
 
 class Progress:
@@ -18,12 +21,17 @@ class Progress:
         self._live = sys.stderr.isatty()
         self._head = ""
         self._new_tokens = 0
+        self._topic, self._said = "", 0.0
 
     def say(self, line: str) -> None:
-        """A passing remark: on a terminal it is replaced by the next line."""
+        """A passing remark. On a terminal it is replaced by the next one; elsewhere those that begin alike, up
+        to a colon, are said every ten seconds."""
         if self._live:
             self._draw(line)
-        else:
+            return
+        topic, now = line.partition(":")[0], time.monotonic()
+        if topic != self._topic or now >= self._said + SAY_AGAIN_S:
+            self._topic, self._said = topic, now
             print(line, file=sys.stderr, flush=True)
 
     def repeat_begins(self, number: int, of: int, cell: Cell, repeat: int) -> None:

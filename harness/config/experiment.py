@@ -43,7 +43,7 @@ class Warmup(Frozen):
     max_windows: int = Field(default=20, ge=2, le=10_000)
     """Windows after which warm-up gives up; the record says so."""
     tolerance: float = Field(default=0.02, gt=0, lt=1)
-    """Two windows agree when their mean latencies differ by at most this share."""
+    """Two windows agree when their median latencies differ by at most this share."""
 
 
 class Protocol(Frozen):

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -146,8 +147,8 @@ def _run(
     """Run one build step, its output in the log; say every few seconds how long it has taken."""
     start = time.monotonic()
     step = " ".join(Path(word).name if i == 0 else word for i, word in enumerate(command[:3]))
-    worker = subprocess.Popen(
-        command,
+    build = subprocess.Popen(
+        [sys.executable, "-I", str(Path(__file__).with_name("guard.py")), str(os.getpid()), *command],
         stdin=subprocess.DEVNULL,
         stdout=sink,  # type: ignore[call-overload]
         stderr=subprocess.STDOUT,
@@ -157,14 +158,14 @@ def _run(
     try:
         while True:
             try:
-                code = worker.wait(timeout=2)
+                code = build.wait(timeout=2)
                 break
             except subprocess.TimeoutExpired:
                 elapsed = time.monotonic() - start
                 progress(f"building {environment.stack}/{environment.name}: {step}, {elapsed:.0f} s")
     except BaseException:
-        os.killpg(worker.pid, 9)
-        worker.wait()
+        os.killpg(build.pid, signal.SIGKILL)
+        build.wait()
         raise
     if code:
         raise EnvironmentFailed(

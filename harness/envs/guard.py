@@ -1,0 +1,27 @@
+"""Run a command that dies with its parent, its children with it: `python -I guard.py PARENT_PID COMMAND...`
+
+A build starts compilers of its own, which the kernel's parent-death signal does not reach; a signal to the
+process group does. Start it in a session of its own.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(parent_pid: int, command: list[str]) -> int:
+    """The command's exit code; it and all of its group are killed when the parent ends (Linux)."""
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent_pid:  # it died before the call above
+            return 1
+    return subprocess.call(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

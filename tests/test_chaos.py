@@ -1,0 +1,68 @@
+"""SIGKILL at random moments loses no record and leaves no orphan: a sample of benchmarks/chaos.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def chaos() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("chaos", BENCHMARKS / "chaos.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["chaos"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_kills_in_campaigns_of_fake_cells_lose_nothing(chaos, tmp_path, fake_interpreter):
+    report = chaos.run(kills=4, seed=1, fake_only=True, folder=tmp_path)
+    assert report.problems == []
+    assert report.kills.total() == 4
+
+
+@pytest.mark.real
+def test_kills_in_campaigns_with_llamacpp_lose_nothing(chaos, tmp_path, llamacpp_interpreter):
+    report = chaos.run(kills=3, seed=2, fake_only=False, folder=tmp_path)
+    assert report.problems == []
+    assert report.kills.total() == 3
+
+
+def test_the_check_sees_a_lost_a_changed_and_a_cut_file(chaos, tmp_path, fake_interpreter):
+    place = chaos.Place(tmp_path, fake_only=True)
+    place.prepare()
+    assert chaos.finish(place, 0).returncode == 0
+    watch, report = chaos.Watch(place.results), chaos.Report()
+    watch.check(report)
+    assert report.problems == []
+    lost, changed, cut, *_ = sorted(place.results.rglob("record.json"))
+    lost.unlink()
+    changed.write_text(changed.read_text() + " ")
+    (cut.parent / "tokens.parquet").write_bytes(b"PAR1")
+    watch.check(report)
+    assert sorted(problem.split(":")[0] for problem in report.problems) == ["changed", "changed", "lost"]
+    anew = chaos.Report()
+    chaos.Watch(place.results).check(anew)
+    assert len(anew.problems) == 1
+    assert "not a series" in anew.problems[0]
+
+
+def test_the_check_sees_an_orphan(chaos, tmp_path, fake_interpreter):
+    place = chaos.Place(tmp_path, fake_only=True)
+    place.prepare()
+    controller = chaos.start(place, 0)
+    worker = chaos.worker_of(psutil.Process(controller.pid), within_s=20)
+    try:
+        assert worker.pid in chaos.orphans(tmp_path)
+    finally:
+        controller.send_signal(signal.SIGKILL)
+        controller.communicate()
+    assert chaos.wait_gone([worker], place) == {}

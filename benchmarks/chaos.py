@@ -35,6 +35,7 @@ import psutil
 
 from harness import results
 from harness.analysis.verdicts import status
+from harness.cache import cache_folder
 from harness.envs import build
 from harness.envs.header import stacks
 from harness.models import weights
@@ -84,7 +85,7 @@ class Place:
         }
 
     def prepare(self) -> None:
-        environments = build.cache_folder() / "envs"
+        environments = cache_folder() / "envs"
         environments.mkdir(parents=True, exist_ok=True)
         (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
         (self.folder / "cache").mkdir(exist_ok=True)

@@ -29,6 +29,7 @@ from typing import Any
 import psutil
 
 from harness import launch
+from harness.cache import cache_folder, exclusive
 from harness.envs import build
 from harness.envs.build import Interpreter
 from harness.envs.header import Environment, stacks
@@ -39,7 +40,7 @@ TARGET = 0.02
 RUN_TIMEOUT_S = 180
 PACKAGE = "llama-cpp-python"
 HARNESS = Path(sys.executable).parent / "harness"
-FOLDER = build.cache_folder() / "benchmarks"
+FOLDER = cache_folder() / "benchmarks"
 WARMUP = {"window_tokens": 16, "max_windows": 20, "tolerance": 0.02}  # the protocol's
 
 
@@ -241,7 +242,7 @@ def llama_bench(environment: Environment) -> Path:
     key = hashlib.sha256(json.dumps([version, flags, build.key_of(environment)]).encode()).hexdigest()[:12]
     folder = FOLDER / f"llama-bench-{version}-{key}"
     bench = folder / "bin" / "llama-bench"
-    with build.exclusive(FOLDER / "llama-bench.lock"):
+    with exclusive(FOLDER / "llama-bench.lock"):
         complete = folder / "complete"
         if complete.exists():
             return bench

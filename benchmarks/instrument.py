@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import results
+from harness.cache import cache_folder
 from harness.envs import build
 from harness.envs.header import stacks
 from harness.results import Stored
@@ -170,10 +171,10 @@ def variables(folder: Path) -> dict[str, str]:
     """A device lock of its own; environments and weights are those of the user's cache."""
     cache = folder / "cache"
     for name in ("envs", "weights"):
-        (build.cache_folder() / name).mkdir(parents=True, exist_ok=True)
+        (cache_folder() / name).mkdir(parents=True, exist_ok=True)
         cache.mkdir(exist_ok=True)
         if not (cache / name).exists():
-            (cache / name).symlink_to(build.cache_folder() / name)
+            (cache / name).symlink_to(cache_folder() / name)
     return {**os.environ, "HARNESS_CACHE": str(cache)}
 
 

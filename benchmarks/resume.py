@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from harness import results
-from harness.envs import build
+from harness.cache import cache_folder
 
 HARNESS = Path(sys.executable).parent / "harness"
 ROUNDS = 5
@@ -93,8 +93,8 @@ def harness_run(config: Path, folder: Path) -> None:
     cache = folder / "cache"
     cache.mkdir(exist_ok=True)
     if not (cache / "envs").exists():
-        (build.cache_folder() / "envs").mkdir(parents=True, exist_ok=True)
-        (cache / "envs").symlink_to(build.cache_folder() / "envs")
+        (cache_folder() / "envs").mkdir(parents=True, exist_ok=True)
+        (cache / "envs").symlink_to(cache_folder() / "envs")
     ran = subprocess.run(
         [str(HARNESS), "run", str(config), "--out", str(folder / "results")],
         env={**os.environ, "HARNESS_CACHE": str(cache)},

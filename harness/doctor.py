@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 
 from harness import machine
+from harness.cache import cache_folder
 from harness.envs import build
 from harness.envs.header import stacks
 
@@ -43,7 +44,7 @@ def _swap() -> dict[str, Any]:
 
 
 def _disk() -> dict[str, Any]:
-    cache = build.cache_folder()
+    cache = cache_folder()
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     advice = (

@@ -17,11 +17,12 @@ from typing import Any, BinaryIO
 
 from harness.envs.build import Interpreter
 from harness.envs.header import RUNNERS
+from harness.results import tail
 from runners.protocol import MAX_LINE_BYTES, Died, Done, Event, Failed, NonsenseError, Phase, Request, decode
 
-LOG_TAIL_LINES = 20
 # After the pipe has closed a healthy worker ends at once; a large model is freed in seconds.
 GRACE_S = 15.0
+NVML_UUIDS = ("GPU-", "MIG-")
 # What a parent may have set that would change a measurement; all of the worker's are recorded.
 RECORDED_VARIABLES = (
     "OMP_",
@@ -70,6 +71,7 @@ class Worker:
             os.close(write_end)
         self.pid = self._process.pid
         self.rusage: dict[str, float | None] | None = None
+        self.exit_status: int | None = None  # as Popen has it; null: had to be killed here
 
     def events(self, timeout_s: float, keep: BinaryIO | None = None) -> Iterator[Event | Died]:
         """Events as they come; the last is the final Done, a Failed or a Died. The process has ended by then.
@@ -109,10 +111,6 @@ class Worker:
             os.close(self._pipe)
             self._pipe = -1
 
-    def log_tail(self) -> list[str]:
-        """The last lines the worker or its libraries printed."""
-        return tail(self.log)
-
     def _lines(self, deadline: float) -> Iterator[bytes]:
         """Whole lines from the pipe until it closes. Raises TimeoutError, NonsenseError (an endless line)."""
         rest = b""
@@ -135,7 +133,7 @@ class Worker:
         """Wait up to grace_s for the process to end, then kill its group; keep rusage. Returns the exit
         status as Popen has it, or None if it had to be killed here."""
         if self.rusage is not None:
-            return self._process.returncode
+            return self.exit_status
         deadline = time.monotonic() + grace_s
         killed = False
         while True:
@@ -156,7 +154,8 @@ class Worker:
             "system_s": usage.ru_stime,
             "major_faults": usage.ru_majflt,
         }
-        return None if killed else self._process.returncode
+        self.exit_status = None if killed else self._process.returncode
+        return self.exit_status
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -170,7 +169,7 @@ class Worker:
         if status < 0:
             name = signal.Signals(-status).name
             return Died(
-                "crash", f"killed by {name}{_abort_reason(self.log_tail()) if name == 'SIGABRT' else ''}"
+                "crash", f"killed by {name}{_abort_reason(tail(self.log)) if name == 'SIGABRT' else ''}"
             )
         return Died("crash", f"exited with {status} without Done or Failed")
 
@@ -190,9 +189,10 @@ def worker_variables(device: str, threads: int) -> dict[str, str]:
     """The worker's environment: ours less Python's own settings, the same threads everywhere, one visible
     device."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    if device == "cpu" or device.startswith(NVML_UUIDS):
+        kept["CUDA_VISIBLE_DEVICES"] = "" if device == "cpu" else device
     count = str(threads)
     return kept | {
-        "CUDA_VISIBLE_DEVICES": "" if device == "cpu" else device,
         "OMP_NUM_THREADS": count,
         "OPENBLAS_NUM_THREADS": count,
         "MKL_NUM_THREADS": count,
@@ -203,16 +203,6 @@ def worker_variables(device: str, threads: int) -> dict[str, str]:
 
 def recorded_variables(variables: dict[str, str]) -> dict[str, str]:
     return {k: v for k, v in sorted(variables.items()) if k.startswith(RECORDED_VARIABLES)}
-
-
-def tail(path: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
-    """The last lines of a text file, of at most 64 KiB; empty when it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
-            return [line[:500] for line in file.read().decode("utf-8", "replace").splitlines()[-lines:]]
-    except OSError:
-        return []
 
 
 def _abort_reason(log: list[str]) -> str:

@@ -115,6 +115,10 @@ def pressure() -> dict[str, int]:
         stalled = Path("/proc/pressure/memory").read_text().split("total=")
         counters["memory_stall_us"] = int(stalled[1].split()[0])
     with contextlib.suppress(OSError):
+        for line in Path("/sys/fs/cgroup/cpu.stat").read_text().splitlines():
+            if line.startswith("throttled_usec"):
+                counters["cgroup_throttled_us"] = int(line.split()[1])
+    with contextlib.suppress(OSError):
         # Time a hypervisor gave to others: field 8 of the first line, in clock ticks.
         ticks = int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8])
         counters["steal_ms"] = ticks * 1000 // os.sysconf("SC_CLK_TCK")

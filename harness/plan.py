@@ -76,20 +76,25 @@ def order(cells: Sequence[Cell], repeats: int, seed: int) -> list[tuple[Cell, in
     return rounds
 
 
-def content_key(cell: Cell, lock: Sequence[str], fingerprint: str | None, machine: str) -> str:
-    """What a finished repeat is known by: cell, stack versions, weights, machine."""
-    return _digest(
-        [cell.id, _asked(cell.model, cell.variant, cell.workload), list(lock), fingerprint, machine]
-    )[:20]
+def content_key(
+    cell: Cell,
+    options: dict[str, Any],
+    stack: Sequence[str],
+    fingerprint: str | None,
+    machine: str,
+    device: str,
+) -> str:
+    """What a finished repeat is known by: the cell, its options as resolved, how the stack is built and its
+    exact versions (`stack`), the weights, the machine and the device on it."""
+    asked = _asked(cell.model, cell.variant, cell.workload)
+    return _digest([cell.id, asked, options, list(stack), fingerprint, machine, device])[:20]
 
 
-def is_done(statuses: Sequence[str], fresh: bool, retry_failed: bool) -> bool:
-    """Whether a repeat with these earlier statuses (same content key) need not run again."""
-    if fresh:
+def is_done(latest: str | None, fresh: bool, retry_failed: bool) -> bool:
+    """Whether a repeat whose latest record (same content key) has this status need not run again."""
+    if latest is None or latest in RETRIED_ALWAYS or fresh:
         return False
-    if retry_failed:
-        return "ok" in statuses
-    return any(status not in RETRIED_ALWAYS for status in statuses)
+    return latest == "ok" or not retry_failed
 
 
 def _id(model: Model, variant: Variant, workload: Decode) -> str:

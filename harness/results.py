@@ -26,7 +26,11 @@ Record = dict[str, Any]
 SCHEMA = 1
 UPGRADES: dict[int, Callable[[Record], Record]] = {}  # from this number to the next
 
+LOG_TAIL_LINES = 20
 OUTCOMES = ("ok", "oom", "error", "crash", "timeout", "interrupted", "refused", "unavailable")
+
+
+NEEDED_KEYS = {"kind", "cell", "repeat", "started_utc", "outcome"}  # of every schema, newer ones too
 
 
 class ResultsError(RuntimeError):
@@ -109,9 +113,11 @@ def read(path: Path) -> Record:
     try:
         record: Record = json.loads(path.read_text(encoding="utf-8"))
         number = record["schema"]
+        if type(number) is not int or not record.keys() >= NEEDED_KEYS:
+            raise ValueError(f"lacks {', '.join(sorted(NEEDED_KEYS - record.keys())) or 'a schema number'}")
     except OSError as refusal:
         raise ResultsError(f"{path}: {refusal.strerror}") from refusal
-    except (ValueError, KeyError, TypeError) as damage:
+    except (ValueError, KeyError, TypeError, AttributeError) as damage:
         raise ResultsError(f"{path}: not a record: {damage}") from damage
     if number > SCHEMA:
         raise ResultsError(
@@ -138,8 +144,9 @@ def series(stored: Stored) -> dict[str, list[int]]:
     return columns
 
 
-def recover(root: Path) -> list[Stored]:
-    """Make interrupted records of the folders whose controller died before it could write one."""
+def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stored]:
+    """Make interrupted records of the folders whose controller died before it could write one; a folder that
+    cannot be read is told and passed over."""
     found = []
     for path in sorted(root.rglob("begun.json")):
         folder = path.parent
@@ -155,7 +162,11 @@ def recover(root: Path) -> list[Stored]:
                 fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 continue  # another campaign is writing it now
-            begun: Record = json.loads(path.read_text(encoding="utf-8"))
+            try:
+                begun: Record = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as damage:
+                unreadable(ResultsError(f"{path}: cannot be recovered: {damage}"))
+                continue
             said = list(events_in((folder / "events.jsonl").read_bytes()))
             columns = columns_of(said)
             phases = [e.name for e in said if isinstance(e, Phase)]
@@ -168,10 +179,22 @@ def recover(root: Path) -> list[Stored]:
                 "tokens": len(columns.get("token_id", [])),
                 "timing": {"started_utc": begun["started_utc"], "wall_s": None, "phases": []},
                 "memory": {},
-                "log_tail": [],
+                "log_tail": tail(folder / "worker.log"),
             }
             found.append(_finish(folder, record, columns, None))
     return found
+
+
+def tail(path: Path) -> list[str]:
+    """The last lines of a text file, of at most 64 KiB; empty when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
+            return [
+                line[:500] for line in file.read().decode("utf-8", "replace").splitlines()[-LOG_TAIL_LINES:]
+            ]
+    except OSError:
+        return []
 
 
 def events_in(raw: bytes) -> Iterator[Event]:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from harness import launch
+from harness.cache import cache_folder
 from harness.envs import build
 from harness.envs.build import Interpreter
 from harness.envs.header import stacks
@@ -27,7 +28,7 @@ HARNESS = str(Path(sys.executable).parent / "harness")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache for this session: its own weights and locks, the user's environments (they take minutes)."""
     folder = tmp_path_factory.mktemp("cache")
-    environments = build.cache_folder() / "envs"
+    environments = cache_folder() / "envs"
     environments.mkdir(parents=True, exist_ok=True)
     (folder / "envs").symlink_to(environments)
     before = os.environ.get("HARNESS_CACHE")

@@ -64,6 +64,10 @@ def test_the_golden_record_stands():
         ({"loaded__parameters": 1}, "parameters is 1 in the stack"),
         ({"loaded__quant": "q8_0"}, "q4_k_m were asked for and q8_0 were loaded"),
         ({"loaded__kernel_asked": "marlin"}, "kernel marlin was asked for"),
+        ({"loaded__options__flash_attn": True}, "flash_attn False was asked for and True ran"),
+        ({"loaded__options__threads": 7}, "threads 1 was asked for and 7 ran"),
+        ({"conditions__pressure": {"cgroup_throttled_us": 10**6}}, "the CPU quota throttled it"),
+        ({"conditions__pressure": {"workingset_refault_file": 10**4}}, "evicted file pages"),
         ({"device": "GPU-1", "loaded__devices": {"layers": {"CPU": 2, "CUDA0": 1}}}, "layers: 2 on the CPU"),
         ({"done__warmup__agreed": False}, "warm-up never settled"),
         ({"done__counters__stack_decode_ms": 1e4}, "two clocks differ"),
@@ -83,9 +87,8 @@ def test_faster_than_memory_allows_is_no_measurement():
     fast = record(model__weights__header__model_bytes=10**9, loaded__model_bytes=10**9)
     fast["bandwidth_probes"] = [{"read_bytes_per_s": 50e9}]
     fast["timing"] |= {"first_token_ns": 0, "last_token_ns": 39 * 10_000_000}  # 1 GB in 10 ms: 100 GB/s
-    assert any("faster than memory allows" in reason for reason in invalid_because(fast))
-    fast["bandwidth_probes"] = [{"read_bytes_per_s": 100e9}]
-    assert not [r for r in invalid_because(fast) if "faster" in r]
+    assert any("faster than memory allows" in reason for reason in status(fast)[1])
+    assert not [r for r in invalid_because(fast, ceiling=100e9) if "faster" in r]
 
 
 def test_a_failure_keeps_its_outcome_whatever_else_is_wrong():
@@ -113,3 +116,21 @@ def test_a_cell_is_the_median_of_its_ok_repeats_and_tells_of_the_others():
     (pooled,) = rows.per_cell(lines)
     assert (pooled["B_ms"], pooled["repeats_ok"], pooled["repeats"]) == (2.0, 3, 4)
     assert pooled["reasons"] == ["does not fit"]
+
+
+def test_no_slope_in_most_repeats_is_no_W_in_the_cell():
+    def cell(*slopes):
+        lines = [rows.row(record(repeat=k), {}, None, None) for k in range(len(slopes))]
+        lines = [line | {"W_tokens_per_ms": slope} for line, slope in zip(lines, slopes, strict=True)]
+        return rows.per_cell(lines)[0]["W_tokens_per_ms"]
+
+    assert cell(None, None, 3196.0) is None
+    assert cell(None, 200.0, 100.0) == 200.0
+
+
+def test_other_versions_or_devices_are_other_rows_and_a_repeat_measured_again_counts_once():
+    first = rows.row(record(), {}, None, None)
+    again = rows.row(record(started_utc="2099-01-01T00:00:00+00:00"), {}, None, None) | {"B_ms": 9.0}
+    other = rows.row(record(content_key="another"), {}, None, None)
+    pooled = rows.per_cell([first, again, other])
+    assert [(row["repeats"], row["B_ms"]) for row in pooled] == [(1, 9.0), (1, None)]

@@ -125,6 +125,36 @@ def test_a_change_of_options_is_another_cell_and_a_change_of_repeats_only_adds(h
     ]
 
 
+def test_an_interrupted_fresh_run_is_not_the_last_word(harness, config, tmp_path):
+    path = config({"B_ms": 2.0}, new_tokens=1500)
+    assert harness("run", path).code == 0
+    command = [HARNESS, "run", str(path), "--fresh"]
+    controller = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    _wait_for_tokens(tmp_path)
+    controller.send_signal(signal.SIGINT)
+    assert controller.wait(timeout=30) == 130
+    assert harness("run", path).code == 0
+    found = sorted(records(tmp_path / "results"), key=lambda r: r["started_utc"])
+    assert [r["outcome"] for r in found] == ["ok", "interrupted", "ok"]
+
+
+def test_other_threads_are_another_measurement_of_the_same_cell(harness, config, tmp_path):
+    path = config({})
+    harness("run", path, "--set", "threads=1")
+    harness("run", path, "--set", "threads=2")
+    found = records(tmp_path / "results")
+    assert len(found) == 2
+    assert len({r["cell"] for r in found}) == 1
+
+
+def test_a_page_that_cannot_be_written_is_not_nothing_started(harness, config, tmp_path):
+    (tmp_path / "reports").write_text("in the way")
+    ran = harness("run", config({}))
+    assert ran.code == 1
+    assert "the page cannot be written" in ran.err
+    assert len(records(tmp_path / "results")) == 1
+
+
 def test_only_takes_the_cells_its_glob_matches(harness, config):
     path = config({"name": "alpha"}, {"name": "beta"})
     assert [r["variant"] for r in harness("run", path, "--only", "*alpha*", "--json").json] == ["alpha"]

@@ -145,6 +145,8 @@ def test_the_worker_sees_one_device_and_the_threads_asked_for(monkeypatch):
     assert on_cpu["OMP_NUM_THREADS"] == "3"
     assert "PYTHONPATH" not in on_cpu
     assert launch.worker_variables("GPU-1", 3)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert "CUDA_VISIBLE_DEVICES" not in launch.worker_variables("hip", 3)
 
 
 def _gone(pid: int) -> bool:

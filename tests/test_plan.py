@@ -49,31 +49,44 @@ def test_every_round_has_every_cell_once_and_the_seed_decides_the_order():
 
 
 @pytest.mark.parametrize(
-    ("statuses", "fresh", "retry_failed", "done"),
+    ("latest", "fresh", "retry_failed", "done"),
     [
-        ([], False, False, False),
-        (["ok"], False, False, True),
-        (["ok"], True, False, False),
-        (["oom"], False, False, True),
-        (["oom"], False, True, False),
-        (["invalid", "ok"], False, True, True),
-        (["interrupted"], False, False, False),
-        (["interrupted", "crash"], False, False, True),
+        (None, False, False, False),
+        ("ok", False, False, True),
+        ("ok", False, True, True),
+        ("ok", True, False, False),
+        ("oom", False, False, True),
+        ("oom", False, True, False),
+        ("invalid", False, True, False),
+        ("interrupted", False, False, False),
+        ("interrupted", False, True, False),
     ],
 )
-def test_what_is_done_stays_done_unless_asked(statuses, fresh, retry_failed, done):
-    assert plan.is_done(statuses, fresh, retry_failed) is done
+def test_what_is_done_stays_done_unless_asked(latest, fresh, retry_failed, done):
+    assert plan.is_done(latest, fresh, retry_failed) is done
 
 
-def test_a_content_key_changes_with_versions_weights_and_machine():
+def test_a_content_key_changes_with_all_that_a_figure_depends_on():
     cell = quickstart()[0]
-    asked = [("a==1",), "weights", "machine"]
-    keys = {plan.content_key(cell, *asked)}
-    keys |= {plan.content_key(cell, ("a==2",), "weights", "machine")}
-    keys |= {plan.content_key(cell, ("a==1",), "other", "machine")}
-    keys |= {plan.content_key(cell, ("a==1",), "weights", "other")}
-    assert len(keys) == 4
-    assert plan.content_key(cell, *asked) in keys
+    asked = {
+        "options": cell.options(2),
+        "stack": ["cpu", "a==1"],
+        "fingerprint": "weights",
+        "machine": "here",
+        "device": "cpu",
+    }
+    changes = [
+        {},
+        {"options": cell.options(1)},
+        {"stack": ["cpu", "a==2"]},
+        {"stack": ["cuda", "a==1"]},
+        {"fingerprint": "other"},
+        {"machine": "there"},
+        {"device": "GPU-1"},
+    ]
+    keys = [plan.content_key(cell, **(asked | change)) for change in changes]
+    assert len(set(keys)) == len(changes)
+    assert plan.content_key(cell, **asked) == keys[0]
 
 
 def test_the_shape_of_the_study_has_its_published_counts():

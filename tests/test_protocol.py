@@ -49,6 +49,8 @@ def test_a_stream_cut_anywhere_gives_the_whole_events_before_the_cut():
         b'{"event": "Tokens", "first": 0, "t_ns": [1.5], "ids": [1]}\n',
         b'{"event": "Tokens", "first": 0, "t_ns": [-1], "ids": [1]}\n',
         b'{"event": "Tokens", "first": 0, "t_ns": "12", "ids": "34"}\n',
+        b'{"event": "Tokens", "first": 0, "t_ns": [], "ids": []}\n',
+        b'{"event": "Done", "facts": {"x": NaN}}\n',
         b"[" * 100_000 + b"\n",
     ],
 )

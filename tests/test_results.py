@@ -23,6 +23,7 @@ BEGUN = {
     "started_utc": "2026-11-20T00:00:00+00:00",
     "workload": {"kind": "decode", "prompt_tokens": 25, "new_tokens": 4},
 }
+GOOD = BEGUN | {"schema": 1, "outcome": "ok"}
 SAID = [
     Phase("load", 1),
     Loaded({"versions": {}}),
@@ -65,26 +66,26 @@ def test_what_a_killed_controller_had_is_recovered_whatever_the_cut(tmp_path):
     for cut in random.Random(1).sample(range(len(stream) + 1), 40):
         root = tmp_path / str(cut)
         abandon(root, stream[:cut])
-        (stored,) = results.recover(root)
+        (stored,) = results.recover(root, refuse)
         assert stored.record["outcome"] == "interrupted"
         whole = sum(len(e.ids) for e in results.events_in(stream[:cut]) if isinstance(e, Tokens))
         assert stored.record["tokens"] == whole
         assert results.series(stored).get("latency_ns", []) == [10, 10, 11, 9][:whole]
-        assert results.recover(root) == []
+        assert results.recover(root, refuse) == []
 
 
 def test_a_repeat_that_is_still_running_is_left_alone(tmp_path):
     running = results.begin(tmp_path / "cell", BEGUN)
-    assert results.recover(tmp_path) == []
+    assert results.recover(tmp_path, refuse) == []
     assert not (running.folder / "record.json").exists()
     running.events.close()
-    assert len(results.recover(tmp_path)) == 1
+    assert len(results.recover(tmp_path, refuse)) == 1
 
 
 def test_a_record_already_written_is_never_made_interrupted(tmp_path):
     folder = abandon(tmp_path, b"")
     (folder / "record.json").write_text(json.dumps(BEGUN | {"schema": 1, "outcome": "ok"}))
-    assert results.recover(tmp_path) == []
+    assert results.recover(tmp_path, refuse) == []
     assert json.loads((folder / "record.json").read_text())["outcome"] == "ok"
     assert not (folder / "begun.json").exists()
 
@@ -99,7 +100,8 @@ def test_the_golden_record_of_every_schema_still_reads():
 
 
 def test_a_record_of_a_newer_harness_is_told_and_passed_over(tmp_path):
-    for name, content in (("new", {"schema": 99}), ("odd", [1]), ("good", BEGUN | {"schema": 1})):
+    contents = {"new": GOOD | {"schema": 99}, "odd": [1], "bare": {"schema": 1}, "good": GOOD}
+    for name, content in contents.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "record.json").write_text(json.dumps(content))
     (tmp_path / "cut").mkdir()
@@ -107,8 +109,16 @@ def test_a_record_of_a_newer_harness_is_told_and_passed_over(tmp_path):
     told: list[str] = []
     found = list(results.records(tmp_path, lambda damage: told.append(str(damage))))
     assert [s.folder.name for s in found] == ["good"]
-    assert len(told) == 3
+    assert len(told) == 4
     assert any("newer than this harness reads" in line for line in told)
+
+
+def test_a_folder_that_cannot_be_recovered_is_told_and_passed_over(tmp_path):
+    folder = abandon(tmp_path, b"")
+    (folder / "begun.json").write_text("{")
+    told: list[str] = []
+    assert results.recover(tmp_path, lambda damage: told.append(str(damage))) == []
+    assert "cannot be recovered" in told[0]
 
 
 def test_a_corrupt_series_is_an_error_in_one_sentence(tmp_path):

@@ -3,6 +3,7 @@ Pure."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,6 @@ Row = dict[str, Any]
 MEDIANS = (
     "ttft_ms",
     "B_ms",
-    "W_tokens_per_ms",
     "bpw",
     "weight_bytes_per_token",
     "start_tokens_per_s",
@@ -29,7 +29,7 @@ MEDIANS = (
 def row(record: Record, series: dict[str, list[int]], series_path: str | None, ceiling: float | None) -> Row:
     """One repeat. Missing is null; names carry units; `ceiling`: bytes/s its share of the bandwidth is taken
     of."""
-    state, reasons = status(record)
+    state, reasons = status(record, ceiling)
     line = fit(series["n"], series["latency_ns"]) if series else Fit()
     loaded = record.get("loaded") or {}
     return {
@@ -43,6 +43,8 @@ def row(record: Record, series: dict[str, list[int]], series_path: str | None, c
         "reasons": reasons,
         "started_utc": record["started_utc"],
         "machine": record["machine"]["slug"],
+        "device": record.get("device", record["asked"]["device"]),
+        "content_key": record["content_key"],
         "prompt_tokens": record["workload"]["prompt_tokens"],
         "new_tokens": record["workload"]["new_tokens"],
         "tokens": record["tokens"],
@@ -76,11 +78,16 @@ def peak_rss_bytes(record: Record) -> int | None:
 
 
 def per_cell(rows: Sequence[Row]) -> list[Row]:
-    """One row a cell, in order of first appearance: medians over its ok repeats, or what became of the
-    others."""
+    """One row a cell, machine, device and set of versions (content key), in order of first appearance:
+    medians over its ok repeats, or what became of the others. Of a repeat measured again the latest
+    counts."""
+    latest: dict[tuple[str, int], Row] = {}
+    for each in sorted(rows, key=lambda r: str(r["started_utc"])):
+        latest[each["content_key"], each["repeat"]] = each
     grouped: dict[str, list[Row]] = {}
     for each in rows:
-        grouped.setdefault(each["cell"], []).append(each)
+        if latest[each["content_key"], each["repeat"]] is each:
+            grouped.setdefault(each["content_key"], []).append(each)
     return [_pooled(repeats) for repeats in grouped.values()]
 
 
@@ -91,6 +98,9 @@ def _pooled(repeats: list[Row]) -> Row:
     for name in MEDIANS:
         values = [r[name] for r in shown if r[name] is not None]
         pooled[name] = statistics.median(values) if values else None
+    # No W is a slope that is not positive: more tokens per ms than any number.
+    W = statistics.median(math.inf if r["W_tokens_per_ms"] is None else r["W_tokens_per_ms"] for r in shown)
+    pooled["W_tokens_per_ms"] = W if math.isfinite(W) else None
     pooled["peak_rss_bytes"] = max((r["peak_rss_bytes"] for r in shown if r["peak_rss_bytes"]), default=None)
     pooled["ok_series"] = [r["series"] for r in ok if r["series"]]
     pooled["reasons"] = list(dict.fromkeys(reason for r in repeats for reason in r["reasons"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from harness.analysis.traffic import bandwidth_share, ceiling_bytes_per_s
@@ -12,20 +13,26 @@ CLOCK_TOLERANCE_MS_PER_TOKEN = 0.1
 CEILING_TOLERANCE = 1.05  # a share of the measured bandwidth above this is no measurement
 CONTENTION_TOLERANCE = 0.05  # of threads x time; 0.1% is usual on a quiet machine
 CONTENTION_FLOOR_NS = 50_000_000  # a wait or two, which any machine has, is a large share of a very short run
-STALLED_SHARE = 0.01  # of the run's wall time
+STALLED_SHARE = 0.01  # of the timed part
+STALLED_FLOOR_US = 10_000
+PAGE_BYTES = 4096
+REFAULT_TOLERANCE = 0.05  # of the model: the counter is the machine's, and others read files too
 
 Record = dict[str, Any]
 
 
-def status(record: Record) -> tuple[str, list[str]]:
-    """The outcome, or `invalid` when a verdict says so, with the reasons."""
+def status(record: Record, ceiling: float | None = None) -> tuple[str, list[str]]:
+    """The outcome, or `invalid` when a verdict says so, with the reasons.
+
+    `ceiling`: read bandwidth in bytes/s; null: the best of the probes that the record itself has.
+    """
     if record["outcome"] != "ok":
         return record["outcome"], [record["reason"]] if record.get("reason") else []
-    reasons = invalid_because(record)
+    reasons = invalid_because(record, ceiling or ceiling_bytes_per_s([record]))
     return ("invalid", reasons) if reasons else ("ok", [])
 
 
-def invalid_because(record: Record) -> list[str]:
+def invalid_because(record: Record, ceiling: float | None) -> list[str]:
     """Each reason why a finished repeat's figures are none, as a sentence; empty when it stands."""
     loaded, done = record["loaded"], record["done"]
     prompt, new = record["workload"]["prompt_tokens"], record["workload"]["new_tokens"]
@@ -45,13 +52,14 @@ def invalid_because(record: Record) -> list[str]:
             reasons.append(f"kernel {asked} was asked for and {ran} ran")
             break
     reasons += _weights(record)
+    reasons += _options(record)
     reasons += _placement(record)
     if not done["warmup"]["agreed"]:
         reasons.append("warm-up never settled: no two windows in a row agreed")
     reasons += _second_clock(record)
     reasons += _paging(record)
     reasons += _contention(record)
-    share = bandwidth_share(record, ceiling_bytes_per_s([record]))
+    share = bandwidth_share(record, ceiling)
     if share is not None and share > CEILING_TOLERANCE:
         reasons.append(
             f"faster than memory allows: {share:.0%} of the read bandwidth measured on this machine"
@@ -73,6 +81,15 @@ def _weights(record: Record) -> list[str]:
     if asked is not None and found is not None and asked != found:
         reasons.append(f"weights of type {asked} were asked for and {found} were loaded")
     return reasons
+
+
+def _options(record: Record) -> list[str]:
+    """Switches, names and threads that the stack resolved to something else than was asked. Sizes it may
+    round."""
+    resolved = record["loaded"].get("options") or {}
+    asked = {k: v for k, v in record["options"].items() if isinstance(v, bool | str) or k == "threads"}
+    changed = [k for k, v in asked.items() if resolved.get(k) is not None and resolved[k] != v]
+    return [f"{name} {asked[name]} was asked for and {resolved[name]} ran" for name in changed]
 
 
 def _placement(record: Record) -> list[str]:
@@ -121,8 +138,15 @@ def _paging(record: Record) -> list[str]:
         reasons.append(f"{faults} major page faults while timing")
     pressure = record["conditions"].get("pressure", {})
     if pressure.get("pswpin"):
-        reasons.append(f"{pressure['pswpin']} pages were swapped in during the run")
-    stalled_us = pressure.get("memory_stall_us", 0)
-    if stalled_us > STALLED_SHARE * record["timing"]["wall_s"] * 1e6:
-        reasons.append(f"memory pressure stalled the machine for {stalled_us / 1e6:.1f} s")
+        reasons.append(f"{pressure['pswpin']} pages were swapped in while timing")
+    refaulted = PAGE_BYTES * pressure.get("workingset_refault_file", 0)
+    if refaulted > REFAULT_TOLERANCE * (record["loaded"].get("model_bytes") or math.inf):
+        reasons.append(f"{refaulted / 1e6:.0f} MB of evicted file pages were read again while timing")
+    timed_us = (record["timing"].get("last_token_ns") or 0) / 1e3
+    for name, what in (
+        ("memory_stall_us", "memory pressure stalled the machine"),
+        ("cgroup_throttled_us", "the CPU quota throttled it"),
+    ):
+        if pressure.get(name, 0) > max(STALLED_SHARE * timed_us, STALLED_FLOOR_US):
+            reasons.append(f"{what} for {pressure[name] / 1e6:.2f} s of {timed_us / 1e6:.2f}")
     return reasons

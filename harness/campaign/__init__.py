@@ -3,8 +3,9 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +19,9 @@ from harness.config import Experiment
 from harness.plan import Cell
 from harness.results import Record, Stored
 
-__all__ = ["Asked", "Campaign", "DeviceBusy", "Stopped", "Watcher", "run"]
+__all__ = ["Asked", "DeviceBusy", "Stopped", "Watcher", "run"]
+
+PROBE_EVERY_S = 60.0  # a probe takes about half a second
 
 
 class Stopped(RuntimeError):
@@ -36,66 +39,51 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """How a campaign is run, beside its config."""
+    """How a campaign is run, beside its config. `root`: the results folder, absolute."""
 
     root: Path
     config_path: Path
     command_line: Sequence[str]
-    only: Sequence[str] = ()
     fresh: bool = False
     retry_failed: bool = False
     wait: bool = False
 
 
-@dataclass
-class Campaign:
-    """Every selected repeat's record, those kept from before included."""
+def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Watcher) -> list[Stored]:
+    """Measure what is not measured yet. Returns every repeat's record, those kept from before included.
 
-    stored: list[Stored] = field(default_factory=list)
-
-    @property
-    def all_ok(self) -> bool:
-        return all(status(s.record)[0] == "ok" for s in self.stored)
-
-
-def run(experiment: Experiment, asked: Asked, watcher: Watcher) -> Campaign:
-    """Measure what is not measured yet.
-
-    Raises ResultsError (results cannot be written, nothing was started), DeviceBusy, Stopped,
-    KeyboardInterrupt (the record of the repeat in hand is written first).
+    Raises ResultsError and CacheError (nothing was started), DeviceBusy, Stopped, KeyboardInterrupt (the
+    record of the repeat in hand is written first).
     """
     results.check_writable(asked.root)
     protocol = experiment.protocol
-    cells = plan.select(plan.cells(experiment), asked.only)
     order = plan.order(cells, protocol.repeats, protocol.order_seed)
     preparation = Preparation(experiment.device, experiment.gpu, protocol.threads, watcher.say)
     with device_lock(preparation.device_id, asked.wait, watcher.say):
-        for stored in results.recover(asked.root):
+        for stored in results.recover(asked.root, _passed_over(watcher)):
             watcher.say(f"kept what an interrupted repeat had measured: {stored.folder}")
         slug = machine.facts()["slug"]
         keys = {cell.id: _content_key(cell, preparation, slug) for cell in cells}
-        earlier = _earlier(asked.root / slug, watcher.say)
-        campaign, todo = Campaign(), []
+        latest = _latest(asked.root / slug, watcher)
+        found, todo = [], []
         for cell, repeat in order:
-            before = earlier.get((keys[cell.id], repeat), [])
-            if plan.is_done([status(s.record)[0] for s in before], asked.fresh, asked.retry_failed):
-                campaign.stored.append(before[-1])
+            before = latest.get((keys[cell.id], repeat))
+            was = status(before.record)[0] if before else None
+            if before and plan.is_done(was, asked.fresh, asked.retry_failed):
+                found.append(before)
             else:
                 todo.append((cell, repeat))
-        if campaign.stored:
-            watcher.say(
-                f"{len(campaign.stored)} repeats are measured already and kept; --fresh measures anew"
-            )
+        if found:
+            watcher.say(f"{len(found)} repeats are measured already and kept; --fresh measures anew")
+            preparation.know_prompts(each.record for each in found)
         shared = facts.of_campaign(experiment, asked.config_path, asked.command_line)
         pending = {cell.id: cell for cell, _ in todo}
         ready = {key: _inputs(cell, experiment, preparation) for key, cell in pending.items()}
-        probes: list[Record] = []
+        probes = Probes(ready.values(), watcher) if protocol.measure_bandwidth else None
         for number, (cell, repeat) in enumerate(todo, 1):
-            # A round has every cell once: a probe before each interleaves them with the cells.
-            if protocol.measure_bandwidth and (number == 1 or repeat != todo[number - 2][1]):
-                probes.append(machine.read_bandwidth(preparation.threads))
             begun = shared | facts.of_repeat(cell, repeat, keys[cell.id], experiment.device, experiment.gpu)
-            begun |= {"place_in_order": [number, len(todo)], "bandwidth_probes": list(probes)}
+            begun |= {"place_in_order": [number, len(todo)]}
+            begun |= {"bandwidth_probes": probes.so_far(repeat) if probes else []}
             watcher.repeat_begins(number, len(todo), cell, repeat)
             inputs = ready[cell.id]
             try:
@@ -105,14 +93,34 @@ def run(experiment: Experiment, asked: Asked, watcher: Watcher) -> Campaign:
                     begun |= facts.of_inputs(cell, inputs, begun)
                     stored = measure(asked.root / slug, cell, begun, inputs, watcher.tokens)
             except results.ResultsError as full:
-                raise Stopped(
-                    f"stopped at {cell.id}: {full}; {number - 1} repeats were finished and kept"
-                ) from full
-            campaign.stored.append(stored)
+                kept = f"{number - 1} repeats were finished and kept"
+                raise Stopped(f"stopped at {cell.id}: {full}; {kept}") from full
+            found.append(stored)
             watcher.repeat_ends(stored)
     place = {cell.id: number for number, cell in enumerate(cells)}
-    campaign.stored.sort(key=lambda s: (place[s.record["cell"]], s.record["repeat"]))
-    return campaign
+    return sorted(found, key=lambda s: (place[s.record["cell"]], s.record["repeat"]))
+
+
+class Probes:
+    """Probes of the CPU's read bandwidth, interleaved with the cells: before each round, and once a
+    minute."""
+
+    def __init__(self, ready: Iterable[Inputs | NotReady], watcher: Watcher) -> None:
+        on_cpu = [i.threads for i in ready if isinstance(i, Inputs) and i.device_id == "cpu"]
+        self._threads, self._watcher = max(on_cpu, default=0), watcher
+        self._taken: list[Record] = []
+        self._round, self._at = 0, 0.0
+
+    def so_far(self, repeat: int) -> list[Record]:
+        """All probes of the campaign up to now, after another if one is due."""
+        due = repeat != self._round or time.monotonic() > self._at + PROBE_EVERY_S
+        if self._threads and due:
+            try:
+                self._taken.append(machine.read_bandwidth(self._threads))
+            except machine.ProbeError as failure:
+                self._watcher.say(f"no bandwidth: {failure}")
+            self._round, self._at = repeat, time.monotonic()
+        return list(self._taken)
 
 
 def _inputs(cell: Cell, experiment: Experiment, preparation: Preparation) -> Inputs | NotReady:
@@ -140,17 +148,23 @@ def _inputs(cell: Cell, experiment: Experiment, preparation: Preparation) -> Inp
 
 
 def _content_key(cell: Cell, preparation: Preparation, slug: str) -> str:
+    options, device = cell.options(preparation.threads), preparation.device_id
     try:
-        lock = preparation.interpreter(cell.header).lock
+        interpreter = preparation.interpreter(cell.header)
     except NotReady:
-        return plan.content_key(cell, ("unavailable",), None, slug)
-    return plan.content_key(cell, lock, preparation.fingerprint(cell), slug)
+        return plan.content_key(cell, options, ("unavailable",), None, slug, device)
+    built = [f"{name}={value}" for name, value in interpreter.environment.variables.items()]
+    stack = [interpreter.environment.name, *built, *interpreter.lock]
+    return plan.content_key(cell, options, stack, preparation.fingerprint(cell), slug, device)
 
 
-def _earlier(folder: Path, say: Callable[[str], None]) -> dict[tuple[str, int], list[Stored]]:
-    """What this machine measured before, by content key and repeat."""
-    earlier: dict[tuple[str, int], list[Stored]] = {}
-    for stored in results.records(folder, lambda damage: say(f"passed over: {damage}")):
-        if stored.record["kind"] == "measured":
-            earlier.setdefault((stored.record["content_key"], stored.record["repeat"]), []).append(stored)
-    return earlier
+def _latest(folder: Path, watcher: Watcher) -> dict[tuple[str, int], Stored]:
+    """What this machine measured before: the latest record of each content key and repeat."""
+    stored = results.records(folder, _passed_over(watcher))
+    measured = [each for each in stored if each.record["kind"] == "measured"]
+    measured.sort(key=lambda each: str(each.record["started_utc"]))
+    return {(each.record["content_key"], each.record["repeat"]): each for each in measured}
+
+
+def _passed_over(watcher: Watcher) -> Callable[[results.ResultsError], None]:
+    return lambda damage: watcher.say(f"passed over: {damage}")

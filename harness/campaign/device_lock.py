@@ -6,8 +6,9 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from harness.envs.build import cache_folder
+from harness.cache import CacheError, cache_folder, made
 
 
 class DeviceBusy(RuntimeError):
@@ -16,10 +17,17 @@ class DeviceBusy(RuntimeError):
 
 @contextmanager
 def device_lock(device_id: str, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the device until the block ends or the process dies. Waits if asked to, else raises DeviceBusy."""
-    folder = cache_folder() / "locks"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{device_id.replace(':', '-')}.lock").open("a+") as lock:
+    """Hold the device until the block ends or the process dies. Waits if asked to, else raises DeviceBusy.
+
+    Raises CacheError when the lock cannot be made.
+    """
+    path = _path(device_id)
+    made(path.parent)
+    try:
+        lock = path.open("a+")
+    except OSError as refusal:
+        raise CacheError(f"{path}: cannot be written: {refusal.strerror}; see HARNESS_CACHE") from refusal
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -35,3 +43,19 @@ def device_lock(device_id: str, wait: bool, say: Callable[[str], None]) -> Itera
         lock.write(str(os.getpid()))
         lock.flush()
         yield
+
+
+def is_busy(device_id: str) -> bool:
+    """Whether a campaign is measuring there now. Makes nothing."""
+    try:
+        with _path(device_id).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _path(device_id: str) -> Path:
+    return cache_folder() / "locks" / f"{device_id.replace(':', '-')}.lock"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,7 +14,8 @@ import harness
 from harness import machine
 from harness.campaign.repeat import Inputs
 from harness.config import Experiment
-from harness.envs.build import key_of, source_digest
+from harness.envs.build import key_of
+from harness.envs.header import RUNNERS
 from harness.plan import Cell
 from harness.results import Record
 
@@ -95,6 +97,14 @@ def git_commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return head.stdout.strip() + ("+" if changed.stdout else "")
+
+
+def source_digest(stack: str) -> str:
+    """Hash of the runner's own source: the code that measured."""
+    digest = hashlib.sha256()
+    for path in (RUNNERS / "worker.py", RUNNERS / "protocol.py", *sorted(RUNNERS.glob(f"{stack}*.py"))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def utc_now() -> str:

@@ -6,12 +6,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from harness import launch, machine
+from harness.cache import CacheError, exclusive
 from harness.config import Model
 from harness.envs import build
 from harness.envs.build import Interpreter
@@ -19,7 +20,8 @@ from harness.envs.header import Header
 from harness.models import weights
 from harness.models.weights import Ready, WeightsError
 from harness.plan import Cell
-from harness.theory.estimate import NOMINAL_BPW
+from harness.results import Record
+from harness.theory.estimate import weight_bytes
 from harness.theory.shapes import Shape, parameters
 from runners.protocol import Died, Done, Event, Failed, Phase, Request
 
@@ -30,13 +32,15 @@ PROMPT_TEXT = (
     "A harness compares what several stacks make of one model on one machine: it sends the same words to "
     "each, waits for every token, and writes down when it came. "
 )
+TOKENIZED = "the harness's fixed text, by the model's own tokenizer"  # where a prompt is from
 FAKE_VOCABULARY = 512  # of a stack that loads no weights
 JOB_TIMEOUT_S = 6 * 3600.0
 SPARE_DISK_BYTES = 1 << 30
+SMALL_MODEL_BPW = 1.2  # small models are up to 15% above the nominal bits per weight
 
 
 class NotReady(RuntimeError):
-    """A cell cannot be measured: `outcome` (error, refused or unavailable) and a reason, one sentence."""
+    """A cell cannot be measured: `outcome` (error or unavailable) and a reason, one sentence."""
 
     def __init__(self, outcome: str, reason: str) -> None:
         super().__init__(reason)
@@ -81,8 +85,8 @@ class Preparation:
             return NotReady("unavailable", str(failure))
 
     def fingerprint(self, cell: Cell) -> str | None:
-        """What tells this cell's weights from any other, without making them; null where they cannot be
-        had."""
+        """What tells this cell's weights from any other, before any are synthesized or quantized; null where
+        they cannot be had."""
         if cell.header.weights == "none":
             return "none"
         try:
@@ -94,7 +98,7 @@ class Preparation:
             return None
 
     def weights(self, cell: Cell) -> Ready | None:
-        """The weights of a cell, synthesized, downloaded or quantized as need be; null for a stack that loads
+        """The weights of a cell, synthesized, downloaded or quantized as need be; null if its stack loads
         none.
 
         Raises NotReady.
@@ -109,13 +113,20 @@ class Preparation:
                 return given
             if given.header.quant not in weights.FULL_TYPES:
                 stored = given.header.quant or "of an unknown type"
-                raise WeightsError(
-                    f"{given.path}: is {stored}; {cell.quant} was asked for, and that needs f16 weights"
-                )
+                asked = f"{cell.quant} was asked for, and that needs f16 weights"
+                raise WeightsError(f"{given.path}: is {stored}; {asked}")
             target = weights.quantized_path(given, str(cell.quant), self._quantizer(cell))
             return self._quantized(cell, given.path, given.header.weights()["parameters"], target)
-        except WeightsError as failure:
+        except (WeightsError, CacheError) as failure:
             raise NotReady("error", str(failure)) from failure
+
+    def know_prompts(self, records: Iterable[Record]) -> None:
+        """Prompts of records kept from before: a source tried now must tokenize as they did."""
+        for record in records:
+            workload = record["workload"]
+            if workload.get("prompt_source") == TOKENIZED:
+                known = (str(record["model"]["weights"]["file"]), workload["prompt"])
+                self._prompts.setdefault((record["model"]["name"], workload["prompt_tokens"]), known)
 
     def prompt(self, cell: Cell, ready: Ready | None) -> tuple[list[int], str]:
         """The prompt's ids, the same for every stack and variant of the model, and where they are from.
@@ -132,7 +143,7 @@ class Preparation:
         first_source, first_ids = self._prompts.setdefault((cell.model.name, count), (str(ready.path), ids))
         if ids != first_ids:
             raise NotReady("error", f"{ready.path} and {first_source} tokenize the same text differently")
-        return ids, "the harness's fixed text, by the model's own tokenizer"
+        return ids, TOKENIZED
 
     def _tokenize(self, cell: Cell, ready: Ready, count: int) -> list[int]:
         key = (ready.fingerprint, count)
@@ -181,58 +192,49 @@ class Preparation:
     def _synthetic(self, cell: Cell) -> Ready:
         quant = cell.quant or weights.SOURCE_QUANT
         target = self._synthetic_path(cell, quant)
-        if target.exists():
-            return self._checked(target)
+        if ready := weights.cached(target):
+            return ready
         count = parameters(self._shape(cell))
         source = self._synthetic_path(cell, weights.SOURCE_QUANT)
-        if not source.exists():
-            who = self._who(cell, None)
-            request = Request("synthesize", *who, {"seed": cell.model.weights.seed, "threads": self.threads})
-            self._make(cell, request, source, count * NOMINAL_BPW[weights.SOURCE_QUANT] / 8)
+        if not weights.cached(source):
+            who, options = self._who(cell, None), {"seed": cell.model.weights.seed}
+            expected = weight_bytes(count, weights.SOURCE_QUANT)
+            self._make(cell, Request("synthesize", *who, options), source, expected)
         if quant == weights.SOURCE_QUANT:
-            return self._checked(source)
+            return weights.local(source)
         return self._quantized(cell, source, count, target)
 
     def _quantized(self, cell: Cell, source: Path, count: int, target: Path) -> Ready:
-        if not target.exists():
-            # Synthetic weights stand in for the files people have; a user's own follow llama.cpp as it is.
-            synthetic = cell.model.weights.kind == "synthetic"
-            options = {"quant": cell.quant, "threads": self.threads, "as_published": synthetic}
-            request = Request("quantize", *self._who(cell, source), options, files={"source": str(source)})
-            self._make(cell, request, target, count * NOMINAL_BPW[str(cell.quant)] / 8)
-        return self._checked(target)
-
-    def _checked(self, path: Path) -> Ready:
-        """A file of the cache, which a crash of the whole machine may still have cut short."""
-        try:
-            return weights.local(path)
-        except WeightsError:
-            path.unlink(missing_ok=True)
-            raise
+        if ready := weights.cached(target):
+            return ready
+        # Synthetic weights stand in for the files people have; a user's own follow llama.cpp as it is.
+        synthetic = cell.model.weights.kind == "synthetic"
+        options = {"quant": cell.quant, "threads": self.threads, "as_published": synthetic}
+        request = Request("quantize", *self._who(cell, source), options, files={"source": str(source)})
+        self._make(cell, request, target, weight_bytes(count, str(cell.quant)))
+        return weights.local(target)
 
     def _make(self, cell: Cell, request: Request, target: Path, expected_bytes: float) -> None:
         """Run a job that writes a large file: disk checked first, written beside, renamed when whole.
 
-        Raises WeightsError.
+        Raises WeightsError, CacheError.
         """
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with build.exclusive(target.with_suffix(".lock")):
-            if target.exists():  # another campaign made it while this one waited
+        with exclusive(target.with_suffix(".lock")):
+            if weights.cached(target):  # another campaign made it while this one waited
                 return
             for leftover in target.parent.glob(f"{target.name}.partial-*"):
                 leftover.unlink(missing_ok=True)
             free = shutil.disk_usage(target.parent).free
-            needed = (
-                expected_bytes * 1.2 + SPARE_DISK_BYTES
-            )  # small models are up to 15% above the nominal BPW
+            needed = expected_bytes * SMALL_MODEL_BPW + SPARE_DISK_BYTES
             if free < needed:
                 raise WeightsError(
                     f"{target.name} of {cell.model.name} needs {needed / 1e9:.1f} GB of disk and "
                     f"{free / 1e9:.1f} GB is free in {target.parent}"
                 )
             partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
+            request = replace(request, files={**request.files, "target": str(partial)})
             try:
-                self._job(cell, _with_target(request, partial), f"{cell.model.name} {target.stem}")
+                self._job(cell, request, f"{cell.model.name} {target.stem}")
                 partial.replace(target)
             finally:
                 partial.unlink(missing_ok=True)
@@ -248,7 +250,3 @@ class Preparation:
             if isinstance(last, (Failed, Died)):
                 raise WeightsError(f"{request.job} {what or cell.model.name}: {last.reason}")
         return last.facts if isinstance(last, Done) else {}
-
-
-def _with_target(request: Request, path: Path) -> Request:
-    return replace(request, files={**request.files, "target": str(path)})

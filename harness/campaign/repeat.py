@@ -17,6 +17,9 @@ from harness.plan import Cell
 from harness.results import Record, ResultsError, Stored
 from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, Tokens
 
+# What a Done of a decode has to have: the verdicts read it.
+SAID_AT_THE_END = {"counters", "warmup", "facts_after", "major_faults", "start_ns", "flushes"}
+
 OnTokens = Callable[[int, int], None]
 """Told how many tokens have come and the latency of the latest, in ns."""
 
@@ -62,7 +65,7 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
     begun = begun | {"variables": launch.recorded_variables(variables)}
     running = results.begin(folder / cell.model.name / cell.id, begun)
     seen = Seen()
-    started_ns, before = time.perf_counter_ns(), pressure()
+    started_ns = time.perf_counter_ns()
     worker: launch.Worker | None = None
     sampler: Sampler | None = None
     interrupted = False
@@ -82,9 +85,8 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
     finally:
         if worker is not None:
             worker.stop()
-    record = (
-        begun | seen.record() | {"conditions": begun["conditions"] | {"pressure": _rise(before, pressure())}}
-    )
+    record = begun | seen.record()
+    record["conditions"] = begun["conditions"] | {"pressure": seen.pressure}
     record["timing"] = {
         "started_utc": begun["started_utc"],
         "wall_s": (time.perf_counter_ns() - started_ns) / 1e9,
@@ -92,8 +94,9 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
         **seen.stamps(),
     }
     record["memory"] = (sampler.summary() if sampler else {}) | {"rusage": worker.rusage if worker else None}
-    record["log_tail"] = launch.tail(running.folder / "worker.log") if record["outcome"] != "ok" else []
-    stored = running.finish(record, seen.series(), sampler.columns if sampler else None)
+    record["exit_status"] = worker.exit_status if worker else None
+    record["log_tail"] = results.tail(running.folder / "worker.log") if record["outcome"] != "ok" else []
+    stored = running.finish(record, results.columns_of(seen.tokens), sampler.columns if sampler else None)
     if interrupted:
         raise KeyboardInterrupt
     return stored
@@ -116,25 +119,35 @@ def not_measured(folder: Path, cell: Cell, begun: Record, outcome: str, reason: 
 
 
 class Seen:
-    """What the worker has said so far."""
+    """What the worker has said so far, and how memory and CPU pressure rose while it was timing."""
 
     def __init__(self) -> None:
         self.phases: list[Phase] = []
         self.tokens: list[Tokens] = []
         self.loaded: dict[str, Any] | None = None
         self.ended: Done | Failed | Died | None = None
-        self._count = 0
+        self.pressure: dict[str, int] = {}
+        self._at_start: dict[str, int] = {}
+        self._count, self._last_ns = 0, 0
 
     def add(self, event: Event | Died, on_tokens: OnTokens) -> None:
         if isinstance(event, Phase):
             self.phases.append(event)
+            if event.name == "generate":
+                self._at_start = pressure()
+            elif event.name == "finish":
+                after = pressure()
+                self.pressure = {k: after[k] - v for k, v in self._at_start.items() if k in after}
         elif isinstance(event, Loaded):
             self.loaded = event.facts
         elif isinstance(event, Tokens):
             self.tokens.append(event)
             self._count += len(event.ids)
-            if event.t_ns:
-                on_tokens(self._count, event.t_ns[-1] - (event.t_ns[-2] if len(event.t_ns) > 1 else 0))
+            before_ns = event.t_ns[-2] if len(event.t_ns) > 1 else self._last_ns
+            self._last_ns = event.t_ns[-1]
+            on_tokens(self._count, self._last_ns - before_ns)
+        elif isinstance(event, Done) and (missing := SAID_AT_THE_END - event.facts.keys()):
+            self.ended = Died("error", f"the worker said nonsense: Done without {', '.join(sorted(missing))}")
         else:
             self.ended = event
 
@@ -155,33 +168,13 @@ class Seen:
         }
 
     def _done(self) -> dict[str, Any]:
-        """What Done said, less what stands elsewhere: per-token lists are in the series, and of the facts
-        asked again after the run only those that changed are kept."""
+        """What Done said; of the facts asked again after the run only those that changed are kept."""
         facts = dict(self.ended.facts) if isinstance(self.ended, Done) else {}
-        before, after = self.loaded or {}, facts.pop("facts_after", {})
-        facts["facts_changed"] = {k: v for k, v in after.items() if before.get(k) != v}
-        facts["counters"] = {k: v for k, v in self._counters().items() if type(v) is not list}
-        return facts
+        before, after = self.loaded or {}, facts.pop("facts_after")
+        return facts | {"facts_changed": {k: v for k, v in after.items() if before.get(k) != v}}
 
     def stamps(self) -> dict[str, int]:
         """First and last stamp, ns since generation began; nothing when no token came."""
         if not self._count:
             return {}
         return {"first_token_ns": self.tokens[0].t_ns[0], "last_token_ns": self.tokens[-1].t_ns[-1]}
-
-    def series(self) -> dict[str, list[int]]:
-        """Per-token columns: latency, id, and the counters that have one number a token."""
-        columns = results.columns_of(self.tokens)
-        per_token = {
-            k: v
-            for k, v in self._counters().items()
-            if type(v) is list and len(v) == self._count and self._count
-        }
-        return columns | per_token
-
-    def _counters(self) -> dict[str, Any]:
-        return self.ended.facts.get("counters", {}) if isinstance(self.ended, Done) else {}
-
-
-def _rise(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
-    return {name: after[name] - value for name, value in before.items() if name in after}

@@ -33,14 +33,18 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _dispatch(arguments: argparse.Namespace) -> int:
+    from harness.cache import CacheError
     from harness.cli import commands
     from harness.config import ConfigError
     from harness.results import ResultsError
 
     try:
         code: int = getattr(commands, arguments.command)(arguments)
-    except (ConfigError, ResultsError) as mistake:
-        print(f"harness: {mistake}" if isinstance(mistake, ResultsError) else mistake, file=sys.stderr)
+    except ConfigError as mistake:  # it names the file and the line
+        print(mistake, file=sys.stderr)
+        return NOT_STARTED
+    except (CacheError, ResultsError) as mistake:
+        print(f"harness: {mistake}", file=sys.stderr)
         return NOT_STARTED
     return code
 
@@ -83,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     synth.add_argument(
         "--quant", nargs="+", default=["f16"], metavar="TYPE", help="e.g. q4_k_m (default: f16)"
     )
-    synth.add_argument("--seed", type=int, default=0)
+    synth.add_argument("--seed", type=int, default=0, metavar="N", help="at least 0 (default: 0)")
     synth.add_argument("--json", action="store_true", help="one array, one object per file")
 
     env = _command(commands, "env", "the environments the stacks run in")

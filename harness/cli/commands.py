@@ -35,25 +35,27 @@ def run(arguments: argparse.Namespace) -> int:
         root=root,
         config_path=arguments.config,
         command_line=sys.argv,
-        only=arguments.only,
         fresh=arguments.fresh,
         retry_failed=arguments.retry_failed,
         wait=arguments.wait,
     )
-    progress = Progress()
     try:
-        finished = campaign.run(experiment, asked, progress)
+        stored = campaign.run(experiment, chosen, asked, Progress())
     except (campaign.DeviceBusy, campaign.Stopped) as stop:
         print(f"harness: {stop}", file=sys.stderr)
         return NOT_OK
-    table = _rows(finished.stored)
-    page = root / "report.html" if arguments.out else Path("reports") / f"{experiment.name}.html"
+    table = _rows(stored)
     _print(table, arguments.json)
     from harness.report import page as report
 
-    report.write(page, experiment.name, rows.per_cell(table), finished.stored)
+    page = root / "report.html" if arguments.out else Path("reports") / f"{experiment.name}.html"
+    try:
+        report.write(page, experiment.name, rows.per_cell(table), stored)
+    except ResultsError as refusal:  # all is measured: this is not "nothing was started"
+        print(f"harness: {refusal}", file=sys.stderr)
+        return NOT_OK
     print(f"records: {root}\nreport: {page.absolute()}", file=sys.stderr if arguments.json else sys.stdout)
-    return OK if finished.all_ok else NOT_OK
+    return OK if all(row["status"] == "ok" for row in table) else NOT_OK
 
 
 def list(arguments: argparse.Namespace) -> int:
@@ -118,7 +120,7 @@ def _rows(stored: Sequence[Stored]) -> Sequence[rows.Row]:
         except ResultsError as damage:
             print(f"harness: {damage}", file=sys.stderr)
             series = {}
-        path = str(each.series_path) if each.series_path else None
+        path = str(each.series_path) if series else None
         table.append(rows.row(each.record, series, path, ceilings[each.record["campaign"]["id"]]))
     return table
 

@@ -8,25 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from harness import machine
+from harness.campaign.device_lock import is_busy
 from harness.cli import OK
 from harness.config import Experiment
 from harness.envs import build
 from harness.models import weights
 from harness.plan import Cell
-from harness.theory.estimate import NOMINAL_BPW, estimate
+from harness.theory.estimate import estimate, weight_bytes
+from harness.theory.ggml import element_bytes
+from harness.theory.shapes import Shape, kv_bytes_per_token, parameters
 
 
 def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
     """Print the lines, or one array."""
-    threads = experiment.protocol.threads or machine.physical_cores()
-    on_cpu = experiment.device == "cpu"
-    bandwidth = machine.read_bandwidth(threads)["read_bytes_per_s"] if on_cpu else None
-    try:
-        machine.device_id(experiment.device, experiment.gpu)
-        unavailable = None
-    except machine.DeviceError as absent:
-        unavailable = str(absent)
-    lines = [_line(cell, experiment, threads, bandwidth, unavailable) for cell in cells]
+    here = Here(experiment)
+    lines = [here.line(cell) for cell in cells]
     if as_json:
         print(json.dumps(lines, indent=1))
         return OK
@@ -43,58 +39,99 @@ def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
     return OK
 
 
-def _line(
-    cell: Cell, experiment: Experiment, threads: int, bandwidth: float | None, unavailable: str | None
-) -> dict[str, Any]:
-    source, missing_bytes = _weights(cell, experiment.device)
-    line: dict[str, Any] = {
-        "cell": cell.id,
-        "weights": source,
-        "disk_bytes": missing_bytes,
-        "memory_bytes": None,
-        "seconds": None,
-        "note": unavailable,
-    }
-    shape = cell.model.shape
-    if shape is None or cell.header.weights == "none":
-        return line
-    prompt, new = int(cell.workload.prompt_tokens or 0), int(cell.workload.new_tokens or 0)
-    n_ctx = int(cell.options(threads).get("n_ctx") or prompt + new)
-    bpw = NOMINAL_BPW.get(cell.quant or "f16", 16.0)
-    guess = estimate(shape, bpw, prompt, new, n_ctx, bandwidth)
-    line |= {"memory_bytes": round(guess.memory_bytes), "seconds": guess.seconds}
-    available = machine.facts()["memory_bytes"]
-    if unavailable is None and experiment.device == "cpu" and guess.memory_bytes > available:
-        line["note"] = f"will not fit: this machine has {available / 1e9:.1f} GB of memory"
-    return line
+class Here:
+    """This machine as a plan meets it: its device, its bandwidth, and which files are made or planned
+    already."""
 
+    def __init__(self, experiment: Experiment) -> None:
+        self._device = experiment.device
+        self._threads = experiment.protocol.threads or machine.physical_cores()
+        self._planned: set[tuple[str, str]] = set()
+        self._unavailable: str | None = None
+        self._bandwidth: float | None = None
+        try:
+            device_id = machine.device_id(experiment.device, experiment.gpu)
+            # A probe would spoil what another campaign is measuring.
+            if device_id == "cpu" and not is_busy(device_id):
+                self._bandwidth = machine.read_bandwidth(self._threads)["read_bytes_per_s"]
+        except machine.DeviceError as absent:
+            self._unavailable = str(absent)
+        except machine.ProbeError:
+            pass  # then there is no estimate of the time
 
-def _weights(cell: Cell, device: str) -> tuple[str, float | None]:
-    """Where weights come from, in words, and the bytes still to be written to disk (null: unknown)."""
-    kind, model = cell.model.weights.kind, cell.model
-    if cell.header.weights == "none":
-        return "no weights", 0
-    if kind == "path":
-        path = Path(weights.named_path(model, cell.quant))
-        return f"{path}{'' if path.exists() else ' (missing)'}", 0
-    if kind == "hub":
-        return f"hub {model.weights.repo}/{weights.named_path(model, cell.quant)}", None
-    assert model.shape is not None  # the config refuses synthetic weights without a shape
-    quant = cell.quant or weights.SOURCE_QUANT
-    environment = cell.header.environment_for(device.partition(":")[0])
-    built = build.find(environment) if environment else None
-    wanted = {weights.SOURCE_QUANT, quant}
-    if built is not None:
-        lock = " ".join(built.lock)
-        if weights.synthetic_path(model.shape, model.weights.seed, quant, lock).exists():
-            return "synthetic, in the cache", 0
-        wanted = {
-            q for q in wanted if not weights.synthetic_path(model.shape, model.weights.seed, q, lock).exists()
+    def line(self, cell: Cell) -> dict[str, Any]:
+        """One cell: `weights` in words, bytes still to be written to disk, memory, seconds a repeat, a
+        note."""
+        source, disk_bytes, weight_bytes, kv_bytes = self._weights(cell)
+        line: dict[str, Any] = {
+            "cell": cell.id,
+            "weights": source,
+            "disk_bytes": disk_bytes,
+            "memory_bytes": None,
+            "seconds": None,
+            "note": self._unavailable,
         }
-    bytes_each = [estimate(model.shape, NOMINAL_BPW[q], 1, 1, 1, None).weight_bytes for q in wanted]
-    steps = [f"synthesize {weights.SOURCE_QUANT}"] if weights.SOURCE_QUANT in wanted else []
-    steps += [f"quantize {quant}"] if quant != weights.SOURCE_QUANT else []
-    return ", ".join(steps), sum(bytes_each)
+        if weight_bytes is None or kv_bytes is None:
+            return line
+        prompt, new = int(cell.workload.prompt_tokens or 0), int(cell.workload.new_tokens or 0)
+        n_ctx = int(cell.options(self._threads).get("n_ctx") or prompt + new)
+        guess = estimate(weight_bytes, kv_bytes, prompt, new, n_ctx, self._bandwidth)
+        line |= {"memory_bytes": round(guess.memory_bytes), "seconds": guess.seconds}
+        has = machine.facts()["memory_bytes"]
+        if self._device == "cpu" and guess.memory_bytes > has:
+            line["note"] = f"will not fit: this machine has {has / 1e9:.1f} GB of memory"
+        return line
+
+    def _weights(self, cell: Cell) -> tuple[str, float | None, float | None, float | None]:
+        """Where weights come from, in words; bytes to be written; bytes of the weights; KV bytes a token.
+
+        Null where it cannot be known yet.
+        """
+        model, options = cell.model, cell.options(self._threads)
+        if cell.header.weights == "none":
+            return "no weights", 0, None, None
+        element = element_bytes(options.get("type_k", "f16")), element_bytes(options.get("type_v", "f16"))
+        kv = kv_bytes_per_token(model.shape, *element) if model.shape else None
+        if model.weights.kind == "synthetic" and model.shape:
+            source, disk = self._synthetic(cell, model.shape)
+            quant = cell.quant or weights.SOURCE_QUANT
+            return source, disk, weight_bytes(parameters(model.shape), quant), kv
+        name = weights.named_path(model, cell.quant)
+        if model.weights.kind == "hub":
+            count = parameters(model.shape) if model.shape else None
+            size = weight_bytes(count, cell.quant) if count and cell.quant else None
+            return f"hub {model.weights.repo}/{name}", size, size, kv
+        try:
+            header = weights.local(Path(name)).header
+        except weights.WeightsError as missing:
+            return str(missing), 0, None, None
+        sizes, attention = header.weights(), header.attention()
+        if attention:
+            kv = attention["layers"] * attention["kv_heads"] * attention["head_dim"] * sum(element)
+        if cell.quant in (None, header.quant):
+            return name, 0, sizes["model_bytes"], kv
+        size = weight_bytes(sizes["parameters"], str(cell.quant))
+        return f"{name}, quantize {cell.quant}", size, size, kv
+
+    def _synthetic(self, cell: Cell, shape: Shape) -> tuple[str, float]:
+        """What is still to be made for a cell, after the cells before it, and its bytes."""
+        quant = cell.quant or weights.SOURCE_QUANT
+        environment = cell.header.environment_for(self._device.partition(":")[0])
+        built = build.find(environment) if environment else None
+        lock = " ".join(built.lock) if built else ""
+
+        def missing(name: str) -> bool:
+            path = weights.synthetic_path(shape, cell.model.weights.seed, name, lock)
+            return not path.exists() and (cell.model.name, name) not in self._planned
+
+        if not missing(quant):
+            return "synthetic, made already", 0
+        wanted = [name for name in dict.fromkeys((weights.SOURCE_QUANT, quant)) if missing(name)]
+        self._planned |= {(cell.model.name, name) for name in wanted}
+        steps = [
+            f"synthesize {name}" if name == weights.SOURCE_QUANT else f"quantize {name}" for name in wanted
+        ]
+        return ", ".join(steps), sum(weight_bytes(parameters(shape), name) for name in wanted)
 
 
 def _duration(seconds: float) -> str:

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from harness import launch
+from harness import launch, machine
 from harness.cli import NOT_OK, NOT_STARTED, OK
 from harness.cli.progress import Progress
 from harness.envs import build
@@ -27,7 +27,7 @@ def run(action: str, names: list[str], device: str, as_json: bool) -> int:
     headers = [stacks()[name] for name in names or stacks()]
     if action == "create":
         wanted = [header.environment_for(device) for header in headers]
-        return _create([environment for environment in wanted if environment], device)
+        return _create([environment for environment in wanted if environment], device, as_json)
     lines = [_state(e, check=action == "check") for header in headers for e in header.environments.values()]
     if as_json:
         print(json.dumps(lines, indent=1))
@@ -40,19 +40,23 @@ def run(action: str, names: list[str], device: str, as_json: bool) -> int:
     return NOT_OK if any(line.get("problem") for line in lines) else OK
 
 
-def _create(environments: list[Environment], device: str) -> int:
+def _create(environments: list[Environment], device: str, as_json: bool) -> int:
     if not environments:
         print(f"harness: no environment for device {device}", file=sys.stderr)
         return NOT_STARTED
-    progress = Progress()
+    progress, lines = Progress(), []
     for environment in environments:
         try:
             made = build.create(environment, progress.say)
         except build.EnvironmentFailed as failure:
             print(f"harness: {failure}", file=sys.stderr)
             return NOT_OK
-        progress.say("")
-        print(f"{environment.stack}/{environment.name}: {made.python}")
+        lines.append(_state(environment, check=False))
+        if not as_json:
+            progress.clear()
+            print(f"{environment.stack}/{environment.name}: {made.python}")
+    if as_json:
+        print(json.dumps(lines, indent=1))
     return OK
 
 
@@ -68,9 +72,10 @@ def _state(environment: Environment, check: bool) -> dict[str, Any]:
     }
     if not check or found is None or not environment.dependencies:
         return line
-    request = Request(
-        "probe", environment.stack, "cpu" if environment.device == "cpu" else environment.device, {}
-    )
+    try:
+        request = Request("probe", environment.stack, machine.device_id(environment.device, None), {})
+    except machine.DeviceError as absent:
+        return line | {"state": f"built; {absent}"}
     with tempfile.TemporaryDirectory(prefix="harness-probe-") as folder:
         try:
             facts = launch.facts_of(launch.run_job(request, found, Path(folder), PROBE_TIMEOUT_S))

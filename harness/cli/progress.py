@@ -15,7 +15,7 @@ SAY_AGAIN_S = 10.0
 
 
 class Progress:
-    """A campaign's Watcher. Prints at most as often as the worker flushes (four times a second)."""
+    """A campaign's Watcher. Prints at most as often as the worker flushes (once a second)."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
@@ -24,8 +24,8 @@ class Progress:
         self._topic, self._said = "", 0.0
 
     def say(self, line: str) -> None:
-        """A passing remark. On a terminal it is replaced by the next one; elsewhere those that begin alike, up
-        to a colon, are said every ten seconds."""
+        """A passing remark. On a terminal it is replaced by the next one; elsewhere those that begin alike,
+        up to a colon, are said every ten seconds."""
         if self._live:
             self._draw(line)
             return
@@ -33,6 +33,11 @@ class Progress:
         if topic != self._topic or now >= self._said + SAY_AGAIN_S:
             self._topic, self._said = topic, now
             print(line, file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Take the passing remark off a terminal, before something is printed."""
+        if self._live:
+            self._draw("")
 
     def repeat_begins(self, number: int, of: int, cell: Cell, repeat: int) -> None:
         self._head = f"[{number}/{of}] {cell.id} #{repeat}"
@@ -55,8 +60,7 @@ class Progress:
             )
         if reasons:
             line += f": {'; '.join(reasons)}"
-        if self._live:
-            self._draw("")
+        self.clear()
         print(line, file=sys.stderr, flush=True)
 
     def _draw(self, line: str) -> None:

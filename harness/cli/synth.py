@@ -29,6 +29,9 @@ def make(shape: str, quants: list[str], seed: int, as_json: bool) -> int:
                 file=sys.stderr,
             )
             return NOT_STARTED
+    if seed < 0:
+        print(f"harness: --seed {seed}: must be at least 0", file=sys.stderr)
+        return NOT_STARTED
     progress = Progress()
     preparation = Preparation("cpu", None, None, progress.say)
     model = Model(name=shape, shape=SHAPES[shape], weights=Weights(seed=seed))
@@ -51,7 +54,7 @@ def make(shape: str, quants: list[str], seed: int, as_json: bool) -> int:
             }
         )
         if not as_json:
-            progress.say("")
+            progress.clear()
             print(ready.path)
     if as_json:
         print(json.dumps(made, indent=1))

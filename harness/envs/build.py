@@ -3,7 +3,6 @@ cache."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -13,12 +12,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.envs.header import RUNNERS, Environment
+from harness.cache import cache_folder, exclusive
+from harness.envs.header import Environment
 
 # Native builds (-march=native) must not be shared by two kinds of machine through one home directory.
 _CPU_MODEL_LINES = ("model name", "flags", "CPU part", "Features")
@@ -35,13 +34,6 @@ class Interpreter:
     environment: Environment
     python: Path
     lock: tuple[str, ...]
-
-
-def cache_folder() -> Path:
-    """Where environments, weights and locks are kept: $HARNESS_CACHE, else the user's cache folder."""
-    if given := os.environ.get("HARNESS_CACHE"):
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harness"
 
 
 def key_of(environment: Environment) -> str:
@@ -63,21 +55,22 @@ def folder_of(environment: Environment) -> Path:
 
 
 def find(environment: Environment) -> Interpreter | None:
-    """The built environment, or None. Reads one small file."""
+    """The built environment, or None: not built, or the Python it was built on is gone."""
     try:
         lock = json.loads((folder_of(environment) / "complete.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return Interpreter(environment, folder_of(environment) / "bin" / "python", tuple(lock))
+    python = folder_of(environment) / "bin" / "python"
+    return Interpreter(environment, python, tuple(lock)) if python.exists() else None
 
 
 def create(environment: Environment, progress: Callable[[str], None]) -> Interpreter:
     """Find or build an environment. `progress` gets a short line now and then.
 
-    Raises EnvironmentFailed. A build that was cut off is begun anew; a second builder waits for the first.
+    Raises EnvironmentFailed, CacheError. A build that was cut off is begun anew; a second builder waits for
+    the first.
     """
     folder = folder_of(environment)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with exclusive(folder.with_suffix(".lock")):
         if built := find(environment):
             return built
@@ -99,21 +92,21 @@ def create(environment: Environment, progress: Callable[[str], None]) -> Interpr
                     install += ["--no-binary", package]
                 _run([*install, *environment.dependencies], sink, log, progress, environment)
         python = folder / "bin" / "python"
-        freeze = [uv, "pip", "freeze", "--python", str(python)]
-        frozen = subprocess.run(freeze, capture_output=True, text=True, check=True, env=build_variables({}))
-        lock = frozen.stdout.splitlines()
+        lock = _frozen(uv, python, environment)
         partial = folder / "complete.json.partial"
         partial.write_text(json.dumps(lock), encoding="utf-8")
         partial.replace(folder / "complete.json")
         return Interpreter(environment, python, tuple(lock))
 
 
-@contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Hold a lock file; wait for whoever holds it. The kernel releases it when the holder dies."""
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _frozen(uv: str, python: Path, environment: Environment) -> list[str]:
+    """Exact versions of what was installed, one `name==version` each."""
+    freeze = [uv, "pip", "freeze", "--python", str(python)]
+    said = subprocess.run(freeze, capture_output=True, text=True, env=build_variables({}))
+    if said.returncode:
+        name = f"{environment.stack}/{environment.name}"
+        raise EnvironmentFailed(f"environment {name}: uv pip freeze failed: {said.stderr.strip()[-300:]}")
+    return said.stdout.splitlines()
 
 
 def uv_binary() -> str:
@@ -188,11 +181,3 @@ def _cpu_model() -> str:
         return platform.processor()
     first = text.split("\n\n")[0]
     return "\n".join(line for line in first.splitlines() if line.startswith(_CPU_MODEL_LINES))
-
-
-def source_digest(stack: str) -> str:
-    """Hash of the runner's own source, for the record: the code that measured."""
-    digest = hashlib.sha256()
-    for path in (RUNNERS / "worker.py", RUNNERS / "protocol.py", *sorted(RUNNERS.glob(f"{stack}*.py"))):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]

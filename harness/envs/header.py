@@ -1,4 +1,4 @@
-"""Read what a runner says of itself in its PEP 723 header: options, limits, environments. Imports no
+"""Read what a runner says of itself in its PEP 723 header: options, weights, environments. Imports no
 stack."""
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ class Header:
     summary: str
     weights: str
     options: dict[str, Option]
-    limits: dict[str, Any]
     environments: dict[str, Environment]
 
     def environment_for(self, device: str) -> Environment | None:
@@ -102,7 +101,7 @@ def parse(stack: str, text: str) -> Header:
             )
             for name, given in tool["env"].items()
         }
-        return Header(stack, tool["summary"], tool["weights"], options, tool.get("limits", {}), environments)
+        return Header(stack, tool["summary"], tool["weights"], options, environments)
     except (tomllib.TOMLDecodeError, KeyError, TypeError) as mistake:
         raise HeaderError(f"runners/{stack}.py: header: {mistake!r}") from mistake
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import platform
 import re
 import shutil
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,10 @@ import psutil
 
 class DeviceError(RuntimeError):
     """The device asked for is not here; the message is the reason, one sentence."""
+
+
+class ProbeError(RuntimeError):
+    """A probe of the machine failed; the message is one sentence."""
 
 
 @cache
@@ -54,15 +61,17 @@ def conditions() -> dict[str, Any]:
         "load_1min": os.getloadavg()[0],
         "swap_used_bytes": swap.used,
         "memory_available_bytes": psutil.virtual_memory().available,
-        "throttled_us": _cgroup_throttled_us(),
     }
 
 
 def physical_cores() -> int:
-    """Physical cores this process may use: decode is memory-bound and gains nothing from SMT siblings."""
+    """Physical cores this process may use, by affinity and quota: decode is memory-bound and gains nothing
+    from SMT siblings."""
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    return max(1, min(cores, usable))
+    quota, _, period = (_read("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
+    allowed = math.ceil(int(quota) / int(period)) if quota.isdigit() and period.isdigit() else cores
+    return max(1, min(cores, usable, allowed))
 
 
 def last_level_cache_bytes() -> int | None:
@@ -135,15 +144,18 @@ def device_id(device: str, gpu: str | None) -> str:
 
 
 def read_bandwidth(threads: int) -> dict[str, Any]:
-    """Measure this machine's read bandwidth in a process of its own (about a second): see bandwidth.py."""
-    import json
-    import sys
+    """Measure this machine's read bandwidth in a process of its own (about half a second): see bandwidth.py.
 
+    Raises ProbeError.
+    """
     command = [sys.executable, "-m", "harness.machine.bandwidth", str(threads)]
     # BLAS must not add threads of its own to ours.
     alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=alone)
-    measured: dict[str, Any] = json.loads(answer.stdout)
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=alone)
+        measured: dict[str, Any] = json.loads(answer.stdout)
+    except (subprocess.SubprocessError, OSError, ValueError) as failure:
+        raise ProbeError(f"the bandwidth of memory could not be measured: {failure}") from failure
     return measured
 
 
@@ -159,13 +171,6 @@ def _virtualized() -> bool | None:
     with contextlib.suppress(OSError):
         return " hypervisor " in Path("/proc/cpuinfo").read_text()
     return None
-
-
-def _cgroup_throttled_us() -> int | None:
-    stat = _read("/sys/fs/cgroup/cpu.stat") or ""
-    return next(
-        (int(line.split()[1]) for line in stat.splitlines() if line.startswith("throttled_usec")), None
-    )
 
 
 def _read(path: str | Path) -> str | None:

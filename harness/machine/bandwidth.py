@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import psutil
 
 from harness.machine import last_level_cache_bytes
 
@@ -25,9 +26,11 @@ SMALLEST_BYTES = 256 << 20
 def measure(threads: int) -> dict[str, Any]:
     """Bytes per second read by the best kernel over its best round, and by each kernel.
 
-    The working set is at least 8 last-level caches and 256 MiB. NumPy releases the GIL within each call.
+    The working set is 8 last-level caches, at least 256 MiB, at most a quarter of the free memory. NumPy
+    releases the GIL within each call.
     """
-    working_set = max(SMALLEST_BYTES, 8 * (last_level_cache_bytes() or 0))
+    wanted = max(SMALLEST_BYTES, 8 * (last_level_cache_bytes() or 0))
+    working_set = min(wanted, psutil.virtual_memory().available // 4)
     share = working_set // threads // 8 * 8
     parts = [np.ones(share // 4, dtype=np.float32) for _ in range(threads)]
     halves = [(part[: part.size // 2], part[part.size // 2 :]) for part in parts]

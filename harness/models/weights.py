@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from harness.cache import cache_folder
 from harness.config import Model
-from harness.envs.build import cache_folder
 from harness.models import gguf_header
 from harness.theory.shapes import Shape
 
@@ -47,7 +48,8 @@ def quantized_path(source: Ready, quant: str, quantizer: str) -> Path:
 
 
 def local(path: Path) -> Ready:
-    """Open a GGUF file. Raises WeightsError: missing, a folder, not a GGUF, cut short."""
+    """Open a GGUF file. Raises WeightsError: missing, a folder, not a GGUF, cut short, one part of
+    several."""
     try:
         header = gguf_header.read(path)
         status = path.stat()
@@ -55,22 +57,38 @@ def local(path: Path) -> Ready:
         raise WeightsError(str(damage)) from damage
     except OSError as refusal:
         raise WeightsError(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
+    if header.metadata.get("split.count", 0) > 1:
+        raise WeightsError(f"{path}: is one part of a split model; merge it first (llama-gguf-split --merge)")
     return Ready(path, header, f"{header.digest}-{status.st_size}-{status.st_mtime_ns}")
 
 
+def cached(path: Path) -> Ready | None:
+    """A file of our own cache if it is there and whole; a damaged one is dropped, to be made again."""
+    if not path.exists():
+        return None
+    try:
+        return local(path)
+    except WeightsError as damage:
+        if isinstance(damage.__cause__, gguf_header.GgufError):
+            path.unlink(missing_ok=True)
+            return None
+        raise
+
+
+@cache
 def from_hub(repo: str, file: str, revision: str) -> Path:
     """Download a file of the Hugging Face hub, or find it in the hub's own cache. Raises WeightsError."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
+    name = f"hub file {repo}/{file}"
     try:
         return Path(hf_hub_download(repo, file, revision=revision))
     except LocalEntryNotFoundError as offline:
-        raise WeightsError(
-            f"hub file {repo}/{file}: not in the cache, and the hub cannot be reached"
-        ) from offline
-    except (HfHubHTTPError, ValueError, OSError) as refusal:
-        raise WeightsError(f"hub file {repo}/{file}: {str(refusal).splitlines()[0]}") from refusal
+        raise WeightsError(f"{name}: not in the cache, and the hub cannot be reached") from offline
+    except Exception as refusal:  # its HTTP library's errors have no common base
+        first = (str(refusal).strip() or type(refusal).__name__).splitlines()[0]
+        raise WeightsError(f"{name}: {first}") from refusal
 
 
 def named_path(model: Model, quant: str | None) -> str:

@@ -3,6 +3,7 @@ plotly."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from html import escape
@@ -63,7 +64,7 @@ def _summary(rows: Sequence[Row], stored: Sequence[Stored]) -> str:
     said = [f"{len(ok)} of {len(rows)} cells ok."]
     if ok:
         fastest = max(ok, key=lambda row: float(row["start_tokens_per_s"]))
-        leanest = min(ok, key=lambda row: float(row["peak_rss_bytes"] or 0))
+        leanest = min(ok, key=lambda row: float(row["peak_rss_bytes"] or math.inf))
         speed = fastest["start_tokens_per_s"]
         said.append(f"Fastest at the start: {tables.name(fastest)}, {speed:.1f} tokens/s.")
         said.append(
@@ -137,8 +138,6 @@ def _curves(rows: Sequence[Row], stored: Sequence[Stored]) -> str:
 
 
 def _methods(rows: Sequence[Row], stored: Sequence[Stored]) -> str:
-    record = stored[-1].record
-    stack = ", ".join(f"{k} {v}" for k, v in ((record.get("loaded") or {}).get("versions") or {}).items())
     said = [
         "B and W are least squares of latency(n) = B + (n - 1) / W over the decode tokens, the first token "
         "apart; figures are medians over a cell's repeats, each a process of its own.",
@@ -149,6 +148,10 @@ def _methods(rows: Sequence[Row], stored: Sequence[Stored]) -> str:
         said.append(
             "Synthetic: random weights of the real model's exact shape; sizes are exact, latency nearly so."
         )
-    command = " ".join(record["campaign"]["command_line"])
-    how = f"harness {record['harness']['version']}, {stack}; run as: {command}"
-    return "<h2>How</h2>" + "".join(f"<p class=note>{escape(line)}</p>" for line in [*said, how])
+    loaded = [each.record for each in stored if each.record.get("loaded")]
+    how = {
+        f"{r['stack']}: " + ", ".join(f"{name} {v}" for name, v in r["loaded"]["versions"].items())
+        for r in loaded
+    }
+    how |= {f"run as: {' '.join(each.record['campaign']['command_line'])}" for each in stored}
+    return "<h2>How</h2>" + "".join(f"<p class=note>{escape(line)}</p>" for line in [*said, *sorted(how)])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.theory.shapes import Shape, kv_bytes_per_token, parameters
-
 # Bits per weight of whole files, as published for Qwen1.5-4B (gguf_bpw.csv), or of the bulk type where that
 # has no row. Small models come out up to 15% larger: their embeddings weigh more.
 NOMINAL_BPW = {
@@ -30,6 +28,7 @@ NOMINAL_BPW = {
 # What decode on CPUs was seen to reach of the read bandwidth (0.5B, 2 cores: 46 to 60% of it for weights, 30%
 # for KV).
 CPU_SHARE = 0.4
+START_S = 2.0  # interpreter, loading and warm-up of a small model
 OVERHEAD_BYTES = (
     400 << 20
 )  # interpreter, libraries, compute buffers: 0.3 to 0.45 GB seen at n_ctx up to 10,000
@@ -37,28 +36,29 @@ OVERHEAD_BYTES = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes of weights on disk, bytes of memory while running, seconds of one repeat (null: bandwidth
-    unknown)."""
+    """Bytes of memory while running; seconds of one repeat (null: bandwidth unknown)."""
 
-    weight_bytes: float
     memory_bytes: float
     seconds: float | None
 
 
+def weight_bytes(parameters: int, quant: str) -> float:
+    """Bytes of a file's tensors, by the nominal bits per weight of its type."""
+    return parameters * NOMINAL_BPW[quant] / 8
+
+
 def estimate(
-    shape: Shape,
-    bpw: float,
+    weight_bytes: float,
+    kv_bytes_per_token: float,
     prompt_tokens: int,
     new_tokens: int,
     n_ctx: int,
     bandwidth_bytes_per_s: float | None,
 ) -> Estimate:
     """Every step reads the weights once and the KV cache so far; both at a share of the bandwidth."""
-    weights = parameters(shape) * bpw / 8
-    kv = kv_bytes_per_token(shape)
-    memory = weights + kv * n_ctx + OVERHEAD_BYTES
+    memory = weight_bytes + kv_bytes_per_token * n_ctx + OVERHEAD_BYTES
     if bandwidth_bytes_per_s is None:
-        return Estimate(weights, memory, None)
+        return Estimate(memory, None)
     mean_context = prompt_tokens + new_tokens / 2
-    read = new_tokens * (weights + kv * mean_context)
-    return Estimate(weights, memory, read / (CPU_SHARE * bandwidth_bytes_per_s) + 2)
+    read = new_tokens * (weight_bytes + kv_bytes_per_token * mean_context)
+    return Estimate(memory, read / (CPU_SHARE * bandwidth_bytes_per_s) + START_S)

@@ -1,7 +1,9 @@
 # Two commands do all on a fresh machine: `make demo` and `make test`. Each sets up what it needs.
 PYTHON ?= python3
-# A local wheel folder given to pip is passed on to uv, which does not read pip's settings.
-export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+# A local wheel folder given to pip is passed on to uv, which does not read pip's settings (and parts by commas).
+empty :=
+comma := ,
+export UV_FIND_LINKS ?= $(subst $(empty) $(empty),$(comma),$(strip $(PIP_FIND_LINKS)))
 
 .PHONY: setup demo test lint clean
 

@@ -40,7 +40,7 @@ _DEVICE_TYPES = ("cpu", "gpu", "integrated gpu", "accelerator", "meta")  # enum 
 _DEBUG, _ERROR, _CONTINUED = 1, 4, 5  # enum ggml_log_level in ggml.h; the binding's own table is out of date
 
 _BUFFER = re.compile(r"(\S+) +(model|KV|output|compute) buffer size = +([\d.]+) MiB")
-_KV = re.compile(r"llama_kv_cache: size = +([\d.]+) MiB \(")
+_KV = re.compile(r"llama_kv_cache: size = +([\d.]+) MiB .*, K \((\w+)\): .*, V \((\w+)\): ")
 _KV_LAYER = re.compile(r"llama_kv_cache: layer +\d+: dev = (\S+)")
 _LAYER = re.compile(r"load_tensors: layer +\d+ assigned to device ([^,]+),")
 _TENSORS = re.compile(r"llama_model_loader: - type +(\S+): +(\d+) tensors")
@@ -73,6 +73,7 @@ class Log:
         self.layers: Counter[str] = Counter()
         self.kv_layers: Counter[str] = Counter()
         self.kv_bytes = 0
+        self.kv_types: tuple[str | None, str | None] = None, None
         self.tensors: dict[str, int] = {}
         self.repacked: Counter[str] = Counter()
         self.flash_attn: str | None = None
@@ -120,6 +121,7 @@ class Log:
             part[found[1]] = part.get(found[1], 0) + round(float(found[3]) * 2**20)
         elif found := _KV.search(line):
             self.kv_bytes += round(float(found[1]) * 2**20)
+            self.kv_types = found[2], found[3]
         elif found := _LAYER.search(line):
             self.layers[found[1]] += 1
         elif found := _KV_LAYER.search(line):

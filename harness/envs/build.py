@@ -129,7 +129,8 @@ def build_variables(variables: dict[str, str]) -> dict[str, str]:
     # reach.
     inherited = {"UV_PYTHON_DOWNLOADS": "never", **os.environ}
     if "PIP_FIND_LINKS" in os.environ:
-        inherited.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
+        # pip parts several folders by spaces, uv by commas.
+        inherited.setdefault("UV_FIND_LINKS", ",".join(os.environ["PIP_FIND_LINKS"].split()))
     inherited.pop("VIRTUAL_ENV", None)
     return {**inherited, **variables}
 

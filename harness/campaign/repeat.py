@@ -81,6 +81,8 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
     except OSError as refusal:
         if refusal.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise ResultsError(f"cannot write results to {running.folder}: {refusal.strerror}") from refusal
+        if worker is not None:
+            raise
         seen.ended = Died("error", f"the worker could not be started: {refusal}")
     finally:
         if worker is not None:

@@ -7,6 +7,7 @@ the config, the command line or the results folder is wrong; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from pathlib import Path
@@ -27,9 +28,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("harness: interrupted; what was finished is kept", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `harness list | head`
-        sys.stderr.close()
-        return OK
+    except BrokenPipeError:  # `harness list | head`: nobody reads on, so nothing more is said
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOT_OK
 
 
 def _dispatch(arguments: argparse.Namespace) -> int:

@@ -15,16 +15,23 @@ from harness.envs import build
 from harness.envs.header import stacks
 
 SMALL_DISK_BYTES = 10e9
+BUSY_PERCENT = 10.0
 SMALL_MEMORY_BYTES = 2e9
 
 
 def examine() -> list[dict[str, Any]]:
     """Findings: `level` (ok or warn), `what`, `found`, `advice` (null when all is well)."""
-    return [_governor(), _swap(), _disk(), _memory(), _compiler(), *_environments()]
+    return [_load(), _governor(), _swap(), _disk(), _memory(), _compiler(), *_environments()]
 
 
 def _finding(what: str, found: str, advice: str | None = None) -> dict[str, Any]:
     return {"level": "warn" if advice else "ok", "what": what, "found": found, "advice": advice}
+
+
+def _load() -> dict[str, Any]:
+    busy = psutil.cpu_percent(interval=0.5)
+    advice = "threads that wait for a CPU are slowed by far more than that: close what is running"
+    return _finding("CPUs in use by others", f"{busy:.0f}%", advice if busy > BUSY_PERCENT else None)
 
 
 def _governor() -> dict[str, Any]:

@@ -45,6 +45,17 @@ class Stored:
     record: Record
 
     @property
+    def has_series(self) -> bool:
+        """Whether the per-token file is there and, by its first and last bytes, a parquet file."""
+        try:
+            with (self.folder / "tokens.parquet").open("rb") as file:
+                first = file.read(4)
+                file.seek(-4, os.SEEK_END)
+                return first == file.read(4) == b"PAR1"
+        except OSError:
+            return False
+
+    @property
     def series_path(self) -> Path | None:
         path = self.folder / "tokens.parquet"
         return path.absolute() if path.exists() else None
@@ -113,16 +124,16 @@ def read(path: Path) -> Record:
     try:
         record: Record = json.loads(path.read_text(encoding="utf-8"))
         number = record["schema"]
+        if type(number) is int and number > SCHEMA:
+            raise ResultsError(
+                f"{path}: record schema {number} is newer than this harness reads ({SCHEMA}); update it"
+            )
         if type(number) is not int or not record.keys() >= NEEDED_KEYS:
             raise ValueError(f"lacks {', '.join(sorted(NEEDED_KEYS - record.keys())) or 'a schema number'}")
     except OSError as refusal:
         raise ResultsError(f"{path}: {refusal.strerror}") from refusal
     except (ValueError, KeyError, TypeError, AttributeError) as damage:
         raise ResultsError(f"{path}: not a record: {damage}") from damage
-    if number > SCHEMA:
-        raise ResultsError(
-            f"{path}: record schema {number} is newer than this harness reads ({SCHEMA}); update it"
-        )
     while number < SCHEMA:
         record = UPGRADES[number](record)
         number = record["schema"]

@@ -14,6 +14,8 @@ from harness.analysis.verdicts import invalid_because, status
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 
+SERIES = {"n": [26, 27, 28], "latency_ns": [9_000_000, 1_000_000, 2_000_000]}
+
 
 def record(**changes: object) -> dict:
     """The golden record (real llama.cpp, tiny-qwen2 q4_k_m) with parts changed, as `done__major_faults=3`."""
@@ -67,7 +69,7 @@ def test_the_golden_record_stands():
         ({"loaded__options__flash_attn": True}, "flash_attn False was asked for and True ran"),
         ({"loaded__options__threads": 7}, "threads 1 was asked for and 7 ran"),
         ({"conditions__pressure": {"cgroup_throttled_us": 10**6}}, "the CPU quota throttled it"),
-        ({"conditions__pressure": {"workingset_refault_file": 10**4}}, "evicted file pages"),
+        ({"conditions__pressure": {"workingset_refault_file": 10**5}}, "evicted file pages"),
         ({"device": "GPU-1", "loaded__devices": {"layers": {"CPU": 2, "CUDA0": 1}}}, "layers: 2 on the CPU"),
         ({"done__warmup__agreed": False}, "warm-up never settled"),
         ({"done__counters__stack_decode_ms": 1e4}, "two clocks differ"),
@@ -91,6 +93,10 @@ def test_faster_than_memory_allows_is_no_measurement():
     assert not [r for r in invalid_because(fast, ceiling=100e9) if "faster" in r]
 
 
+def test_a_record_whose_series_is_gone_is_no_measurement():
+    assert status(record(), has_series=False) == ("invalid", ["its series of tokens is missing or damaged"])
+
+
 def test_a_failure_keeps_its_outcome_whatever_else_is_wrong():
     assert status(record(outcome="oom", reason="does not fit", done=None)) == ("oom", ["does not fit"])
 
@@ -111,7 +117,7 @@ def test_kv_bytes_follow_the_types_of_the_cache():
 
 
 def test_a_cell_is_the_median_of_its_ok_repeats_and_tells_of_the_others():
-    lines = [rows.row(record(repeat=k), {}, None, None) | {"B_ms": float(k)} for k in (1, 2, 3)]
+    lines = [rows.row(record(repeat=k), SERIES, None, None) | {"B_ms": float(k)} for k in (1, 2, 3)]
     lines.append(rows.row(record(repeat=4, outcome="oom", reason="does not fit"), {}, None, None))
     (pooled,) = rows.per_cell(lines)
     assert (pooled["B_ms"], pooled["repeats_ok"], pooled["repeats"]) == (2.0, 3, 4)
@@ -120,7 +126,7 @@ def test_a_cell_is_the_median_of_its_ok_repeats_and_tells_of_the_others():
 
 def test_no_slope_in_most_repeats_is_no_W_in_the_cell():
     def cell(*slopes):
-        lines = [rows.row(record(repeat=k), {}, None, None) for k in range(len(slopes))]
+        lines = [rows.row(record(repeat=k), SERIES, None, None) for k in range(len(slopes))]
         lines = [line | {"W_tokens_per_ms": slope} for line, slope in zip(lines, slopes, strict=True)]
         return rows.per_cell(lines)[0]["W_tokens_per_ms"]
 
@@ -129,8 +135,8 @@ def test_no_slope_in_most_repeats_is_no_W_in_the_cell():
 
 
 def test_other_versions_or_devices_are_other_rows_and_a_repeat_measured_again_counts_once():
-    first = rows.row(record(), {}, None, None)
-    again = rows.row(record(started_utc="2099-01-01T00:00:00+00:00"), {}, None, None) | {"B_ms": 9.0}
-    other = rows.row(record(content_key="another"), {}, None, None)
+    first = rows.row(record(), SERIES, None, None)
+    again = rows.row(record(started_utc="2099-01-01T00:00:00+00:00"), SERIES, None, None) | {"B_ms": 9.0}
+    other = rows.row(record(content_key="another"), SERIES, None, None)
     pooled = rows.per_cell([first, again, other])
-    assert [(row["repeats"], row["B_ms"]) for row in pooled] == [(1, 9.0), (1, None)]
+    assert [(row["repeats"], row["B_ms"]) for row in pooled] == [(1, 9.0), (1, other["B_ms"])]

@@ -155,6 +155,36 @@ def test_a_page_that_cannot_be_written_is_not_nothing_started(harness, config, t
     assert len(records(tmp_path / "results")) == 1
 
 
+def test_a_series_that_is_gone_is_told_and_measured_again_when_asked(harness, config, tmp_path):
+    path = config({}, repeats=2)
+    harness("run", path)
+    whole, damaged = sorted((tmp_path / "results").rglob("tokens.parquet"))
+    damaged.write_bytes(b"garbage")
+    whole.unlink()
+    again = harness("run", path)
+    assert again.code == 1
+    assert "its series of tokens is missing or damaged" in again.out
+    assert harness("run", path, "--retry-failed").code == 0
+    assert len(records(tmp_path / "results")) == 4
+
+
+def test_a_run_of_some_cells_leaves_the_page_of_all(harness, config, tmp_path):
+    path = config({"name": "alpha"}, {"name": "beta"})
+    harness("run", path)
+    page = (tmp_path / "reports" / "fake.html").read_text()
+    harness("run", path, "--only", "*alpha*")
+    assert (tmp_path / "reports" / "fake.html").read_text() == page
+    assert "beta" not in (tmp_path / "reports" / "fake-only.html").read_text().split("</script>")[-1]
+
+
+def test_two_rows_never_share_a_name(harness, config):
+    path = config({})
+    harness("run", path, "--set", "new_tokens=20")
+    harness("run", path, "--set", "new_tokens=30")
+    names = [line.split("  ")[0] for line in harness("list").out.splitlines() if "fake v0" in line]
+    assert len(set(names)) == 2
+
+
 def test_only_takes_the_cells_its_glob_matches(harness, config):
     path = config({"name": "alpha"}, {"name": "beta"})
     assert [r["variant"] for r in harness("run", path, "--only", "*alpha*", "--json").json] == ["alpha"]
@@ -273,7 +303,7 @@ def test_the_page_is_one_file_that_names_every_cell(harness, config, tmp_path):
     harness(
         "run", config({"name": "alpha"}, {"kernel": "<b>fast</b>", "runs_kernel": "slow"}), "--out", "here"
     )
-    page = (tmp_path / "here" / "report.html").read_text()
+    page = (tmp_path / "here" / "fake.html").read_text()
     assert "alpha" in page
     assert "kernel &lt;b&gt;fast&lt;/b&gt; was asked for" in page
     assert "<b>fast" not in page

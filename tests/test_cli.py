@@ -145,6 +145,11 @@ def test_env_create_builds_once_and_says_where(harness):
         (("synth", "tiny-qwen2", "--quant", "Q4_K_M"), "did you mean q4_k_m"),
         (("env", "check", "llamacp"), "unknown stack llamacp"),
         (("synth", "tiny-qwen2", "--seed", "-1"), "must be at least 0"),
+        (("synth", "tiny-qwen2", "--seed", str(2**80)), "below 2**63"),
+        (
+            ("env", "check", "llamacpp", "--device", "tpu"),
+            "no environment for device tpu; there are cpu, cuda",
+        ),
         (("run",), "CONFIG"),
         (("fly",), "invalid choice"),
     ],

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import struct
+import subprocess
+import time
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from conftest import HARNESS
 
 from harness import config as configs
 from harness import plan
@@ -208,6 +213,7 @@ def test_weights_of_a_path_are_quantized_when_they_are_16_bit_and_refused_when_n
     ran = harness("run", real({"quant": "q4_0"}, model={"name": "mine", "weights": str(f16)}), "--json")
     assert ran.code == 0
     assert ran.json[0]["bpw"] < 6
+    assert ran.json[0]["weights"] == "synthetic"  # wherever a file of ours is taken from
     ran = harness("run", real({"quant": "q4_0"}, model={"name": "mine", "weights": str(q8_0)}), "--json")
     assert ran.code == 1
     assert "is q8_0; q4_0 was asked for" in ran.json[0]["reasons"][0]
@@ -280,6 +286,40 @@ def test_synth_makes_exact_files_once(harness, llamacpp_interpreter):
     assert harness("synth", "tiny-qwen2", "--quant", "q4_k_m", "q8_0", "--json").json == first
     assert [path.stat().st_mtime_ns for path in paths] == before
     assert not list(paths[0].parent.glob("*.partial*"))
+
+
+def test_a_synthesis_killed_half_way_is_never_taken_for_whole(harness, cache, llamacpp_interpreter):
+    command = [HARNESS, "synth", "qwen1.5-0.5b", "--seed", "7"]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for _ in range(600):
+        partial = next((p for p in cache.glob("weights/*/f16.gguf.partial-*") if p.stat().st_blocks), None)
+        if partial:
+            break
+        time.sleep(0.05)
+    assert partial is not None
+    first.kill()
+    first.wait()
+    assert not (partial.parent / "f16.gguf").exists()
+    again = harness("synth", "qwen1.5-0.5b", "--seed", "7", "--json").json
+    assert Path(again[0]["path"]) == partial.parent / "f16.gguf"
+    assert again[0]["parameters"] == 619_570_176
+    assert not list(partial.parent.glob("*.partial*"))
+
+
+def test_weights_that_do_not_fit_the_disk_are_an_error_before_anything_is_written(harness, cache, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = shutil.which("mount") and os.geteuid() == 0
+    if not mounted or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", disk]).returncode:
+        pytest.skip("needs root, to mount a small disk")
+    try:
+        (disk / "envs").symlink_to(cache / "envs")
+        ran = harness("synth", "tiny-qwen2", HARNESS_CACHE=str(disk))
+        assert ran.code == 1
+        assert re.search(r"f16.gguf of tiny-qwen2 needs \d.\d GB of disk and \d.\d GB is free", ran.err)
+        assert not list(disk.glob("weights/*/*.gguf*"))
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
 
 
 def test_env_check_loads_what_was_built(harness, llamacpp_interpreter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 import tracemalloc
@@ -122,6 +123,9 @@ def test_missing_weights_are_one_sentence(tmp_path):
         weights.local(tmp_path / "none.gguf")
     with pytest.raises(WeightsError, match="is a directory"):
         weights.local(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(WeightsError, match="not a regular file"):
+        weights.local(tmp_path / "pipe")
 
 
 def test_the_fingerprint_changes_when_the_file_does(small):

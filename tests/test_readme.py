@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 from harness import cli
+from harness.config import Experiment, Protocol, Warmup
+from harness.envs.header import stacks
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -37,6 +39,14 @@ def test_every_subcommand_and_config_is_in_the_readme():
         assert f"harness {command}" in README
     for config in (ROOT / "configs").glob("*.yaml"):
         assert f"configs/{config.name}" in README
+
+
+def test_every_key_of_a_config_and_every_option_of_llamacpp_is_documented():
+    text = (ROOT / "docs" / "config.md").read_text()
+    keys = {*Experiment.model_fields, *Protocol.model_fields, *stacks()["llamacpp"].options} - {"source"}
+    assert not {key for key in keys if f"`{key}`" not in text}
+    for value in (*stacks()["llamacpp"].options["quant"].choices, *Warmup.model_fields):
+        assert value in text
 
 
 def test_the_exit_codes_are_those_of_the_code():

@@ -29,16 +29,18 @@ MEDIANS = (
 def row(record: Record, series: dict[str, list[int]], series_path: str | None, ceiling: float | None) -> Row:
     """One repeat. Missing is null; names carry units; `ceiling`: bytes/s its share of the bandwidth is taken
     of."""
-    state, reasons = status(record, ceiling)
+    state, reasons = status(record, ceiling, has_series=bool(series))
     line = fit(series["n"], series["latency_ns"]) if series else Fit()
     loaded = record.get("loaded") or {}
+    weights = record["model"]["weights"]
+    synthetic = weights.get("synthetic", weights["kind"] == "synthetic")
     return {
         "cell": record["cell"],
         "repeat": record["repeat"],
         "model": record["model"]["name"],
         "stack": record["stack"],
         "variant": record["variant"],
-        "weights": record["model"]["weights"]["kind"],
+        "weights": "synthetic" if synthetic else record["model"]["weights"]["kind"],
         "status": state,
         "reasons": reasons,
         "started_utc": record["started_utc"],
@@ -60,6 +62,7 @@ def row(record: Record, series: dict[str, list[int]], series_path: str | None, c
         "kv_bytes_per_token": traffic.kv_bytes_per_token(record),
         "bandwidth_share": traffic.bandwidth_share(record, ceiling),
         "bandwidth_bytes_per_s": ceiling,
+        "bandwidth_probes_bytes_per_s": [p["read_bytes_per_s"] for p in record.get("bandwidth_probes", [])],
         "peak_rss_bytes": peak_rss_bytes(record),
         "peak_vram_bytes": record["memory"].get("peak_vram_bytes"),
         "series": series_path,

@@ -16,19 +16,23 @@ CONTENTION_FLOOR_NS = 50_000_000  # a wait or two, which any machine has, is a l
 STALLED_SHARE = 0.01  # of the timed part
 STALLED_FLOOR_US = 10_000
 PAGE_BYTES = 4096
+REFAULT_FLOOR_BYTES = 64 << 20
 REFAULT_TOLERANCE = 0.05  # of the model: the counter is the machine's, and others read files too
 
 Record = dict[str, Any]
 
 
-def status(record: Record, ceiling: float | None = None) -> tuple[str, list[str]]:
+def status(record: Record, ceiling: float | None = None, has_series: bool = True) -> tuple[str, list[str]]:
     """The outcome, or `invalid` when a verdict says so, with the reasons.
 
     `ceiling`: read bandwidth in bytes/s; null: the best of the probes that the record itself has.
+    `has_series`: whether its per-token file is still whole.
     """
     if record["outcome"] != "ok":
         return record["outcome"], [record["reason"]] if record.get("reason") else []
     reasons = invalid_because(record, ceiling or ceiling_bytes_per_s([record]))
+    if not has_series:
+        reasons.append("its series of tokens is missing or damaged")
     return ("invalid", reasons) if reasons else ("ok", [])
 
 
@@ -140,7 +144,8 @@ def _paging(record: Record) -> list[str]:
     if pressure.get("pswpin"):
         reasons.append(f"{pressure['pswpin']} pages were swapped in while timing")
     refaulted = PAGE_BYTES * pressure.get("workingset_refault_file", 0)
-    if refaulted > REFAULT_TOLERANCE * (record["loaded"].get("model_bytes") or math.inf):
+    allowed = REFAULT_TOLERANCE * (record["loaded"].get("model_bytes") or math.inf)
+    if refaulted > max(allowed, REFAULT_FLOOR_BYTES):
         reasons.append(f"{refaulted / 1e6:.0f} MB of evicted file pages were read again while timing")
     timed_us = (record["timing"].get("last_token_ns") or 0) / 1e3
     for name, what in (

@@ -68,7 +68,7 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
         found, todo = [], []
         for cell, repeat in order:
             before = latest.get((keys[cell.id], repeat))
-            was = status(before.record)[0] if before else None
+            was = status(before.record, has_series=before.has_series)[0] if before else None
             if before and plan.is_done(was, asked.fresh, asked.retry_failed):
                 found.append(before)
             else:

@@ -68,6 +68,7 @@ def of_inputs(cell: Cell, inputs: Inputs, begun: Record) -> Record:
             "file": str(inputs.weights.path),
             "fingerprint": inputs.weights.fingerprint,
             "architecture": header.architecture,
+            "synthetic": header.synthetic,
             "quant": header.quant,
             "header": header.weights(),
             "attention": header.attention(),

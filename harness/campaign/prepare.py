@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import launch, machine
-from harness.cache import CacheError, exclusive
+from harness.cache import exclusive
 from harness.config import Model
 from harness.envs import build
 from harness.envs.build import Interpreter
@@ -111,13 +111,10 @@ class Preparation:
             given = self._given(cell.model, cell.quant)
             if cell.quant in (None, given.header.quant):
                 return given
-            if given.header.quant not in weights.FULL_TYPES:
-                stored = given.header.quant or "of an unknown type"
-                asked = f"{cell.quant} was asked for, and that needs f16 weights"
-                raise WeightsError(f"{given.path}: is {stored}; {asked}")
+            weights.check_quantizable(given, str(cell.quant))
             target = weights.quantized_path(given, str(cell.quant), self._quantizer(cell))
             return self._quantized(cell, given.path, given.header.weights()["parameters"], target)
-        except (WeightsError, CacheError) as failure:
+        except WeightsError as failure:
             raise NotReady("error", str(failure)) from failure
 
     def know_prompts(self, records: Iterable[Record]) -> None:

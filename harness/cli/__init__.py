@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except KeyboardInterrupt:
-        print("harness: interrupted; what was finished is kept", file=sys.stderr)
+        print("\nharness: interrupted; what was finished is kept, the same command goes on", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # `harness list | head`: nobody reads on, so nothing more is said
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     env = _command(commands, "env", "the environments the stacks run in")
     env.add_argument("action", choices=["list", "create", "check"])
     env.add_argument("stack", nargs="*", help="stacks (default: all)")
-    env.add_argument("--device", default="cpu", help="cpu, cuda, metal, vulkan or hip (default: cpu)")
+    env.add_argument("--device", help="cpu, cuda, metal, vulkan or hip (create: cpu; else all)")
     env.add_argument("--json", action="store_true")
 
     doctor = _command(commands, "doctor", "what on this machine will spoil a measurement")

@@ -48,9 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     _print(table, arguments.json)
     from harness.report import page as report
 
-    page = root / "report.html" if arguments.out else Path("reports") / f"{experiment.name}.html"
+    # A run of some cells must not take the place of the page of all.
+    name = experiment.name + ("-only" if arguments.only else "")
+    page = (root if arguments.out else Path("reports")) / f"{name}.html"
     try:
-        report.write(page, experiment.name, rows.per_cell(table), stored)
+        report.write(page, name, rows.per_cell(table), table, stored)
     except ResultsError as refusal:  # all is measured: this is not "nothing was started"
         print(f"harness: {refusal}", file=sys.stderr)
         return NOT_OK
@@ -61,7 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
 def list(arguments: argparse.Namespace) -> int:
     """Print the records of a results folder."""
     if not arguments.dir.is_dir():
-        raise ResultsError(f"{arguments.dir}: no such results folder")
+        raise ResultsError(
+            f"{arguments.dir}: {'not a' if arguments.dir.exists() else 'no such'} results folder"
+        )
     unreadable: Any = lambda damage: print(f"harness: passed over: {damage}", file=sys.stderr)  # noqa: E731
     stored = [s for s in results.records(arguments.dir, unreadable) if s.record["kind"] == "measured"]
     _print(_rows(stored), arguments.json)
@@ -133,11 +137,14 @@ def _print(table: Sequence[rows.Row], as_json: bool) -> None:
 
     from harness.report import tables
 
-    pooled = rows.per_cell(table)
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    pooled = tables.named(rows.per_cell(table))
+    # A narrow terminal wraps a line; it must not cut figures off.
+    console = Console(width=200, soft_wrap=True)
     console.print(tables.terminal(pooled))
+    if said := tables.bandwidth(table):
+        console.print(said, style="dim")
     if any(row["weights"] == "synthetic" for row in pooled):
         console.print("synthetic weights: sizes are exact, latency nearly so", style="dim")
     for row in pooled:
         for reason in row["reasons"]:
-            console.print(f"{tables.name(row)}: {reason}", style="yellow", markup=False)
+            console.print(f"{row['name']}: {reason}", style="yellow", markup=False)

@@ -102,7 +102,10 @@ class Here:
             size = weight_bytes(count, cell.quant) if count and cell.quant else None
             return f"hub {model.weights.repo}/{name}", size, size, kv
         try:
-            header = weights.local(Path(name)).header
+            ready = weights.local(Path(name))
+            header = ready.header
+            if cell.quant not in (None, header.quant):
+                weights.check_quantizable(ready, str(cell.quant))
         except weights.WeightsError as missing:
             return str(missing), 0, None, None
         sizes, attention = header.weights(), header.attention()
@@ -125,7 +128,7 @@ class Here:
             return not path.exists() and (cell.model.name, name) not in self._planned
 
         if not missing(quant):
-            return "synthetic, made already", 0
+            return "synthetic, made already or above", 0
         wanted = [name for name in dict.fromkeys((weights.SOURCE_QUANT, quant)) if missing(name)]
         self._planned |= {(cell.model.name, name) for name in wanted}
         steps = [

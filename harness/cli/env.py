@@ -18,17 +18,26 @@ from runners.protocol import Request
 PROBE_TIMEOUT_S = 120.0
 
 
-def run(action: str, names: list[str], device: str, as_json: bool) -> int:
-    """Do `action` (list, create, check) for the stacks named, or all."""
+def run(action: str, names: list[str], device: str | None, as_json: bool) -> int:
+    """Do `action` (list, create, check) for the stacks named, or all, and one device family, or all (create:
+    cpu). Checking fails on an environment that does not work and, of a named device, on one not built."""
     for name in names:
         if name not in stacks():
             print(f"harness: unknown stack {name}; there are {', '.join(stacks())}", file=sys.stderr)
             return NOT_STARTED
     headers = [stacks()[name] for name in names or stacks()]
+    known = sorted({e.device for header in headers for e in header.environments.values()})
     if action == "create":
-        wanted = [header.environment_for(device) for header in headers]
-        return _create([environment for environment in wanted if environment], device, as_json)
-    lines = [_state(e, check=action == "check") for header in headers for e in header.environments.values()]
+        device = device or "cpu"
+    if device is not None and device not in known:
+        print(f"harness: no environment for device {device}; there are {', '.join(known)}", file=sys.stderr)
+        return NOT_STARTED
+    chosen = [e for h in headers for e in h.environments.values() if device in (None, e.device)]
+    if action == "create":
+        return _create(chosen, as_json)
+    lines = [_state(environment, check=action == "check") for environment in chosen]
+    if action == "check" and device is not None:
+        lines = [line | ({} if line["python"] else {"problem": "not built"}) for line in lines]
     if as_json:
         print(json.dumps(lines, indent=1))
     else:
@@ -40,10 +49,7 @@ def run(action: str, names: list[str], device: str, as_json: bool) -> int:
     return NOT_OK if any(line.get("problem") for line in lines) else OK
 
 
-def _create(environments: list[Environment], device: str, as_json: bool) -> int:
-    if not environments:
-        print(f"harness: no environment for device {device}", file=sys.stderr)
-        return NOT_STARTED
+def _create(environments: list[Environment], as_json: bool) -> int:
     progress, lines = Progress(), []
     for environment in environments:
         try:

@@ -19,7 +19,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
-        self._head = ""
+        self._place, self._name = "", ""
         self._new_tokens = 0
         self._topic, self._said = "", 0.0
 
@@ -40,19 +40,20 @@ class Progress:
             self._draw("")
 
     def repeat_begins(self, number: int, of: int, cell: Cell, repeat: int) -> None:
-        self._head = f"[{number}/{of}] {cell.id} #{repeat}"
+        self._place, self._name = f"[{number}/{of}]", f"{cell.id} #{repeat}"
         self._new_tokens = int(cell.workload.new_tokens or 0)
         if self._live:
-            self._draw(f"{self._head}  loading and warming up")
+            self._draw(f"{self._place} loading and warming up  {self._name}")
 
     def tokens(self, count: int, latency_ns: int) -> None:
         if self._live:
-            self._draw(f"{self._head}  {count}/{self._new_tokens} tokens, {latency_ns / 1e6:.2f} ms")
+            done = f"{count}/{self._new_tokens} tokens, {latency_ns / 1e6:.2f} ms"
+            self._draw(f"{self._place} {done}  {self._name}")
 
     def repeat_ends(self, stored: Stored) -> None:
         state, reasons = status(stored.record)
         columns = series(stored)
-        line = f"{self._head}  {state}"
+        line = f"{self._place} {self._name}  {state}"
         if state == "ok" and columns:
             figures = fit(columns["n"], columns["latency_ns"])
             line += f"  TTFT {figures.ttft_ms:.1f} ms" + (

@@ -29,8 +29,8 @@ def make(shape: str, quants: list[str], seed: int, as_json: bool) -> int:
                 file=sys.stderr,
             )
             return NOT_STARTED
-    if seed < 0:
-        print(f"harness: --seed {seed}: must be at least 0", file=sys.stderr)
+    if not 0 <= seed < 2**63:
+        print(f"harness: --seed {seed}: must be at least 0 and below 2**63", file=sys.stderr)
         return NOT_STARTED
     progress = Progress()
     preparation = Preparation("cpu", None, None, progress.say)

@@ -169,10 +169,13 @@ def _run(
 
 
 def _why(log: Path) -> str:
-    """The line of a build log that most likely says what went wrong."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    telling = [line.strip() for line in lines if "error" in line.lower() or "\u00d7" in line]
-    return (telling or lines or ["no output"])[-1].strip()[:300]
+    """What a build log says went wrong: its first error and the lines that go on from it."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    lines = [line for line in lines if line]
+    told = ("cmake error", "error:", "\u00d7", "fatal")
+    first = next((i for i, line in enumerate(lines) if any(word in line.lower() for word in told)), None)
+    said = lines[-1:] if first is None else lines[first : first + 4]
+    return " ".join(said)[:400] or "no output"
 
 
 def _cpu_model() -> str:

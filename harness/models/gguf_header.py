@@ -74,6 +74,12 @@ class GgufHeader:
         return FILE_TYPES.get(self.metadata.get("general.file_type", -1))
 
     @property
+    def synthetic(self) -> bool:
+        """Whether our own synthesis wrote it (or what it was quantized from): it says so in the model's
+        name."""
+        return "(synthetic, random weights)" in str(self.metadata.get("general.name"))
+
+    @property
     def vocab_size(self) -> int | None:
         """Rows of the input embedding: the ids a prompt may have. Null when there is none, or it is odd."""
         embedding = self.tensors.get("token_embd.weight")
@@ -119,8 +125,6 @@ def read(path: Path) -> GgufHeader:
     OSError."""
     with path.open("rb") as file:
         reader = _Reader(file, os.fstat(file.fileno()).st_size)
-        if reader.take(4) != b"GGUF":
-            raise GgufError(f"{path}: not a GGUF file")
         try:
             header = _header(reader)
         except GgufError as damage:
@@ -129,6 +133,8 @@ def read(path: Path) -> GgufHeader:
 
 
 def _header(reader: _Reader) -> GgufHeader:
+    if reader.size < 4 or reader.take(4) != b"GGUF":
+        raise GgufError("not a GGUF file")
     version, n_tensors, n_metadata = reader.unpack("<IQQ")
     if version not in (2, 3):
         raise GgufError(f"GGUF version {version} is not supported")

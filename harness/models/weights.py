@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -51,8 +52,10 @@ def local(path: Path) -> Ready:
     """Open a GGUF file. Raises WeightsError: missing, a folder, not a GGUF, cut short, one part of
     several."""
     try:
-        header = gguf_header.read(path)
         status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+            raise WeightsError(f"{path}: is {'a directory' if path.is_dir() else 'not a regular file'}")
+        header = gguf_header.read(path)
     except gguf_header.GgufError as damage:
         raise WeightsError(str(damage)) from damage
     except OSError as refusal:
@@ -60,6 +63,13 @@ def local(path: Path) -> Ready:
     if header.metadata.get("split.count", 0) > 1:
         raise WeightsError(f"{path}: is one part of a split model; merge it first (llama-gguf-split --merge)")
     return Ready(path, header, f"{header.digest}-{status.st_size}-{status.st_mtime_ns}")
+
+
+def check_quantizable(ready: Ready, quant: str) -> None:
+    """Raises WeightsError for a file that is quantized already, to another type."""
+    if ready.header.quant not in FULL_TYPES:
+        stored = ready.header.quant or "of an unknown type"
+        raise WeightsError(f"{ready.path}: is {stored}; {quant} was asked for, and that needs f16 weights")
 
 
 def cached(path: Path) -> Ready | None:

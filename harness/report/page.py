@@ -20,13 +20,14 @@ Row = dict[str, Any]
 
 # Okabe and Ito's palette: told apart by colour-blind readers.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
+DASHES = ("solid", "dash", "dot")  # when the colours are used up
 
 STYLE = """
 :root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem;
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 84rem; padding: 0 1rem;
        color: #1a1a1a; background: #fff }
 .scroll { overflow-x: auto }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums }
 th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
 small { color: #666 }
 th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left }
@@ -35,11 +36,15 @@ th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: l
 """
 
 
-def write(path: Path, title: str, rows: Sequence[Row], stored: Sequence[Stored]) -> None:
-    """Write the page. `rows`: one a cell. Raises ResultsError when it cannot be written."""
+def write(
+    path: Path, title: str, cells: Sequence[Row], repeats: Sequence[Row], stored: Sequence[Stored]
+) -> None:
+    """Write the page. `cells`: one row a cell; `repeats`: one a record. Raises ResultsError when it cannot
+    be."""
+    rows = tables.named(cells)
     body = [
         f"<h1>{escape(title)}</h1>",
-        _summary(rows, stored),
+        _summary(rows, repeats, stored),
         _table(rows),
         *_failures(rows),
         "<h2>Latency of each token</h2>",
@@ -59,33 +64,29 @@ def write(path: Path, title: str, rows: Sequence[Row], stored: Sequence[Stored])
         raise ResultsError(f"{path}: the page cannot be written: {refusal.strerror}") from refusal
 
 
-def _summary(rows: Sequence[Row], stored: Sequence[Stored]) -> str:
+def _summary(rows: Sequence[Row], repeats: Sequence[Row], stored: Sequence[Stored]) -> str:
     ok = [row for row in rows if row["status"] == "ok" and row["start_tokens_per_s"]]
     said = [f"{len(ok)} of {len(rows)} cells ok."]
     if ok:
         fastest = max(ok, key=lambda row: float(row["start_tokens_per_s"]))
         leanest = min(ok, key=lambda row: float(row["peak_rss_bytes"] or math.inf))
         speed = fastest["start_tokens_per_s"]
-        said.append(f"Fastest at the start: {tables.name(fastest)}, {speed:.1f} tokens/s.")
+        said.append(f"Fastest at the start: {fastest['name']}, {speed:.1f} tokens/s.")
         said.append(
-            f"Leanest: {tables.name(leanest)}, {(leanest['peak_rss_bytes'] or 0) / 1e6:.0f} MB at its peak."
+            f"Leanest: {leanest['name']}, {(leanest['peak_rss_bytes'] or 0) / 1e6:.0f} MB at its peak."
         )
     machine = stored[0].record["machine"]
-    bandwidth = next((row["bandwidth_bytes_per_s"] for row in rows if row["bandwidth_bytes_per_s"]), None)
     where = f"Measured on {machine['cpu']}, {machine['physical_cores']} cores"
     where += f", {machine['memory_bytes'] / 2**30:.0f} GiB"
-    if bandwidth:
-        where += f"; it reads {bandwidth / 1e9:.0f} GB/s (measured)"
-    return f"<p>{escape(' '.join(said))}</p><p class=note>{escape(where)}.</p>"
+    where += f". {tables.bandwidth(repeats).capitalize()}"
+    return f"<p>{escape(' '.join(said))}</p><p class=note>{escape(where)}</p>"
 
 
 def _table(rows: Sequence[Row]) -> str:
     headings = "".join(f"<th>{escape(h)}</th>" for h in ("cell", "status", *(c[0] for c in tables.COLUMNS)))
     lines = []
     for row in rows:
-        marked = escape(tables.name(row)) + (
-            " <small>synthetic</small>" if row["weights"] == "synthetic" else ""
-        )
+        marked = escape(row["name"]) + (" <small>synthetic</small>" if row["weights"] == "synthetic" else "")
         cells = [marked, escape(tables.state(row))]
         cells += [escape(tables.shown(row, key, form)) for _, key, form in tables.COLUMNS]
         kind = "" if row["status"] == "ok" else " class=bad"
@@ -98,7 +99,7 @@ def _failures(rows: Sequence[Row]) -> list[str]:
     failed = [row for row in rows if row["reasons"]]
     if not failed:
         return []
-    items = [f"<li>{escape(tables.name(r))}: {escape('; '.join(r['reasons']))}</li>" for r in failed]
+    items = [f"<li>{escape(r['name'])}: {escape('; '.join(r['reasons']))}</li>" for r in failed]
     return ["<h2>What failed, and why</h2><ul>", *items, "</ul>"]
 
 
@@ -115,9 +116,13 @@ def _curves(rows: Sequence[Row], stored: Sequence[Stored]) -> str:
             go.Scatter(
                 x=runs[0]["n"][1:],
                 y=[round(statistics.median(values) / 1e6, 4) for values in columns],
-                name=f"{row['model']} {row['variant']}",
+                name=row["name"],
                 mode="lines",
-                line={"width": 1.5, "color": COLOURS[number % len(COLOURS)]},
+                line={
+                    "width": 1.5,
+                    "color": COLOURS[number % len(COLOURS)],
+                    "dash": DASHES[number // len(COLOURS) % len(DASHES)],
+                },
                 hovertemplate="n %{x}: %{y:.3f} ms<extra>%{fullData.name}</extra>",
             )
         )
@@ -142,7 +147,7 @@ def _methods(rows: Sequence[Row], stored: Sequence[Stored]) -> str:
         "B and W are least squares of latency(n) = B + (n - 1) / W over the decode tokens, the first token "
         "apart; figures are medians over a cell's repeats, each a process of its own.",
         "The share of bandwidth counts weights and KV cache read once per token, less what the last-level "
-        "cache holds, against the best read kernel measured on this machine in the same session.",
+        "cache holds, against the best read kernel measured on this machine in the same campaign.",
     ]
     if any(row["weights"] == "synthetic" for row in rows):
         said.append(

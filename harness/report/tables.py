@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ Row = dict[str, Any]
 
 # Heading, key, how to show it.
 COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("tokens", "new_tokens", "{}"),
     ("TTFT ms", "ttft_ms", "{:.1f}"),
     ("B ms", "B_ms", "{:.2f}"),
     ("W tok/ms", "W_tokens_per_ms", "{:.0f}"),
@@ -31,8 +33,29 @@ def shown(row: Row, key: str, form: str) -> str:
     return f"{value / 1e6:.0f}" if form == "mb" else form.format(value)
 
 
-def name(row: Row) -> str:
-    return f"{row['model']} {row['stack']} {row['variant']}"
+def named(rows: Sequence[Row]) -> list[Row]:
+    """The rows with a `name` each, that no two share: model, stack, variant; the device when it is no CPU;
+    and as much of the content key as it takes when only tokens, versions or machines differ."""
+
+    def plain(row: Row) -> str:
+        device = "" if row["device"] == "cpu" else f" on {row['device']}"
+        return f"{row['model']} {row['stack']} {row['variant']}{device}"
+
+    names = Counter(plain(row) for row in rows)
+    return [
+        row | {"name": plain(row) + (f" ({row['content_key'][:6]})" if names[plain(row)] > 1 else "")}
+        for row in rows
+    ]
+
+
+def bandwidth(rows: Sequence[Row]) -> str:
+    """The ceiling that shares of bandwidth are taken of, and how much its probes differ; empty without
+    probes."""
+    probes = [rate for row in rows for rate in row["bandwidth_probes_bytes_per_s"]]
+    if not probes:
+        return ""
+    spread = f"probes read {min(probes) / 1e9:.0f} to {max(probes) / 1e9:.0f} GB/s"
+    return f"of bandwidth: of {max(probes) / 1e9:.0f} GB/s, the most this machine was seen to read ({spread})"
 
 
 def state(row: Row) -> str:
@@ -41,7 +64,7 @@ def state(row: Row) -> str:
 
 
 def terminal(rows: Sequence[Row]) -> Table:
-    """The table of results, one row a cell (see analysis.rows.per_cell)."""
+    """The table of results, one named row a cell (see analysis.rows.per_cell)."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("cell", overflow="fold")
     table.add_column("status", no_wrap=True)
@@ -50,5 +73,5 @@ def terminal(rows: Sequence[Row]) -> Table:
     for row in rows:
         style = None if row["status"] == "ok" else "yellow"
         figures = [shown(row, key, form) for _, key, form in COLUMNS]
-        table.add_row(name(row), state(row), *figures, style=style)
+        table.add_row(row["name"], state(row), *figures, style=style)
     return table

@@ -29,9 +29,7 @@ NOMINAL_BPW = {
 # for KV).
 CPU_SHARE = 0.4
 START_S = 2.0  # interpreter, loading and warm-up of a small model
-OVERHEAD_BYTES = (
-    400 << 20
-)  # interpreter, libraries, compute buffers: 0.3 to 0.45 GB seen at n_ctx up to 10,000
+OVERHEAD_BYTES = 200 << 20  # interpreter, libraries, compute buffers: 0.05 to 0.22 GB seen to n_ctx 10,000
 
 
 @dataclass(frozen=True)

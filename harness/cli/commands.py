@@ -139,7 +139,7 @@ def _print(table: Sequence[rows.Row], as_json: bool) -> None:
 
     pooled = tables.named(rows.per_cell(table))
     # A narrow terminal wraps a line; it must not cut figures off.
-    console = Console(width=200, soft_wrap=True)
+    console = Console(width=200, soft_wrap=True, highlight=False)
     console.print(tables.terminal(pooled))
     if said := tables.bandwidth(table):
         console.print(said, style="dim")

@@ -28,7 +28,7 @@ body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 84rem
        color: #1a1a1a; background: #fff }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums }
-th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
+th, td { padding: .3rem .45rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
 small { color: #666 }
 th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left }
 .bad td { color: #8a4b00 }
@@ -78,7 +78,8 @@ def _summary(rows: Sequence[Row], repeats: Sequence[Row], stored: Sequence[Store
     machine = stored[0].record["machine"]
     where = f"Measured on {machine['cpu']}, {machine['physical_cores']} cores"
     where += f", {machine['memory_bytes'] / 2**30:.0f} GiB"
-    where += f". {tables.bandwidth(repeats).capitalize()}"
+    if said := tables.bandwidth(repeats):
+        where += f"; {said}"
     return f"<p>{escape(' '.join(said))}</p><p class=note>{escape(where)}</p>"
 
 

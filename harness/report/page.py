@@ -72,14 +72,13 @@ def _summary(rows: Sequence[Row], repeats: Sequence[Row], stored: Sequence[Store
         leanest = min(ok, key=lambda row: float(row["peak_rss_bytes"] or math.inf))
         speed = fastest["start_tokens_per_s"]
         said.append(f"Fastest at the start: {fastest['name']}, {speed:.1f} tokens/s.")
-        said.append(
-            f"Leanest: {leanest['name']}, {(leanest['peak_rss_bytes'] or 0) / 1e6:.0f} MB at its peak."
-        )
+        peak_mb = (leanest["peak_rss_bytes"] or 0) / 1e6
+        said.append(f"Leanest: {leanest['name']}, {peak_mb:.0f} MB at its peak.")
     machine = stored[0].record["machine"]
     where = f"Measured on {machine['cpu']}, {machine['physical_cores']} cores"
     where += f", {machine['memory_bytes'] / 2**30:.0f} GiB"
-    if said := tables.bandwidth(repeats):
-        where += f"; {said}"
+    if ceiling := tables.bandwidth(repeats):
+        where += f"; {ceiling}"
     return f"<p>{escape(' '.join(said))}</p><p class=note>{escape(where)}</p>"
 
 

@@ -45,7 +45,7 @@ def kv_bytes_per_token(record: Record) -> float | None:
 
 
 def ceiling_bytes_per_s(records: Iterable[Record]) -> float | None:
-    """The best read bandwidth measured on this machine in these records' session; null when none was."""
+    """The best read bandwidth measured on this machine in these records' campaigns; null when none was."""
     rates = [float(p["read_bytes_per_s"]) for r in records for p in r.get("bandwidth_probes", [])]
     return max(rates, default=None)
 

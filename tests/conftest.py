@@ -86,6 +86,26 @@ def config(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a disk of a given size: `small_disk("200k")`. Skips where that is not allowed."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = False
+
+    def mount(size: str) -> Path:
+        nonlocal mounted
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(disk)]
+        mounted = bool(shutil.which("mount")) and os.geteuid() == 0 and not subprocess.run(command).returncode
+        if not mounted:
+            pytest.skip("needs root, to mount a small disk")
+        return disk
+
+    yield mount
+    if mounted:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
 @pytest.fixture(scope="session")
 def fake_interpreter(cache: Path) -> Interpreter:
     return build.create(stacks()["fake"].environments["cpu"], lambda line: None)

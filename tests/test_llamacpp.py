@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import struct
 import subprocess
 import time
@@ -306,20 +304,13 @@ def test_a_synthesis_killed_half_way_is_never_taken_for_whole(harness, cache, ll
     assert not list(partial.parent.glob("*.partial*"))
 
 
-def test_weights_that_do_not_fit_the_disk_are_an_error_before_anything_is_written(harness, cache, tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = shutil.which("mount") and os.geteuid() == 0
-    if not mounted or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", disk]).returncode:
-        pytest.skip("needs root, to mount a small disk")
-    try:
-        (disk / "envs").symlink_to(cache / "envs")
-        ran = harness("synth", "tiny-qwen2", HARNESS_CACHE=str(disk))
-        assert ran.code == 1
-        assert re.search(r"f16.gguf of tiny-qwen2 needs \d.\d GB of disk and \d.\d GB is free", ran.err)
-        assert not list(disk.glob("weights/*/*.gguf*"))
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
+def test_weights_that_do_not_fit_the_disk_are_an_error_before_anything_is_written(harness, cache, small_disk):
+    disk = small_disk("64m")
+    (disk / "envs").symlink_to(cache / "envs")
+    ran = harness("synth", "tiny-qwen2", HARNESS_CACHE=str(disk))
+    assert ran.code == 1
+    assert re.search(r"f16.gguf of tiny-qwen2 needs \d.\d GB of disk and \d.\d GB is free", ran.err)
+    assert not list(disk.glob("weights/*/*.gguf*"))
 
 
 def test_env_check_loads_what_was_built(harness, llamacpp_interpreter):

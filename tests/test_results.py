@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -154,17 +151,10 @@ def test_a_results_folder_that_cannot_be_written_is_one_sentence(tmp_path):
         results.begin(tmp_path / "file" / "cell", BEGUN)
 
 
-def test_a_full_disk_is_an_error_and_loses_nothing_finished(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = shutil.which("mount") and os.geteuid() == 0
-    if not mounted or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", disk]).returncode:
-        pytest.skip("needs root, to mount a small disk")
-    try:
-        finished = results.begin(disk / "cell", BEGUN).finish(BEGUN | {"outcome": "ok"}, {}, None)
-        running: Running = results.begin(disk / "cell", BEGUN)
-        with pytest.raises(ResultsError, match="cannot be written"):
-            running.finish(BEGUN | {"outcome": "ok", "log_tail": ["x" * 200_000]}, {}, None)
-        assert [s.folder for s in results.records(disk, refuse)] == [finished.folder]
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
+def test_a_full_disk_is_an_error_and_loses_nothing_finished(small_disk):
+    disk = small_disk("128k")
+    finished = results.begin(disk / "cell", BEGUN).finish(BEGUN | {"outcome": "ok"}, {}, None)
+    running: Running = results.begin(disk / "cell", BEGUN)
+    with pytest.raises(ResultsError, match="cannot be written"):
+        running.finish(BEGUN | {"outcome": "ok", "log_tail": ["x" * 200_000]}, {}, None)
+    assert [s.folder for s in results.records(disk, refuse)] == [finished.folder]

@@ -11,7 +11,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,6 +39,10 @@ RECORDED_VARIABLES = (
 )
 
 
+class JobFailed(RuntimeError):
+    """A job did not end with Done; the message is the worker's reason, or what became of it."""
+
+
 class Worker:
     """One worker process, its own session and process group, killed with the controller."""
 
@@ -48,7 +52,6 @@ class Worker:
         self.log = folder / "worker.log"
         self._jobs_to_do = max(1, len(request.workloads)) if request.job == "generate" else 1
         request.write(folder / "request.json")
-        self.variables = worker_variables(request.device, threads)
         read_end, write_end = os.pipe()
         self._pipe = read_end
         self._oom_kills = _oom_kills()
@@ -61,7 +64,7 @@ class Worker:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     pass_fds=[write_end],
-                    env=self.variables,
+                    env=worker_variables(request.device, threads),
                     start_new_session=True,
                 )
         except BaseException:
@@ -223,11 +226,15 @@ def _oom_kills() -> int:
         return 0
 
 
-def facts_of(events: Iterator[Event | Died]) -> dict[str, Any]:
-    """Run a job to its end and return what Done said. Raises RuntimeError with the reason otherwise."""
+def facts_of(
+    events: Iterator[Event | Died], on_phase: Callable[[str], None] = lambda phase: None
+) -> dict[str, Any]:
+    """Run a job to its end and return what Done said. Raises JobFailed with the reason otherwise."""
     for event in events:
-        if isinstance(event, Done):
+        if isinstance(event, Phase):
+            on_phase(event.name)
+        elif isinstance(event, Done):
             return event.facts
-        if isinstance(event, (Failed, Died)):
-            raise RuntimeError(event.reason)
-    raise RuntimeError("the worker ended without a word")
+        elif isinstance(event, (Failed, Died)):
+            raise JobFailed(event.reason)
+    raise JobFailed("the worker ended without a word")

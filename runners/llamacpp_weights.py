@@ -116,7 +116,6 @@ def synthesize(request: Request, say: Say) -> dict[str, Any]:
         "tensors": len(planned),
         "parameters": sum(t.elements for t in planned),
         "seconds": time.monotonic() - began,
-        "peak_rss_bytes": _peak_rss_bytes(),
         "versions": {"numpy": np.__version__},
     }
 
@@ -256,7 +255,6 @@ def quantize(request: Request, say: Say) -> dict[str, Any]:
             "model_bytes": lib.llama_model_size(model),
             "parameters": lib.llama_model_n_params(model),
             "seconds": time.monotonic() - began,
-            "peak_rss_bytes": _peak_rss_bytes(),
         }
 
 
@@ -275,12 +273,3 @@ def quantize_params(source: Path, quant: str, threads: int, as_published: bool =
             override = lib.llama_model_tensor_override
             params.tt_overrides = (override * 2)(override(b"ffn_down", lib.GGML_TYPE_Q4_1), override())
     return params
-
-
-def _peak_rss_bytes() -> int | None:
-    """VmHWM: getrusage would carry over what the process was before exec. Null where there is no /proc."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return None
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024

@@ -51,7 +51,8 @@ def main(request_path: Path, events_fd: int, controller_pid: int) -> int:
             job = getattr(runner, request.job, None)
             if request.job not in protocol.JOBS or job is None:
                 raise ValueError(f"stack {request.stack} has no job {request.job!r}")
-            emit(Done(job(request, lambda phase: emit(Phase(phase, time.perf_counter_ns())))))
+            answer = job(request, lambda phase: emit(Phase(phase, time.perf_counter_ns())))
+            emit(Done({**answer, "peak_rss_bytes": peak_rss_bytes()}))
     except BaseException as failure:
         traceback.print_exc()
         first_line = (str(failure).strip() or type(failure).__name__).splitlines()[0]
@@ -139,13 +140,13 @@ def stamping_cost_ns() -> float:
     """Nanoseconds the clock adds to a token, flushes to a file included: stamp() over a stream that costs
     nothing."""
     with Path(os.devnull).open("wb", buffering=0) as sink:
+
+        def emit(event: Event) -> None:
+            sink.write(protocol.encode(event))
+
         start = time.perf_counter_ns()
-        stamp(itertools.repeat(0, CALIBRATION_TOKENS), lambda event: void(sink.write(protocol.encode(event))))
+        stamp(itertools.repeat(0, CALIBRATION_TOKENS), emit)
         return (time.perf_counter_ns() - start) / CALIBRATION_TOKENS
-
-
-def void(_: object) -> None:
-    """Drop a value."""
 
 
 def warm_up(

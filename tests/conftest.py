@@ -19,7 +19,7 @@ from harness.cache import cache_folder
 from harness.envs import build
 from harness.envs.build import Interpreter
 from harness.envs.header import stacks
-from runners.protocol import Died, Done, Event, Failed, Request
+from runners.protocol import Died, Event, Request
 
 HARNESS = str(Path(sys.executable).parent / "harness")
 
@@ -128,18 +128,15 @@ def worker(tmp_path: Path) -> Callable[..., list[Event | Died]]:
 
 
 @pytest.fixture
-def job(llamacpp_interpreter: Interpreter, worker: Any) -> Callable[..., dict[str, Any]]:
+def job(llamacpp_interpreter: Interpreter, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Runs one llama.cpp job, `job(job="synthesize", model=..., files=...)`, and returns the facts of Done.
 
-    Raises RuntimeError with the reason when it fails.
+    Raises launch.JobFailed with the reason when it fails.
     """
 
     def run(**fields: Any) -> dict[str, Any]:
         given = {"stack": "llamacpp", "device": "cpu", "model": {"name": "m", "path": None, "shape": None}}
-        last = worker(Request(**(given | fields)), llamacpp_interpreter, timeout_s=900)[-1]
-        if isinstance(last, (Failed, Died)):
-            raise RuntimeError(last.reason)
-        assert isinstance(last, Done)
-        return last.facts
+        request = Request(**(given | fields))
+        return launch.facts_of(launch.run_job(request, llamacpp_interpreter, tmp_path, 900, threads=2))
 
     return run

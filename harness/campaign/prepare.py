@@ -23,7 +23,7 @@ from harness.plan import Cell
 from harness.results import Record
 from harness.theory.estimate import weight_bytes
 from harness.theory.shapes import Shape, parameters
-from runners.protocol import Died, Done, Event, Failed, Phase, Request
+from runners.protocol import Request
 
 Say = Callable[[str], None]
 
@@ -239,11 +239,14 @@ class Preparation:
     def _job(self, cell: Cell, request: Request, what: str = "") -> dict[str, Any]:
         """Run one job in the cell's stack and return what Done says. Raises WeightsError, NotReady."""
         interpreter = self.interpreter(cell.header)
+
+        def told(phase: str) -> None:
+            if what:
+                self.say(f"{request.job} {what}: {phase}")
+
         with tempfile.TemporaryDirectory(prefix="harness-job-") as folder:
-            last: Event | Died = Died("crash", "the worker ended without a word")
-            for last in launch.run_job(request, interpreter, Path(folder), JOB_TIMEOUT_S, self.threads):
-                if isinstance(last, Phase) and what:
-                    self.say(f"{request.job} {what}: {last.name}")
-            if isinstance(last, (Failed, Died)):
-                raise WeightsError(f"{request.job} {what or cell.model.name}: {last.reason}")
-        return last.facts if isinstance(last, Done) else {}
+            events = launch.run_job(request, interpreter, Path(folder), JOB_TIMEOUT_S, self.threads)
+            try:
+                return launch.facts_of(events, told)
+            except launch.JobFailed as failure:
+                raise WeightsError(f"{request.job} {what or cell.model.name}: {failure}") from failure

@@ -71,7 +71,7 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
     interrupted = False
     try:
         worker = launch.Worker(request, inputs.interpreter, running.folder, inputs.threads)
-        gpu = inputs.device_id if inputs.device_id.startswith("GPU-") else None
+        gpu = inputs.device_id if inputs.device_id.startswith(launch.NVML_UUIDS) else None
         with Sampler(worker.pid, inputs.sample_interval_ms, gpu) as sampler:
             for event in worker.events(inputs.timeout_s, keep=running.events):
                 seen.add(event, on_tokens)

@@ -85,6 +85,6 @@ def _state(environment: Environment, check: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="harness-probe-") as folder:
         try:
             facts = launch.facts_of(launch.run_job(request, found, Path(folder), PROBE_TIMEOUT_S))
-        except RuntimeError as failure:
+        except launch.JobFailed as failure:
             return line | {"state": "built, and does not work", "problem": str(failure)}
     return line | {"state": "works"} | facts

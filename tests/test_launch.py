@@ -85,6 +85,12 @@ def test_an_unknown_job_fails_in_one_line(worker, fake_interpreter):
     assert last == Failed("error", "stack fake has no job 'generate_all'")
 
 
+def test_a_job_that_fails_tells_the_worker_s_own_reason(tmp_path, fake_interpreter):
+    events = launch.run_job(Request("generate_all", "fake", "cpu", {}), fake_interpreter, tmp_path, 60)
+    with pytest.raises(launch.JobFailed, match="stack fake has no job 'generate_all'"):
+        launch.facts_of(events)
+
+
 def test_tokens_said_before_a_hang_are_kept(worker, fake_interpreter):
     events = worker(request_of(new_tokens=5000, hang_at_token=3000), fake_interpreter, timeout_s=3)
     assert sum(len(e.ids) for e in events if isinstance(e, Tokens)) >= 2560

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from harness.config import ConfigError, Decode, Experiment, load
 from harness.config.schema import schema
-from harness.theory.shapes import SHAPES
+from harness.theory.families import SHAPES
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 SHIPPED = sorted(CONFIGS.glob("*.yaml"))

@@ -17,7 +17,8 @@ from conftest import HARNESS
 from harness import config as configs
 from harness import plan
 from harness.envs.header import stacks
-from harness.theory.shapes import SHAPES, kv_bytes_per_token
+from harness.theory.families import SHAPES
+from harness.theory.shapes import kv_bytes_per_token
 from runners.protocol import Done, Failed, Loaded, Request, Tokens
 
 pytestmark = pytest.mark.real

@@ -14,7 +14,8 @@ import pytest
 
 from harness.envs.build import Interpreter
 from harness.envs.header import stacks
-from harness.theory.shapes import SHAPES, Shape, parameters
+from harness.theory.families import SHAPES
+from harness.theory.shapes import Shape, parameters
 
 pytestmark = pytest.mark.real
 

@@ -15,7 +15,7 @@ import pytest
 from harness.models import gguf_header, weights
 from harness.models.gguf_header import GgufError
 from harness.models.weights import WeightsError
-from harness.theory.shapes import SHAPES
+from harness.theory.families import SHAPES
 
 
 @pytest.fixture

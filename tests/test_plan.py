@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness import config, plan
-from harness.theory.shapes import SHAPES, kv_bytes_per_token, parameters
+from harness.theory.families import SHAPES
+from harness.theory.shapes import kv_bytes_per_token, parameters
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 

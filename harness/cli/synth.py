@@ -12,7 +12,7 @@ from harness.cli.progress import Progress
 from harness.config import Decode, Model, Variant, Weights
 from harness.envs.header import stacks
 from harness.plan import Cell
-from harness.theory.shapes import SHAPES
+from harness.theory.families import SHAPES
 
 STACK = "llamacpp"  # the stack that owns GGUF
 

@@ -9,7 +9,8 @@ from typing import Any
 from harness.config.experiment import Decode, Model, Weights
 from harness.config.forms import WORKLOADS, HubWeights, InlineShape, ModelRow, PathWeights, SyntheticWeights
 from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
-from harness.theory.shapes import SHAPES, Shape
+from harness.theory.families import SHAPES
+from harness.theory.shapes import Shape
 
 QUANT = "{quant}"
 

@@ -22,7 +22,7 @@ from harness.config.forms import (
     VariantRow,
 )
 from harness.envs.header import Header, Option, stacks
-from harness.theory.shapes import SHAPES
+from harness.theory.families import SHAPES
 
 _JSON_TYPES = {"string": "string", "int": "integer", "float": "number", "bool": "boolean"}
 

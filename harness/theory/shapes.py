@@ -1,4 +1,6 @@
-"""Shapes of dense Llama- and Qwen2-like models, and what follows from a shape alone. Pure."""
+"""The shape of a dense Llama- or Qwen2-like model, and what follows from it alone: parameters and KV cache.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shape:
-    """A dense decoder. `arch` is llama.cpp's name for it; `qkv_bias`: biases on q, k and v, as Qwen2 has."""
+    """A dense decoder with a gated feed-forward and RMS norms. `arch` is llama.cpp's name for it.
+
+    Biases: `qkv_bias` on q, k and v (Qwen2), `o_bias` on the attention's output, `mlp_bias` on all three of
+    the feed-forward. `qk_norm`: a norm of head_dim on q and on k (Qwen3). `window`: tokens attended to; null
+    for all.
+    """
 
     arch: str
     vocab_size: int
@@ -19,9 +26,18 @@ class Shape:
     head_dim: int
     tied: bool = False
     qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
     context: int = 4096
+    window: int | None = None
+
+    @property
+    def q_width(self) -> int:
+        """Elements of a token's queries, and of the attention's output before its projection."""
+        return self.heads * self.head_dim
 
     @property
     def kv_width(self) -> int:
@@ -29,49 +45,36 @@ class Shape:
         return self.kv_heads * self.head_dim
 
 
-def parameters(shape: Shape) -> int:
-    """Weights and biases of all tensors; a tied embedding counts once."""
-    h, q = shape.hidden_size, shape.heads * shape.head_dim
-    attention = 2 * h * q + 2 * h * shape.kv_width + (q + 2 * shape.kv_width if shape.qkv_bias else 0)
-    per_layer = attention + 3 * h * shape.intermediate_size + 2 * h
-    embeddings = shape.vocab_size * h * (1 if shape.tied else 2)
-    return shape.layers * per_layer + embeddings + h
+def layer_params(shape: Shape, norms: bool = True) -> int:
+    """Weights and biases of everything but the embedding and lm_head; without `norms`, of its linear layers."""
+    hidden, q, kv, ffn = shape.hidden_size, shape.q_width, shape.kv_width, shape.intermediate_size
+    layer = 2 * hidden * q + 2 * hidden * kv + 3 * hidden * ffn
+    layer += (q + 2 * kv) * shape.qkv_bias + hidden * shape.o_bias + (2 * ffn + hidden) * shape.mlp_bias
+    if not norms:
+        return shape.layers * layer
+    return shape.layers * (layer + 2 * hidden + 2 * shape.head_dim * shape.qk_norm) + hidden
+
+
+def lm_head_params(shape: Shape) -> int:
+    """Of the output matrix; the input embedding has as many, and is the same matrix where they are tied."""
+    return shape.vocab_size * shape.hidden_size
+
+
+def active_params(shape: Shape, norms: bool = True) -> int:
+    """What a decode step computes with: all but the input embedding, of which it takes one row."""
+    return layer_params(shape, norms) + lm_head_params(shape)
+
+
+def parameters(shape: Shape, norms: bool = True) -> int:
+    """All weights and biases; a tied embedding counts once."""
+    return active_params(shape, norms) + (0 if shape.tied else lm_head_params(shape))
+
+
+def kv_elements_per_token(shape: Shape) -> int:
+    """Elements of KV cache a token adds: one K and one V row per layer."""
+    return 2 * shape.layers * shape.kv_width
 
 
 def kv_bytes_per_token(shape: Shape, k_element_bytes: float = 2, v_element_bytes: float = 2) -> float:
-    """Bytes of KV cache a token adds: one K and one V row per layer."""
+    """Bytes of KV cache a token adds, K and V as typed."""
     return shape.layers * shape.kv_width * (k_element_bytes + v_element_bytes)
-
-
-def _qwen15(hidden: int, layers: int, ffn: int, heads: int, kv_heads: int = 0, vocab: int = 151_936) -> Shape:
-    return Shape(
-        arch="qwen2",
-        vocab_size=vocab,
-        hidden_size=hidden,
-        layers=layers,
-        intermediate_size=ffn,
-        heads=heads,
-        kv_heads=kv_heads or heads,
-        head_dim=hidden // heads,
-        qkv_bias=True,
-        rope_theta=1e6,
-        norm_eps=1e-6,
-        context=32_768,
-    )
-
-
-# Qwen1.5 from the config.json of each model; all untied, as in the published tables and the GGUF files
-# (on the hub 0.5B ties its embeddings). The tiny ones are for tests and first tries: their speed says
-# nothing.
-SHAPES: dict[str, Shape] = {
-    "qwen1.5-0.5b": _qwen15(1024, 24, 2816, 16),
-    "qwen1.5-1.8b": _qwen15(2048, 24, 5504, 16),
-    "qwen1.5-4b": _qwen15(2560, 40, 6912, 20),
-    "qwen1.5-7b": _qwen15(4096, 32, 11_008, 32),
-    "qwen1.5-14b": _qwen15(5120, 40, 13_696, 40, vocab=152_064),
-    "qwen1.5-32b": _qwen15(5120, 64, 27_392, 40, kv_heads=8, vocab=152_064),
-    "qwen1.5-72b": _qwen15(8192, 80, 24_576, 64, vocab=152_064),
-    "qwen1.5-110b": _qwen15(8192, 80, 49_152, 64, kv_heads=8, vocab=152_064),
-    "tiny-qwen2": Shape("qwen2", 512, 256, 2, 512, 4, 4, 64, qkv_bias=True, rope_theta=1e6, context=32_768),
-    "tiny-llama": Shape("llama", 512, 256, 2, 512, 8, 2, 32, context=32_768),
-}

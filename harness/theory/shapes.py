@@ -46,7 +46,7 @@ class Shape:
 
 
 def layer_params(shape: Shape, norms: bool = True) -> int:
-    """Weights and biases of everything but the embedding and lm_head; without `norms`, of its linear layers."""
+    """All but the embedding and lm_head; without `norms`: weights and biases of the linear layers alone."""
     hidden, q, kv, ffn = shape.hidden_size, shape.q_width, shape.kv_width, shape.intermediate_size
     layer = 2 * hidden * q + 2 * hidden * kv + 3 * hidden * ffn
     layer += (q + 2 * kv) * shape.qkv_bias + hidden * shape.o_bias + (2 * ffn + hidden) * shape.mlp_bias

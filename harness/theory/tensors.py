@@ -27,7 +27,7 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """`type`: ggml's or safetensors' name, lower-case. `dims`: outermost first, so a matrix is (n_out, n_in)."""
+    """`type`: as ggml or safetensors name it, lower-case. `dims`: outermost first: a matrix is (n_out, n_in)."""
 
     name: str
     type: str
@@ -53,7 +53,7 @@ def typed(name: str, type_name: str, dims: tuple[int, ...]) -> Tensor:
 def streamed_bytes(tensor: Tensor, tied: bool) -> int:
     """Bytes of a tensor that one decode step reads.
 
-    An untied input embedding is left out (one row of it is read); a tied one is the lm_head, read in full, and
+    An untied input embedding is left out (one row is read); a tied one is the lm_head, read in full, and
     a second copy that a checkpoint stores is not loaded.
     """
     if tensor.part == ("lm_head" if tied else "embedding"):

@@ -27,7 +27,7 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """`type`: as ggml or safetensors name it, lower-case. `dims`: outermost first: a matrix is (n_out, n_in)."""
+    """`type`: as ggml or safetensors name it, in lower case. `dims`: a matrix is (n_out, n_in)."""
 
     name: str
     type: str

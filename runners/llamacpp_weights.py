@@ -30,12 +30,14 @@ _F16_SMALLEST_NORMAL = np.uint16(0x0400)  # bits of 2**-14
 
 @dataclass(frozen=True)
 class Tensor:
-    """`shape` as numpy counts it, rows first. Values are `mean` + N(0, 1) * `std`."""
+    """`shape` as numpy counts it, rows first. Values are `mean` + N(0, 1) * `std`, some channels of which are
+    `outliers`."""
 
     name: str
     shape: tuple[int, ...]
     std: float
     mean: float = 0.0
+    outliers: bool = False
 
     @property
     def elements(self) -> int:
@@ -49,7 +51,7 @@ def tensors(shape: dict[str, Any]) -> list[Tensor]:
     into_residual = (2 * layers) ** -0.5  # 2 * layers terms are added up: each gets its share of the variance
 
     def norm(name: str) -> Tensor:
-        return Tensor(name, (hidden,), std=0.1, mean=1.0)
+        return Tensor(name, (hidden,), std=0.1, mean=1.0, outliers=True)
 
     def linear(name: str, n_in: int, n_out: int, gain: float = 1.0) -> Tensor:
         return Tensor(name, (n_out, n_in), std=gain * n_in**-0.5)
@@ -63,6 +65,9 @@ def tensors(shape: dict[str, Any]) -> list[Tensor]:
             found.append(linear(f"blk.{i}.{name}.weight", hidden, width))
             if shape["qkv_bias"]:
                 found.append(Tensor(f"blk.{i}.{name}.bias", (width,), std=0.02))
+        if shape["qk_norm"]:
+            names = (f"blk.{i}.attn_q_norm.weight", f"blk.{i}.attn_k_norm.weight")
+            found += [Tensor(name, (shape["head_dim"],), std=0.1, mean=1.0) for name in names]
         found += [
             linear(f"blk.{i}.attn_output.weight", q, hidden, into_residual),
             norm(f"blk.{i}.ffn_norm.weight"),
@@ -127,8 +132,8 @@ def write_header(
     import gguf  # not at the top: a process that measures has no use for it in its memory
 
     arch = shape["arch"]
-    if arch not in ("llama", "qwen2"):
-        raise ValueError(f"cannot synthesize architecture {arch!r}: llama and qwen2 are known")
+    if arch not in ("llama", "qwen2", "qwen3") or shape["o_bias"] or shape["mlp_bias"]:
+        raise ValueError(f"cannot synthesize {arch!r}: llama, qwen2 and qwen3 are known, without more biases")
     if arch == "qwen2" and shape["heads"] * shape["head_dim"] != shape["hidden_size"]:
         raise ValueError("llama.cpp's qwen2 has heads * head_dim equal to hidden_size; this shape has not")
     writer = gguf.GGUFWriter(target, arch)
@@ -186,6 +191,7 @@ def _values(seed: int, tensor: Tensor, chunk: int, outliers: np.ndarray) -> np.n
     drawn *= np.float32(tensor.std)
     if tensor.mean:  # a norm
         drawn += np.float32(tensor.mean)
+    if tensor.outliers:
         drawn[outliers] *= OUTLIER
     bits = drawn.astype(np.float16).view(np.uint16)
     sign = bits & 0x8000
@@ -268,7 +274,7 @@ def quantize_params(source: Path, quant: str, threads: int, as_published: bool =
         with opened(source, vocab_only=True) as model:
             width = metadata(model, f"{metadata(model, 'general.architecture')}.feed_forward_length")
         # Rows that 256 does not divide cannot be Q3_K. llama.cpp made them Q4_1 when the published q2_k files
-        # of 1.8B and 14B were made. Now it makes them IQ4_NL, and those sizes would not come out.
+        # of 1.8B and 14B were made. Now it makes them Q4_0, and those sizes would not come out.
         if width.isdigit() and int(width) % 256:
             override = lib.llama_model_tensor_override
             params.tt_overrides = (override * 2)(override(b"ffn_down", lib.GGML_TYPE_Q4_1), override())

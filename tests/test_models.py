@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import struct
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 from harness.models import gguf_header, weights
 from harness.models.gguf_header import GgufError
 from harness.models.weights import WeightsError
+from harness.theory import ggml
 from harness.theory.families import SHAPES
 
 
@@ -97,6 +100,141 @@ def test_hostile_headers_are_refused_in_bounded_memory(tmp_path):
             with pytest.raises(GgufError):
                 gguf_header.read(path)
         assert tracemalloc.get_traced_memory()[1] < 10e6
+    finally:
+        tracemalloc.stop()
+
+
+def text(content: bytes) -> bytes:
+    return struct.pack("<Q", len(content)) + content
+
+
+def key(name: bytes, kind: int, value: bytes) -> bytes:
+    return text(name) + struct.pack("<I", kind) + value
+
+
+def tensor(name: bytes, shape: list[int], kind: int = 0, offset: int = 0) -> bytes:
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
+def write(path: Path, keys: list[bytes], tensors: list[bytes], data_bytes: int = 1 << 16) -> Path:
+    """A GGUF by hand, its data a hole."""
+    start = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys))
+    path.write_bytes(start + b"".join(keys) + b"".join(tensors))
+    os.truncate(path, path.stat().st_size + data_bytes)
+    return path
+
+
+U32, STRINGS = 4, struct.pack("<I", 8)
+REFUSED = {
+    "key twice": ([key(b"a", U32, b"1234"), key(b"a", U32, b"1234")], [], "key 'a' stands there twice"),
+    "tensor twice": ([], [tensor(b"a", [4]), tensor(b"a", [4], 0, 32)], "tensor 'a' stands there twice"),
+    "overlap": ([], [tensor(b"a", [16]), tensor(b"b", [16], 0, 32)], "tensor 'b' begins within another"),
+    "the same data": ([], [tensor(b"a", [8]), tensor(b"b", [8])], "begins within another"),
+    "dimension 0": ([], [tensor(b"a", [32, 0])], "has a dimension of 0"),
+    "0 times huge": ([], [tensor(b"a", [2**63, 0, 2**63])], "has a dimension of 0"),
+    "overflow": ([], [tensor(b"a", [2**32, 2**32, 2**32, 2**32])], "cut short"),
+    "half a block": ([], [tensor(b"a", [48, 2], 8)], "rows of no whole number of q8_0 blocks"),
+    "a scalar in blocks": ([], [tensor(b"a", [], 8)], "rows of no whole number of q8_0 blocks"),
+    "removed type": ([], [tensor(b"a", [32], 4)], "unknown type number 4"),
+    "type of tomorrow": ([], [tensor(b"a", [32], 43)], "unknown type number 43"),
+    "alignment 0": ([key(b"general.alignment", U32, b"\0" * 4)], [], "alignment 0 makes no sense"),
+    "alignment 48": ([key(b"general.alignment", U32, b"0\0\0\0")], [], "alignment 48 makes no sense"),
+    "alignment in words": ([key(b"general.alignment", 8, text(b"32"))], [], "is not a whole number"),
+    "count in words": ([key(b"split.count", 8, text(b"3"))], [], r"split\.count is not a whole number"),
+    "long text": ([key(b"%d" % i, 8, text(b" " * 999_999)) for i in range(17)], [], "over 16 MiB of text"),
+    "strings": (
+        [key(b"a", 9, STRINGS + struct.pack("<Q", (4 << 20) + 1))],
+        [],
+        "an array of 4194305 strings",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_ggml_refuses_or_no_model_has_is_one_sentence(tmp_path, name):
+    keys, tensors, sentence = REFUSED[name]
+    with pytest.raises(GgufError, match=sentence) as caught:
+        gguf_header.read(write(tmp_path / "hostile.gguf", keys, tensors))
+    assert str(caught.value).startswith(f"{tmp_path}/hostile.gguf: ")
+
+
+def test_block_sizes_are_those_of_the_gguf_library():
+    theirs = {int(kind): (kind.name.lower(), *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+    del theirs[gguf.GGMLQuantizationType.Q8_1]  # the library counts its scales in 32 bits, ggml.c in 16
+    assert {number: ggml.TYPES[number] for number in theirs} == theirs
+    assert {ggml.TYPES[number] for number in ggml.TYPES.keys() - theirs} == {
+        ("q8_1", 32, 36),
+        ("q2_0", 64, 18),  # newer than the library
+    }
+
+
+def test_the_digest_is_of_all_bytes_but_the_elements_of_arrays(tmp_path):
+    """Fingerprints of weights have it in them."""
+
+    def digest(words: list[bytes]) -> str:
+        strings = STRINGS + struct.pack("<Q", len(words)) + b"".join(map(text, words))
+        scores = struct.pack("<IQ2f", 6, 2, 0.5, 0.25)
+        keys = [key(b"words", 9, strings), key(b"scores", 9, scores), key(b"n", U32, b"1234")]
+        return gguf_header.read(write(tmp_path / "x.gguf", keys, [tensor(b"a", [4])])).digest
+
+    taken = b"GGUF" + struct.pack("<IQQ", 3, 1, 3) + key(b"words", 9, STRINGS + struct.pack("<QQQ", 2, 3, 5))
+    taken += key(b"scores", 9, struct.pack("<IQ", 6, 2)) + key(b"n", U32, b"1234") + tensor(b"a", [4])
+    assert digest([b"one", b"three"]) == hashlib.sha256(taken).hexdigest()[:16]
+    assert digest([b"two", b"seven"]) == digest([b"one", b"three"])
+    assert digest([b"four", b"five"]) != digest([b"one", b"three"])
+
+
+def test_arrays_are_told_from_numbers(tmp_path):
+    """A model whose layers differ has an array of heads, and its length is no number of heads."""
+    arch = key(b"general.architecture", 8, text(b"llama"))
+    counts = [
+        key(b"llama." + name, U32, struct.pack("<I", 8)) for name in (b"block_count", b"embedding_length")
+    ]
+    heads = key(b"llama.attention.head_count", U32, struct.pack("<I", 4))
+    array = struct.pack("<IQ8I", U32, 8, *[4] * 8)
+    keys = [arch, *counts, heads]
+    assert gguf_header.read(write(tmp_path / "x.gguf", keys, [])).attention() is not None
+    for wrong in (b"llama.attention.head_count", b"llama.attention.head_count_kv"):
+        odd = [k for k in keys if wrong not in k] + [key(wrong, 9, array)]
+        header = gguf_header.read(write(tmp_path / "x.gguf", odd, []))
+        assert header.attention() is None
+        assert header.integer(wrong.decode()) is None
+        assert header.metadata[wrong.decode()] == 8
+
+
+def test_a_large_vocabulary_is_read_in_a_moment(tmp_path):
+    """262,144 tokens with scores and types, and 514,906 merges, as Gemma's; 19 MB."""
+    writer = gguf.GGUFWriter(tmp_path / "large.gguf", "llama")
+    writer.add_token_list([f"token number {i}" for i in range(262_144)])
+    writer.add_token_scores([0.5] * 262_144)
+    writer.add_token_types([1] * 262_144)
+    writer.add_token_merges([f"to ken{i}" for i in range(514_906)])
+    writer.add_tensor("token_embd.weight", np.ones((32, 64), np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    began = time.perf_counter()
+    header = gguf_header.read(tmp_path / "large.gguf")
+    seconds = time.perf_counter() - began
+    assert header.metadata["tokenizer.ggml.merges"] == 514_906
+    assert header.vocab_size == 32
+    assert seconds < 0.5  # 0.07 s on two cores
+
+
+def test_the_most_hostile_header_takes_seconds_not_minutes(tmp_path):
+    """As many empty strings, keys and tensors as are walked at all."""
+    keys = [key(b"%d" % i, 0, b"1") for i in range(24_999)]
+    tensors = [tensor(b"%d" % i, [8], 0, 32 * i) for i in range(25_000)]
+    many = key(b"words", 9, STRINGS + struct.pack("<Q", 4 << 20)) + bytes(8 * (4 << 20))
+    path = write(tmp_path / "hostile.gguf", [*keys, many], tensors, 32 * 25_001)
+    began = time.perf_counter()
+    assert len(gguf_header.read(path).tensors) == 25_000
+    assert time.perf_counter() - began < 4  # 0.6 s on two cores
+    tracemalloc.start()
+    try:
+        gguf_header.read(path)
+        assert tracemalloc.get_traced_memory()[1] < 60e6
     finally:
         tracemalloc.stop()
 

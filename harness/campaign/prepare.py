@@ -21,8 +21,7 @@ from harness.models import weights
 from harness.models.weights import Ready, WeightsError
 from harness.plan import Cell
 from harness.results import Record
-from harness.theory.estimate import weight_bytes
-from harness.theory.shapes import Shape, parameters
+from harness.theory.shapes import Shape
 from runners.protocol import Request
 
 Say = Callable[[str], None]
@@ -36,7 +35,6 @@ TOKENIZED = "the harness's fixed text, by the model's own tokenizer"  # where a 
 FAKE_VOCABULARY = 512  # of a stack that loads no weights
 JOB_TIMEOUT_S = 6 * 3600.0
 SPARE_DISK_BYTES = 1 << 30
-SMALL_MODEL_BPW = 1.2  # small models are up to 15% above the nominal bits per weight
 
 
 class NotReady(RuntimeError):
@@ -113,7 +111,8 @@ class Preparation:
                 return given
             weights.check_quantizable(given, str(cell.quant))
             target = weights.quantized_path(given, str(cell.quant), self._quantizer(cell))
-            return self._quantized(cell, given.path, given.header.weights()["parameters"], target)
+            expected = weights.quantized_bytes(given, str(cell.quant))
+            return self._quantized(cell, given.path, target, expected)
         except WeightsError as failure:
             raise NotReady("error", str(failure)) from failure
 
@@ -191,27 +190,27 @@ class Preparation:
         target = self._synthetic_path(cell, quant)
         if ready := weights.cached(target):
             return ready
-        count = parameters(self._shape(cell))
+        shape = self._shape(cell)
         source = self._synthetic_path(cell, weights.SOURCE_QUANT)
         if not weights.cached(source):
             who, options = self._who(cell, None), {"seed": cell.model.weights.seed}
-            expected = weight_bytes(count, weights.SOURCE_QUANT)
+            expected = weights.synthetic_bytes(shape, weights.SOURCE_QUANT)
             self._make(cell, Request("synthesize", *who, options), source, expected)
         if quant == weights.SOURCE_QUANT:
             return weights.local(source)
-        return self._quantized(cell, source, count, target)
+        return self._quantized(cell, source, target, weights.synthetic_bytes(shape, quant))
 
-    def _quantized(self, cell: Cell, source: Path, count: int, target: Path) -> Ready:
+    def _quantized(self, cell: Cell, source: Path, target: Path, expected_bytes: int) -> Ready:
         if ready := weights.cached(target):
             return ready
         # Synthetic weights stand in for the files people have; a user's own follow llama.cpp as it is.
         synthetic = cell.model.weights.kind == "synthetic"
         options = {"quant": cell.quant, "threads": self.threads, "as_published": synthetic}
         request = Request("quantize", *self._who(cell, source), options, files={"source": str(source)})
-        self._make(cell, request, target, weight_bytes(count, str(cell.quant)))
+        self._make(cell, request, target, expected_bytes)
         return weights.local(target)
 
-    def _make(self, cell: Cell, request: Request, target: Path, expected_bytes: float) -> None:
+    def _make(self, cell: Cell, request: Request, target: Path, expected_bytes: int) -> None:
         """Run a job that writes a large file: disk checked first, written beside, renamed when whole.
 
         Raises WeightsError, CacheError.
@@ -222,7 +221,7 @@ class Preparation:
             for leftover in target.parent.glob(f"{target.name}.partial-*"):
                 leftover.unlink(missing_ok=True)
             free = shutil.disk_usage(target.parent).free
-            needed = expected_bytes * SMALL_MODEL_BPW + SPARE_DISK_BYTES
+            needed = expected_bytes + SPARE_DISK_BYTES
             if free < needed:
                 raise WeightsError(
                     f"{target.name} of {cell.model.name} needs {needed / 1e9:.1f} GB of disk and "

@@ -14,9 +14,9 @@ from harness.config import Experiment
 from harness.envs import build
 from harness.models import weights
 from harness.plan import Cell
-from harness.theory.estimate import estimate, weight_bytes
+from harness.theory.estimate import estimate
 from harness.theory.ggml import element_bytes
-from harness.theory.shapes import Shape, kv_bytes_per_token, parameters
+from harness.theory.shapes import Shape, kv_bytes_per_token
 
 
 def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
@@ -95,11 +95,10 @@ class Here:
         if model.weights.kind == "synthetic" and model.shape:
             source, disk = self._synthetic(cell, model.shape)
             quant = cell.quant or weights.SOURCE_QUANT
-            return source, disk, weight_bytes(parameters(model.shape), quant), kv
+            return source, disk, weights.synthetic_bytes(model.shape, quant), kv
         name = weights.named_path(model, cell.quant)
         if model.weights.kind == "hub":
-            count = parameters(model.shape) if model.shape else None
-            size = weight_bytes(count, cell.quant) if count and cell.quant else None
+            size = weights.synthetic_bytes(model.shape, cell.quant) if model.shape and cell.quant else None
             return f"hub {model.weights.repo}/{name}", size, size, kv
         try:
             ready = weights.local(Path(name))
@@ -113,7 +112,7 @@ class Here:
             kv = attention["layers"] * attention["kv_heads"] * attention["head_dim"] * sum(element)
         if cell.quant in (None, header.quant):
             return name, 0, sizes["model_bytes"], kv
-        size = weight_bytes(sizes["parameters"], str(cell.quant))
+        size = weights.quantized_bytes(ready, str(cell.quant))
         return f"{name}, quantize {cell.quant}", size, size, kv
 
     def _synthetic(self, cell: Cell, shape: Shape) -> tuple[str, float]:
@@ -134,7 +133,7 @@ class Here:
         steps = [
             f"synthesize {name}" if name == weights.SOURCE_QUANT else f"quantize {name}" for name in wanted
         ]
-        return ", ".join(steps), sum(weight_bytes(parameters(shape), name) for name in wanted)
+        return ", ".join(steps), sum(weights.synthetic_bytes(shape, name) for name in wanted)
 
 
 def _duration(seconds: float) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 
 from harness.campaign.prepare import NotReady, Preparation
 from harness.cli import NOT_OK, NOT_STARTED, OK
+from harness.cli.names import unknown
 from harness.cli.progress import Progress
 from harness.config import Decode, Model, Variant, Weights
 from harness.envs.header import stacks
@@ -20,14 +20,11 @@ STACK = "llamacpp"  # the stack that owns GGUF
 def make(shape: str, quants: list[str], seed: int, as_json: bool) -> int:
     """Make one file per quantization and print its path; as JSON with its exact sizes."""
     choices = [str(choice) for choice in stacks()[STACK].options["quant"].choices]
-    for name, known in [(shape, [*SHAPES]), *((quant, choices) for quant in quants)]:
+    wanted = [("shape", shape, [*SHAPES]), *(("quantization", quant, choices) for quant in quants)]
+    for kind, name, known in wanted:
         if name not in known:
-            near = difflib.get_close_matches(name.lower(), known, 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
-            print(
-                f"harness: unknown {'shape' if known is not choices else 'quantization'} {name}{hint}",
-                file=sys.stderr,
-            )
+            said = unknown(kind, name, known, "see harness theory --list-models")
+            print(f"harness: {said}", file=sys.stderr)
             return NOT_STARTED
     if not 0 <= seed < 2**63:
         print(f"harness: --seed {seed}: must be at least 0 and below 2**63", file=sys.stderr)

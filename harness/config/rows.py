@@ -26,7 +26,7 @@ def model_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Model | 
     if weights is None or len(mistakes.found) > before:
         return None
     if weights.kind == "synthetic" and shape is None:
-        mistakes.add(loc, "synthetic weights need a shape; known: " + ", ".join(SHAPES))
+        mistakes.add(loc, "synthetic weights need a shape; harness theory --list-models has them")
         return None
     name = row.name or (row.shape if isinstance(row.shape, str) else _name_of(weights))
     if name is None:

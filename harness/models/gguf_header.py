@@ -1,7 +1,7 @@
 """Read a GGUF header by skipping: scalars and tensor sizes, no weights, no strings of a vocabulary.
 
 Format: ggml's docs/gguf.md. Every length is checked against the file before anything is read or allocated for
-it.
+it, and a Budget bounds the time that a header may take: what ggml's own reader refuses is refused here too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,37 +20,39 @@ from harness.theory import ggml
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _LONGEST_STRING = 1 << 20
-_LONGEST_HEADER = 1 << 30
+_LONGEST_HEADER = 256 << 20  # vocabularies of 256k tokens with their merges take 10 to 20 MB
 _MOST_DIMENSIONS = 4
-
-# llama.cpp's general.file_type (llama.h, enum llama_ftype) -> the quantization's name here.
-FILE_TYPES = {
-    0: "f32",
-    1: "f16",
-    2: "q4_0",
-    3: "q4_1",
-    7: "q8_0",
-    8: "q5_0",
-    9: "q5_1",
-    10: "q2_k",
-    11: "q3_k_s",
-    12: "q3_k_m",
-    13: "q3_k_l",
-    14: "q4_k_s",
-    15: "q4_k_m",
-    16: "q5_k_s",
-    17: "q5_k_m",
-    18: "q6_k",
-    32: "bf16",
-}
+_CHUNK = 64 << 10  # bytes read ahead: a small header without a vocabulary is one read
+_WORD = struct.Struct("<Q")
+_SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
 class GgufError(ValueError):
     """The file is no whole GGUF; the message is one sentence."""
 
 
+@dataclass
+class Budget:
+    """What may still be walked in Python, in one file or in all parts of one model.
+
+    Each bound is several times the largest model known, and together they are under 2 s.
+    """
+
+    entries: int = 50_000  # keys and tensors: 405B has 1,200; llama.cpp takes no more than 512 layers
+    strings: int = 4 << 20  # of arrays: 262k tokens with 514k merges are 0.8 million
+    text: int = 16 << 20  # bytes of strings that are kept
+
+    def spend(self, kind: str, count: int, what: str) -> None:
+        left = getattr(self, kind) - count
+        if left < 0:
+            raise GgufError(f"the header claims {what}: more than any model has")
+        setattr(self, kind, left)
+
+
 @dataclass(frozen=True)
 class Tensor:
+    """`shape`: as ggml counts it, elements of a row first."""
+
     type: str
     shape: tuple[int, ...]
     offset: int
@@ -59,11 +61,15 @@ class Tensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """`metadata`: scalars and short strings; arrays are their length. `digest`: of the header's own bytes."""
+    """`metadata`: scalars and short strings; those in `arrays` are arrays, and their value is their length.
+
+    `digest`: of the header's own bytes, less what was skipped.
+    """
 
     metadata: dict[str, Any]
     tensors: dict[str, Tensor]
     digest: str
+    arrays: frozenset[str] = field(default=frozenset())
 
     @property
     def architecture(self) -> str:
@@ -71,7 +77,8 @@ class GgufHeader:
 
     @property
     def quant(self) -> str | None:
-        return FILE_TYPES.get(self.metadata.get("general.file_type", -1))
+        number = self.integer("general.file_type")
+        return None if number is None else ggml.FILE_TYPES.get(number)
 
     @property
     def synthetic(self) -> bool:
@@ -105,26 +112,33 @@ class GgufHeader:
         }
 
     def attention(self) -> dict[str, int] | None:
-        """Layers, KV heads and head size, as the KV cache has them; null when the header does not say."""
+        """Layers, KV heads and head size, as the KV cache has them; null when the header does not say, or
+        says it layer by layer."""
         layers, heads, width = (
             self._count(key) for key in ("block_count", "attention.head_count", "embedding_length")
         )
-        if not (layers and heads and width):
+        if not (layers and heads and width) or f"{self.architecture}.attention.head_count_kv" in self.arrays:
             return None
         kv_heads = self._count("attention.head_count_kv") or heads
         head_dim = self._count("attention.key_length") or width // heads
         return {"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim}
 
+    def integer(self, key: str) -> int | None:
+        """A whole number of the metadata; null when it is absent or something else, as an array is."""
+        value = self.metadata.get(key)
+        whole = isinstance(value, int) and not isinstance(value, bool) and key not in self.arrays
+        return value if whole else None
+
     def _count(self, key: str) -> int | None:
-        value = self.metadata.get(f"{self.architecture}.{key}")
-        return value if isinstance(value, int) and value > 0 else None
+        value = self.integer(f"{self.architecture}.{key}")
+        return value if value and value > 0 else None
 
 
-def read(path: Path) -> GgufHeader:
+def read(path: Path, budget: Budget | None = None) -> GgufHeader:
     """The header of a GGUF file. Raises GgufError (not a GGUF, cut short, lengths beyond the file),
     OSError."""
-    with path.open("rb") as file:
-        reader = _Reader(file, os.fstat(file.fileno()).st_size)
+    with path.open("rb", buffering=0) as file:
+        reader = _Reader(file, os.fstat(file.fileno()).st_size, budget or Budget())
         try:
             header = _header(reader)
         except GgufError as damage:
@@ -138,43 +152,76 @@ def _header(reader: _Reader) -> GgufHeader:
     version, n_tensors, n_metadata = reader.unpack("<IQQ")
     if version not in (2, 3):
         raise GgufError(f"GGUF version {version} is not supported")
+    reader.budget.spend("entries", n_tensors + n_metadata, f"{n_metadata} keys and {n_tensors} tensors")
     metadata: dict[str, Any] = {}
+    arrays = set()
     for _ in range(n_metadata):
-        key = reader.string()
-        metadata[key] = reader.value(reader.unpack("<I")[0])
+        key, (kind,) = reader.string(), reader.unpack("<I")
+        if key in metadata:
+            raise GgufError(f"key {key[:60]!r} stands there twice")
+        metadata[key] = reader.value(kind)
+        if kind == _ARRAY:
+            arrays.add(key)
     tensors: dict[str, Tensor] = {}
     for _ in range(n_tensors):
         name = reader.string()
-        (n_dimensions,) = reader.unpack("<I")
-        if n_dimensions > _MOST_DIMENSIONS:
-            raise GgufError(f"tensor {name[:60]!r} claims {n_dimensions} dimensions")
-        shape = reader.unpack(f"<{n_dimensions}Q")
-        number, offset = reader.unpack("<IQ")
-        if number not in ggml.TYPES:
-            raise GgufError(f"tensor {name[:60]!r} has unknown type number {number}")
-        type_name, block, block_bytes = ggml.TYPES[number]
-        tensors[name] = Tensor(type_name, shape, offset, math.prod(shape) // block * block_bytes)
-    alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
-        raise GgufError(f"alignment {alignment!r} makes no sense")
+        if name in tensors:
+            raise GgufError(f"tensor {name[:60]!r} stands there twice")
+        tensors[name] = _tensor(reader, name[:60])
+    header = GgufHeader(metadata, tensors, reader.digest.hexdigest()[:16], frozenset(arrays))
+    for key in (*_SPLIT_KEYS, "general.alignment"):
+        if key in metadata and header.integer(key) is None:
+            raise GgufError(f"{key} is not a whole number")
+    _check_data(header, reader)
+    return header
+
+
+def _tensor(reader: _Reader, name: str) -> Tensor:
+    (n_dimensions,) = reader.unpack("<I")
+    if n_dimensions > _MOST_DIMENSIONS:
+        raise GgufError(f"tensor {name!r} claims {n_dimensions} dimensions")
+    shape = reader.unpack(f"<{n_dimensions}Q")
+    number, offset = reader.unpack("<IQ")
+    if number not in ggml.TYPES:
+        raise GgufError(f"tensor {name!r} has unknown type number {number}")
+    type_name, block, block_bytes = ggml.TYPES[number]
+    if 0 in shape:
+        raise GgufError(f"tensor {name!r} has a dimension of 0")
+    if (shape[0] if shape else 1) % block:
+        raise GgufError(f"tensor {name!r} has rows of no whole number of {type_name} blocks")
+    return Tensor(type_name, shape, offset, math.prod(shape) // block * block_bytes)
+
+
+def _check_data(header: GgufHeader, reader: _Reader) -> None:
+    """Every tensor within the file, and no byte in two of them."""
+    alignment = header.metadata.get("general.alignment", 32)
+    if not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
+        raise GgufError(f"alignment {alignment} makes no sense")
     data_start = -(-reader.position // alignment) * alignment
-    for name, tensor in tensors.items():
-        if data_start + tensor.offset + tensor.bytes > reader.size:
+    end = 0
+    for name, tensor in sorted(header.tensors.items(), key=lambda item: item[1].offset):
+        if tensor.offset < end:
+            raise GgufError(f"tensor {name[:60]!r} begins within another")
+        end = tensor.offset + tensor.bytes
+        if data_start + end > reader.size:
             raise GgufError(f"cut short: tensor {name[:60]!r} ends beyond the file's {reader.size} bytes")
-    return GgufHeader(metadata, tensors, reader.digest.hexdigest()[:16])
 
 
 class _Reader:
     """Takes bytes off the front of a file, never past its end, and hashes what it takes (not what it
     skips)."""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file, self.size, self.position = file, size, 0
+    def __init__(self, file: BinaryIO, size: int, budget: Budget) -> None:
+        self._file, self.size, self.budget, self.position = file, size, budget, 0
+        self._chunk, self._at = b"", 0  # what was read ahead, and how much of it is behind `position`
         self.digest = hashlib.sha256()
 
     def take(self, count: int) -> bytes:
         self._claim(count)
-        taken = self._file.read(count)
+        if self._at + count > len(self._chunk):
+            self._read_ahead(count)
+        taken = self._chunk[self._at : self._at + count]
+        self._at += count
         self.digest.update(taken)
         return taken
 
@@ -185,6 +232,7 @@ class _Reader:
         (length,) = self.unpack("<Q")
         if length > _LONGEST_STRING:
             raise GgufError(f"a string claims {length} bytes")
+        self.budget.spend("text", length, "over 16 MiB of text")
         return self.take(length).decode("utf-8", "replace")
 
     def value(self, kind: int) -> Any:
@@ -199,17 +247,55 @@ class _Reader:
         if element in _SCALARS:
             self._skip(count * struct.calcsize("<" + _SCALARS[element]))
         elif element == _STRING:
-            for _ in range(count):
-                self._skip(self.unpack("<Q")[0])
+            self._skip_strings(count)
         else:
             raise GgufError("nested or unknown arrays in the metadata")
         return count
 
+    def _skip_strings(self, count: int) -> None:
+        """Their lengths are taken, their bytes skipped; a chunk at a time, 0.1 us a string."""
+        self.budget.spend("strings", count, f"an array of {count} strings")
+        unpack, left = _WORD.unpack_from, count
+        while left:
+            if len(self._chunk) - self._at < _WORD.size:
+                self._read_ahead(_WORD.size)
+            chunk, at, lengths = self._chunk, self._at, []
+            last = len(chunk) - _WORD.size
+            while at <= last and left:
+                (length,) = unpack(chunk, at)
+                lengths.append(length)
+                at += _WORD.size + length
+                left -= 1
+            self.digest.update(struct.pack(f"<{len(lengths)}Q", *lengths))
+            self._skip(at - self._at)
+
     def _skip(self, count: int) -> None:
         self._claim(count)
-        self._file.seek(count, os.SEEK_CUR)
+        self._at += count
+        if self._at > len(self._chunk):
+            self._file.seek(self._at - len(self._chunk), os.SEEK_CUR)
+            self._chunk, self._at = b"", 0
+
+    def _read_ahead(self, count: int) -> None:
+        """Have at least so many bytes in the chunk."""
+        kept = self._chunk[self._at :]
+        more = [kept]
+        have = len(kept)
+        while have < count:
+            read = self._file.read(max(count - have, _CHUNK))
+            if not read:
+                raise GgufError("cut short: the file ends within its header")
+            more.append(read)
+            have += len(read)
+        self._chunk, self._at = b"".join(more), 0
 
     def _claim(self, count: int) -> None:
+        """Move on by so many bytes, if the file has them."""
         if self.position + count > min(self.size, _LONGEST_HEADER):
-            raise GgufError("cut short: the header claims more bytes than the file has")
+            short = self.position + count > self.size
+            raise GgufError(
+                "cut short: the header claims more bytes than the file has"
+                if short
+                else f"the header claims more than {_LONGEST_HEADER >> 20} MiB"
+            )
         self.position += count

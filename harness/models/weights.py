@@ -12,7 +12,8 @@ from typing import Any
 
 from harness.cache import cache_folder
 from harness.config import Model
-from harness.models import gguf_header
+from harness.models import gguf_header, gguf_shape
+from harness.theory import gguf_types
 from harness.theory.shapes import Shape
 
 # Bump when runners/llamacpp_weights.py makes other values or other files of the same shape and seed.
@@ -63,6 +64,17 @@ def local(path: Path) -> Ready:
     if header.metadata.get("split.count", 0) > 1:
         raise WeightsError(f"{path}: is one part of a split model; merge it first (llama-gguf-split --merge)")
     return Ready(path, header, f"{header.digest}-{status.st_size}-{status.st_mtime_ns}")
+
+
+def synthetic_bytes(shape: Shape, quant: str) -> int:
+    """Bytes of the tensors of a synthetic file, which stands in for a published one."""
+    return gguf_types.model_bytes(shape, quant, as_published=True)
+
+
+def quantized_bytes(ready: Ready, quant: str) -> int:
+    """Bytes of the tensors of a file once quantized; of a shape that is not known, what it has now."""
+    shape = gguf_shape.shape_of(ready.header)
+    return gguf_types.model_bytes(shape, quant) if shape else ready.header.weights()["model_bytes"]
 
 
 def check_quantizable(ready: Ready, quant: str) -> None:

@@ -1,30 +1,9 @@
-"""How much disk, memory and time a cell will take, roughly, before anything exists. Pure."""
+"""How much memory and time a cell will take, roughly, before anything exists. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Bits per weight of whole files, as published for Qwen1.5-4B (gguf_bpw.csv), or of the bulk type where that
-# has no row. Small models come out up to 15% larger: their embeddings weigh more.
-NOMINAL_BPW = {
-    "f32": 32.0,
-    "f16": 16.0,
-    "bf16": 16.0,
-    "q8_0": 8.5,
-    "q6_k": 6.57,
-    "q5_1": 6.1,
-    "q5_k_m": 5.74,
-    "q5_k_s": 5.6,
-    "q5_0": 5.61,
-    "q4_1": 5.15,
-    "q4_k_m": 4.96,
-    "q4_k_s": 4.7,
-    "q4_0": 4.71,
-    "q3_k_l": 4.4,
-    "q3_k_m": 4.09,
-    "q3_k_s": 3.6,
-    "q2_k": 3.27,
-}
 # What decode on CPUs was seen to reach of the read bandwidth (0.5B, 2 cores: 46 to 60% of it for weights, 30%
 # for KV).
 CPU_SHARE = 0.4
@@ -38,11 +17,6 @@ class Estimate:
 
     memory_bytes: float
     seconds: float | None
-
-
-def weight_bytes(parameters: int, quant: str) -> float:
-    """Bytes of a file's tensors, by the nominal bits per weight of its type."""
-    return parameters * NOMINAL_BPW[quant] / 8
 
 
 def estimate(

@@ -1,4 +1,8 @@
-"""ggml's tensor types: name, elements and bytes of a block. Pure. Source: the type traits in ggml.c."""
+"""ggml's tensor types: name, elements and bytes of a block. Pure.
+
+Source: enum ggml_type in ggml.h, the type traits in ggml.c and the sizes of blocks in ggml-common.h, vendored
+by llama-cpp-python 0.3.36. Numbers that are not here (4, 5, 31 to 33, 36 to 38) were taken out of ggml.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,13 @@ TYPES: dict[int, tuple[str, int, int]] = {
     6: ("q5_0", 32, 22),
     7: ("q5_1", 32, 24),
     8: ("q8_0", 32, 34),
+    9: ("q8_1", 32, 36),
     10: ("q2_k", 256, 84),
     11: ("q3_k", 256, 110),
     12: ("q4_k", 256, 144),
     13: ("q5_k", 256, 176),
     14: ("q6_k", 256, 210),
+    15: ("q8_k", 256, 292),
     16: ("iq2_xxs", 256, 66),
     17: ("iq2_xs", 256, 74),
     18: ("iq3_xxs", 256, 98),
@@ -34,6 +40,49 @@ TYPES: dict[int, tuple[str, int, int]] = {
     34: ("tq1_0", 256, 54),
     35: ("tq2_0", 256, 66),
     39: ("mxfp4", 32, 17),
+    40: ("nvfp4", 64, 36),
+    41: ("q1_0", 128, 18),
+    42: ("q2_0", 64, 18),
+}
+
+# llama.cpp's general.file_type (llama.h, enum llama_ftype) -> the quantization's name here.
+FILE_TYPES = {
+    0: "f32",
+    1: "f16",
+    2: "q4_0",
+    3: "q4_1",
+    7: "q8_0",
+    8: "q5_0",
+    9: "q5_1",
+    10: "q2_k",
+    11: "q3_k_s",
+    12: "q3_k_m",
+    13: "q3_k_l",
+    14: "q4_k_s",
+    15: "q4_k_m",
+    16: "q5_k_s",
+    17: "q5_k_m",
+    18: "q6_k",
+    19: "iq2_xxs",
+    20: "iq2_xs",
+    21: "q2_k_s",
+    22: "iq3_xs",
+    23: "iq3_xxs",
+    24: "iq1_s",
+    25: "iq4_nl",
+    26: "iq3_s",
+    27: "iq3_m",
+    28: "iq2_s",
+    29: "iq2_m",
+    30: "iq4_xs",
+    31: "iq1_m",
+    32: "bf16",
+    36: "tq1_0",
+    37: "tq2_0",
+    38: "mxfp4_moe",
+    39: "nvfp4",
+    40: "q1_0",
+    41: "q2_0",
 }
 
 _BYTES = {name: block_bytes / block for name, block, block_bytes in TYPES.values()}

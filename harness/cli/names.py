@@ -1,0 +1,23 @@
+"""Names that are not known, as one sentence with the closest that are."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+MOST_LISTED = 24
+
+
+def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> str:
+    """`unknown model qwen1.5-7; did you mean qwen1.5-7b?`, else all there are, else how to list them."""
+    names = list(known)
+    shown = name if len(name) <= 60 else name[:57] + "..."
+    # Comparing is quadratic in length, and nothing we know is that long.
+    near = difflib.get_close_matches(name.lower(), names, 3) if len(name) <= 64 else []
+    if near:
+        hint = f"; did you mean {' or '.join(near)}?"
+    elif len(names) <= MOST_LISTED:
+        hint = f"; there are {', '.join(names)}"
+    else:
+        hint = f"; {listing}" if listing else ""
+    return f"unknown {kind} {shown}{hint}"

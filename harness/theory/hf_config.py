@@ -1,0 +1,245 @@
+"""The shape of a checkpoint from its parsed config.json, as transformers would build the model. Pure.
+
+The file is believed in nothing: whatever it holds, the answer is a Shape or a ConfigJsonError.
+Defaults and biases: configuration_*.py and modeling_*.py of transformers' llama, mistral, qwen2 and qwen3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.theory.shapes import Shape
+
+_MOST = 10_000_000  # of a width; Llama 3.1 405B has 128,256 at most
+_MOST_LAYERS = 10_000
+_MOST_HEAD_DIM = 10_000
+_MOST_TOKENS = 1_000_000_000
+_MOST_THETA = 1e15
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+
+
+class ConfigJsonError(ValueError):
+    """No shape follows from this config.json; the message is one printable line of bounded length."""
+
+
+@dataclass(frozen=True)
+class _Family:
+    """llama.cpp's name of the architecture, transformers' of the class, and what stands for a missing key."""
+
+    arch: str
+    causal: str
+    context: int
+    head_dim: int | None = None
+
+
+_FAMILIES = {
+    "llama": _Family("llama", "LlamaForCausalLM", context=2048),
+    "mistral": _Family("llama", "MistralForCausalLM", context=131_072),
+    "qwen2": _Family("qwen2", "Qwen2ForCausalLM", context=32_768),
+    "qwen3": _Family("qwen3", "Qwen3ForCausalLM", context=32_768, head_dim=128),
+}
+
+
+def shape_of(config: Mapping[str, Any]) -> Shape:
+    """The shape of a dense Llama, Mistral, Qwen2 or Qwen3 model for text, or of the one inside a wrapper.
+
+    A number without a default that is missing is refused, never guessed. Without `num_key_value_heads` every
+    head has its own. A sliding window counts where the model heeds it (Mistral; Qwen with use_sliding_window)
+    and all layers have it; over some layers only, a Shape cannot say it, so that is refused.
+    """
+    config = _mapping(config, "config.json")
+    kind, text = _decoder(config)
+    family = _FAMILIES[kind]
+    hidden = _count(text, "hidden_size")
+    layers = _count(text, "num_hidden_layers", _MOST_LAYERS)
+    heads = _count(text, "num_attention_heads")
+    kv_heads = _count(text, "num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        pair = f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
+        raise ConfigJsonError(pair)
+    if text.get("head_dim") is None and family.head_dim is None and hidden % heads:
+        raise ConfigJsonError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+    attention_bias = kind in ("llama", "qwen3") and _flag(text, "attention_bias")
+    tied = "tie_word_embeddings"
+    return Shape(
+        arch=family.arch,
+        vocab_size=_count(text, "vocab_size"),
+        hidden_size=hidden,
+        layers=layers,
+        intermediate_size=_count(text, "intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=_count(text, "head_dim", _MOST_HEAD_DIM, default=family.head_dim or hidden // heads),
+        tied=_flag(text if text.get(tied) is not None else config, tied),
+        qkv_bias=kind == "qwen2" or attention_bias,
+        o_bias=attention_bias,
+        mlp_bias=kind == "llama" and _flag(text, "mlp_bias"),
+        qk_norm=kind == "qwen3",
+        rope_theta=_theta(text),
+        norm_eps=_number(text, "rms_norm_eps", 1, default=1e-6),
+        context=_count(text, "max_position_embeddings", _MOST_TOKENS, default=family.context),
+        window=_window(text, kind, layers),
+    )
+
+
+def quantization_of(config: Mapping[str, Any]) -> str | None:
+    """How the weights are quantized, in a few words ("gptq 4-bit, group 128"); null if nothing says so.
+
+    A detail that makes no sense is left out; a method that is no name is a ConfigJsonError.
+    """
+    config = _mapping(config, "config.json")
+    for place in (config, config.get("text_config")):
+        for key in ("quantization_config", "compression_config", "quantization"):  # the last is MLX's own
+            given = place.get(key) if isinstance(place, Mapping) else None
+            if given is not None and (found := _quantization(_mapping(given, key), key)):
+                return found
+    return None
+
+
+def _quantization(given: Mapping[str, Any], key: str) -> str | None:
+    if not given:
+        return None
+    method = given.get("quant_method")
+    if method is None:  # bitsandbytes did not name itself at first, and MLX does not
+        flags = {"load_in_4bit", "load_in_8bit"} & given.keys()
+        method = "bitsandbytes" if flags else "mlx" if "bits" in given else "unnamed"
+    if not isinstance(method, str) or not _NAME.fullmatch(method):
+        raise ConfigJsonError(f"{key}.quant_method must be a name, not {_shown(method)}")
+    bits, group, blocks = _details(given)
+    found = method.lower() + (f" {bits}-bit" if bits else "")
+    if bits == 4 and given.get("bnb_4bit_quant_type") in ("nf4", "fp4"):
+        found += f" ({given['bnb_4bit_quant_type']})"
+    return found + (f", {group}" if group else "") + (f", {blocks}" if blocks else "")
+
+
+def _details(given: Mapping[str, Any]) -> tuple[int | None, str, str]:
+    """Bits, group and blocks, as far as they are told."""
+    groups = given.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    told = {**given, **(weights if isinstance(weights, Mapping) else {})}
+    names = ("bits", "w_bit", "num_bits", "nbits")
+    bits = next((told[name] for name in names if _within(told.get(name), 64)), None)
+    if bits is None:
+        bits = 4 if told.get("load_in_4bit") is True else 8 if told.get("load_in_8bit") is True else None
+    size = told.get("group_size", told.get("q_group_size"))
+    group = f"group {size}" if _within(size, _MOST) else "one group a row" if size == -1 else ""
+    block = told.get("weight_block_size")
+    if isinstance(block, list) and len(block) == 2 and all(_within(side, _MOST) for side in block):
+        return bits, group, f"blocks of {block[0]} x {block[1]}"
+    return bits, group, ""
+
+
+def _decoder(config: Mapping[str, Any], nested: bool = False) -> tuple[str, Mapping[str, Any]]:
+    """The family, and the part of the file that describes the model for text."""
+    kind = config.get("model_type")
+    named = kind if isinstance(kind, str) and _NAME.fullmatch(kind) else "this model"
+    for key in _EXPERTS:
+        if _count(config, key, default=1, least=0) > 1:
+            raise ConfigJsonError(f"{named} is a mixture of experts; only dense models are known")
+    if kind is None and not nested:
+        kind = next((name for name in _FAMILIES if _is_causal(config, name)), None)
+    if not isinstance(kind, str) or kind not in _FAMILIES:
+        inner = config.get("text_config")
+        if not nested and isinstance(inner, Mapping):
+            return _decoder(inner, nested=True)
+        what = "text_config.model_type" if nested else "model_type"
+        said = f"{what} is missing" if kind is None else f"{what} {_shown(kind)} is not known"
+        raise ConfigJsonError(f"{said}; known: {', '.join(_FAMILIES)}")
+    if config.get("architectures") is not None and not _is_causal(config, kind):
+        names = config["architectures"]
+        first = names[0] if isinstance(names, list) and names else names
+        raise ConfigJsonError(f"architectures must name {_FAMILIES[kind].causal}, not {_shown(first)}")
+    return kind, config
+
+
+def _is_causal(config: Mapping[str, Any], kind: str) -> bool:
+    """Whether the architectures name the model with an lm_head; early LLaMA files say LLaMAForCausalLM."""
+    names = config.get("architectures")
+    return isinstance(names, list) and any(
+        isinstance(name, str) and name.lower() == _FAMILIES[kind].causal.lower() for name in names[:10]
+    )
+
+
+def _theta(config: Mapping[str, Any]) -> float:
+    """Transformers 5 keeps it inside rope_parameters, which counts before the key of transformers 4."""
+    inner = config.get("rope_parameters")
+    if inner is not None and _mapping(inner, "rope_parameters").get("rope_theta") is not None:
+        return _number(inner, "rope_theta", _MOST_THETA)
+    return _number(config, "rope_theta", _MOST_THETA, default=10_000.0)
+
+
+def _window(config: Mapping[str, Any], kind: str, layers: int) -> int | None:
+    if kind == "llama" or (kind != "mistral" and not _flag(config, "use_sliding_window")):
+        return None
+    if config.get("sliding_window", 4096) is None:  # a missing key is 4096, null is none
+        return None
+    window = _count(config, "sliding_window", _MOST_TOKENS, default=4096)
+    if kind == "mistral":
+        return window
+    types = config.get("layer_types")
+    if types is not None:
+        if not isinstance(types, list) or len(types) != layers:
+            raise ConfigJsonError(f"layer_types must be a list of {layers}, one for each layer")
+        sliding = sum(1 for layer in types if layer == "sliding_attention")
+    else:
+        sliding = max(0, layers - _count(config, "max_window_layers", default=28, least=0))
+    if 0 < sliding < layers:
+        raise ConfigJsonError(f"a sliding window over {sliding} of {layers} layers; known: over all or none")
+    return window if sliding else None
+
+
+def _mapping(given: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping):
+        raise ConfigJsonError(f"{what} must be a mapping, not {_shown(given)}")
+    return given
+
+
+def _within(given: object, most: int, least: int = 1) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool) and least <= given <= most
+
+
+def _count(
+    config: Mapping[str, Any], key: str, most: int = _MOST, default: int | None = None, least: int = 1
+) -> int:
+    given = config.get(key)
+    if given is None:
+        if default is None:
+            raise ConfigJsonError(f"{key} is missing")
+        given = default
+    if not _within(given, most, least):
+        raise ConfigJsonError(f"{key} must be a whole number from {least} to {most}, not {_shown(given)}")
+    return int(given)
+
+
+def _number(config: Mapping[str, Any], key: str, below: float, default: float | None = None) -> float:
+    given = config.get(key)
+    if given is None:
+        given = default
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < below:
+        raise ConfigJsonError(f"{key} must be a number between 0 and {below:g}, not {_shown(given)}")
+    return float(given)
+
+
+def _flag(config: Mapping[str, Any], key: str) -> bool:
+    given = config.get(key)
+    if given is not None and not isinstance(given, bool):
+        raise ConfigJsonError(f"{key} must be true or false, not {_shown(given)}")
+    return bool(given)
+
+
+def _shown(given: object) -> str:
+    """A value as a message quotes it: short, printable, on one line."""
+    if given is None or isinstance(given, bool):
+        return {None: "null", True: "true", False: "false"}[given]
+    if isinstance(given, str):
+        return ascii(given[:40]) + ("..." if len(given) > 40 else "")
+    if isinstance(given, int):
+        return str(given) if abs(given) < 10**15 else "a huge number"
+    if isinstance(given, float):
+        return f"{given:g}"
+    return "a mapping" if isinstance(given, Mapping) else "a list"

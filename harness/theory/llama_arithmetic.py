@@ -1,0 +1,92 @@
+"""The arithmetic of "How is LLaMa.cpp possible?", its published figures beside ours. Pure.
+
+Source: Finbarr Timbers, https://finbarr.ca/how-is-llama-cpp-possible/ (2023). It takes 2 P bytes-per-weight
+as the bytes of a token. Each weight is read once, so its tokens per second are half of what bandwidth allows;
+the two in 2 P belongs to the operations, a multiplication and an addition each. The Raspberry Pi's figure
+follows from neither form.
+"""
+
+from __future__ import annotations
+
+from harness.theory import demand, floors
+from harness.theory.families import SHAPES
+from harness.theory.machines import MACHINES
+from harness.theory.shapes import kv_elements_per_token, parameters
+
+BITS = 4
+CONTEXT = 2048  # LLaMA's
+
+Table = list[dict[str, float | str | None]]
+
+# Machine, model, parameters as its name has them, tokens per second as published, and as people saw them.
+_SPEEDS = (
+    ("a100-80gb-pcie", "llama-7b", 7e9, 277, None),
+    ("a100-80gb-pcie", "llama-65b", 65e9, 30, None),
+    ("apple-m1", "llama-7b", 7e9, 10, None),
+    ("apple-m1", "llama-65b", 65e9, 1, None),
+    ("apple-m2", "llama-7b", 7e9, None, 16),
+    ("apple-m2-pro", "llama-7b", 7e9, None, None),
+    ("apple-m2-pro", "llama-65b", 65e9, None, None),
+    ("apple-m2-max", "llama-7b", 7e9, None, None),
+    ("apple-m2-max", "llama-65b", 65e9, 6, None),
+    ("rpi-4", "llama-7b", 7e9, 2, 0.1),
+)
+_MODELS = ("llama-7b", "llama-13b", "llama-33b", "llama-65b")
+
+
+def speeds() -> Table:
+    """Tokens per second at 4 bits.
+
+    `article_formula`: bandwidth / (2 P / 2 bytes), P as in the model's name. `by_memory`: bandwidth / (P / 2
+    bytes), P exact. `by_compute`: rate / 2 P. `floor`: ours, the lesser of both, no input embedding.
+    """
+    rows: Table = []
+    for machine_name, model, nominal, published, seen in _SPEEDS:
+        machine, shape = MACHINES[machine_name], SHAPES[model]
+        bandwidth, rate = machine.bandwidth.value, machine.rates[machine.rate].value
+        asked = demand.of_bits(shape, BITS)
+        step_s = max(asked.weight_bytes_per_token / bandwidth, asked.flops_per_token / rate)
+        rows.append(
+            {
+                "machine": machine_name,
+                "model": model,
+                "published_tok_s": published,
+                "article_formula_tok_s": bandwidth / (2 * nominal * BITS / 8),
+                "by_memory_tok_s": bandwidth / (parameters(shape) * BITS / 8),
+                "by_compute_tok_s": rate / (2 * parameters(shape)),
+                "floor_tok_s": 1 / step_s,
+                "seen_tok_s": seen,
+            }
+        )
+    return rows
+
+
+def memory() -> Table:
+    """GB at 4 bits: weights, and the KV cache of 2048 tokens. The article prints 16.25 GB and 1.33 GB."""
+    return [
+        {
+            "model": model,
+            "weights_gb": parameters(SHAPES[model]) * BITS / 8 / 1e9,
+            "kv_gb": kv_elements_per_token(SHAPES[model]) * CONTEXT * BITS / 8 / 1e9,
+        }
+        for model in _MODELS
+    ]
+
+
+def ratios() -> Table:
+    """An A100 over an M2 (the article: computing some 200, bandwidth 20), and its batch of 161."""
+    a100, m2 = MACHINES["a100-80gb-pcie"], MACHINES["apple-m2"]
+    ceiling = floors.Ceiling(a100.bandwidth.value, a100.rates["fp16"].value)
+    return [
+        {
+            "bandwidth_ratio": a100.bandwidth.value / m2.bandwidth.value,
+            "fp16_ratio": a100.rates["fp16"].value / m2.rates[m2.rate].value,
+            "int4_over_m2_ratio": a100.rates["int4"].value / m2.rates[m2.rate].value,
+            "a100_fp16_compute_bound_batch": floors.compute_bound_batch(
+                demand.of_bits(SHAPES["llama-7b"], 16), ceiling
+            ),
+        }
+    ]
+
+
+TABLES = {"llama_speeds": speeds, "llama_memory": memory, "llama_ratios": ratios}

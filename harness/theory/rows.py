@@ -1,0 +1,161 @@
+"""One flat object per model, machine and form of the weights: all that `harness theory` says. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.theory import demand, floors
+from harness.theory.floors import Ceiling, Demand
+from harness.theory.machines import Machine
+from harness.theory.shapes import (
+    Shape,
+    active_params,
+    kv_elements_per_token,
+    layer_params,
+    lm_head_params,
+    parameters,
+)
+from harness.theory.tensors import Tensor, bytes_by_part, streamed_bytes
+from harness.theory.units import Units
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form that weights take: all at `bits`, or exactly these `tensors`. `label` names it in a table."""
+
+    label: str
+    bits: float | None = None
+    tensors: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked beside models and machines.
+
+    `kv_bits`: of an element of the KV cache. `kv_read`, `length`, `kv_block`: see floors. `context`: the
+    position decode is also given at. `prompt`: tokens of prefill; `chunks`: sizes to cut it into. `rate`:
+    which of a machine's rates computing is counted at; null for its own choice. `speculation`: acceptance,
+    draft length and draft cost.
+    """
+
+    units: Units
+    kv_bits: float = 16
+    kv_read: str = "grows"
+    length: int | None = None
+    kv_block: int | None = None
+    context: int = 10_000
+    prompt: int = 25
+    chunks: Sequence[int] = ()
+    rate: str | None = None
+    speculation: tuple[float, int, float] | None = None
+
+
+def row(
+    name: str, shape: Shape, form: Form, machine_name: str | None, machine: Machine | None, ask: Ask
+) -> Row:
+    """Counts are whole numbers, sizes bytes; what needs a machine is null without one."""
+    if form.bits is not None:
+        asked = demand.of_bits(shape, form.bits, ask.kv_bits, ask.units.norms)
+    else:
+        asked = demand.of_tensors(shape, form.tensors, ask.kv_bits)
+    resident = asked.weight_bytes_per_token + asked.embedding_bytes
+    norms = ask.units.norms
+    said: Row = {
+        "model": name,
+        "machine": machine_name,
+        "weights": form.label,
+        "weight_bits": form.bits if form.bits is not None else resident * 8 / parameters(shape),
+        "units": ask.units.name,
+        "layer_params": layer_params(shape, norms),
+        "lm_head_params": lm_head_params(shape),
+        "active_params": active_params(shape, norms),
+        "total_params": parameters(shape, norms),
+        "kv_elements_per_token": kv_elements_per_token(shape),
+        "kv_bits": ask.kv_bits,
+        "kv_bytes_per_token": asked.kv_bytes_per_token,
+        "model_bytes": resident,
+        "weight_bytes_per_token": asked.weight_bytes_per_token,
+        "bytes_by_part": bytes_by_part(form.tensors) if form.tensors else None,
+        "bytes_by_type": _by_type(form.tensors, shape.tied) if form.tensors else None,
+        "flop_per_byte": asked.flops_per_token / asked.weight_bytes_per_token,
+        "speculative_speedup": floors.speculative_speedup(*ask.speculation) if ask.speculation else None,
+    }
+    return said | (_on_machine(asked, machine, ask) if machine else dict.fromkeys(ON_MACHINE))
+
+
+ON_MACHINE = (
+    *("bytes_per_s", "flops", "rate", "memory_bytes", "balance_flop_per_byte"),
+    *("kv_read", "W_tokens_per_ms", "B_ms", "compute_ms", "bound", "tokens_per_s"),
+    *("context", "latency_ms_at_context", "tokens_per_s_at_context"),
+    *("max_ctx", "max_ctx_with_embedding", "compute_bound_batch"),
+    *("prompt_tokens", "prefill_ms", "prefill_knees", "chunked_prefill"),
+)
+
+
+def _on_machine(asked: Demand, machine: Machine, ask: Ask) -> Row:
+    rate = ask.rate or machine.rate
+    ceiling = Ceiling(
+        machine.bandwidth.value * ask.units.giga / 1e9, machine.rates[rate].value * ask.units.tera / 1e12
+    )
+    W = floors.W_tokens_per_s(asked, ceiling, ask.kv_read)
+    B_ms = floors.B_s(asked, ceiling, ask.kv_read, ask.length) * 1e3
+    if ask.units.first_token_in_B and W is not None:
+        B_ms += 1e3 / W
+    compute_ms = asked.flops_per_token / ceiling.flops * 1e3
+    at_context = floors.decode_floor_s(asked, ceiling, ask.context, ask.kv_read, ask.length)
+
+    def prefill_ms(lm_head: str, chunk: int | None = None) -> float:
+        return floors.prefill_floor_s(asked, ceiling, ask.prompt, lm_head, ask.kv_block, chunk) * 1e3
+
+    def longest(resident: float) -> int | None:
+        return floors.max_ctx(machine.memory_bytes, resident, asked.kv_bytes_per_token)
+
+    whole = prefill_ms("last")
+    return {
+        "bytes_per_s": ceiling.bytes_per_s,
+        "flops": ceiling.flops,
+        "rate": rate,
+        "memory_bytes": machine.memory_bytes,
+        "balance_flop_per_byte": ceiling.flops / ceiling.bytes_per_s,
+        "kv_read": ask.kv_read,
+        "W_tokens_per_ms": W and W / 1e3,
+        "B_ms": B_ms,
+        "compute_ms": compute_ms,
+        "bound": "compute" if compute_ms > B_ms else "memory",
+        "tokens_per_s": 1e3 / max(B_ms, compute_ms),
+        "context": ask.context,
+        "latency_ms_at_context": at_context * 1e3,
+        "tokens_per_s_at_context": 1 / at_context,
+        "max_ctx": longest(asked.weight_bytes_per_token),
+        "max_ctx_with_embedding": longest(asked.weight_bytes_per_token + asked.embedding_bytes),
+        "compute_bound_batch": floors.compute_bound_batch(asked, ceiling),
+        "prompt_tokens": ask.prompt,
+        "prefill_ms": {"every": prefill_ms("every"), "last": whole},
+        "prefill_knees": {which: _knees(asked, ceiling, which, ask.units) for which in ("every", "last")},
+        "chunked_prefill": [
+            {"chunk": chunk, "ms": prefill_ms("last", chunk), "ratio": prefill_ms("last", chunk) / whole}
+            for chunk in ask.chunks
+        ],
+    }
+
+
+def _knees(asked: Demand, ceiling: Ceiling, lm_head: str, units: Units) -> list[int | None] | None:
+    """The crossings as whole prompt lengths; null where compute is never the larger."""
+    knees = floors.prefill_knees(asked, ceiling, lm_head)
+    if knees is None:
+        return None
+    return [None if crossing is None else units.knee(crossing) for crossing in knees]
+
+
+def _by_type(tensors: Iterable[Tensor], tied: bool) -> dict[str, dict[str, int]]:
+    """{type: {model_bytes, weight_bytes_per_token}}."""
+    found: dict[str, dict[str, int]] = {}
+    for tensor in tensors:
+        of_type = found.setdefault(tensor.type, {"model_bytes": 0, "weight_bytes_per_token": 0})
+        of_type["model_bytes"] += tensor.bytes
+        of_type["weight_bytes_per_token"] += streamed_bytes(tensor, tied)
+    return found

@@ -1,0 +1,928 @@
+"""Models as stored: what the headers of any file or folder say, exactly, and nothing that they only claim."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import struct
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+from harness.models import gguf_split, safetensors_header
+from harness.models.checkpoint import Checkpoint, CheckpointError, read
+from harness.models.safetensors_header import SafetensorsError
+from harness.theory import shapes, tensors
+from harness.theory.families import SHAPES
+from harness.theory.shapes import Shape
+from harness.theory.tensors import Tensor, streamed_bytes
+
+TINY = SHAPES["tiny-llama"]
+ENTRY = tuple[str, list[int], int]  # dtype, shape, bytes of an element
+
+
+# --- files as others write them -----------------------------------------------------------------------------
+
+
+def gguf_writer(path: Path, shape: Shape, **options: Any) -> gguf.GGUFWriter:
+    """By the gguf library, all counts of a shape in its metadata, no tensors yet."""
+    writer = gguf.GGUFWriter(path, shape.arch, **options)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_context_length(shape.context)
+    writer.add_block_count(shape.layers)
+    writer.add_embedding_length(shape.hidden_size)
+    writer.add_feed_forward_length(shape.intermediate_size)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_freq_base(shape.rope_theta)
+    writer.add_layer_norm_rms_eps(shape.norm_eps)
+    if shape.window:
+        writer.add_sliding_window(shape.window)
+    return writer
+
+
+def write(writer: gguf.GGUFWriter, stored: list[Tensor]) -> None:
+    """The headers of all files, and holes in place of the tensors' values."""
+    for tensor in stored:
+        number = gguf.GGMLQuantizationType[tensor.type.upper()]
+        writer.add_tensor_info(tensor.name, tensor.dims, None, tensor.bytes, raw_dtype=number)
+    parts = writer.tensors
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    paths = [Path(file.name) for file in writer.fout]
+    writer.close()
+    for path, infos in zip(paths, parts, strict=True):
+        data = sum(writer.ggml_pad(info.nbytes, 32) for info in infos.values())
+        os.truncate(path, writer.ggml_pad(path.stat().st_size, 32) + data)
+
+
+def write_gguf(path: Path, shape: Shape = TINY, extra: tuple[Tensor, ...] = (), **options: Any) -> Path:
+    write(gguf_writer(path, shape, **options), [*tensors.of_shape(shape), *extra])
+    return path
+
+
+def write_safetensors(path: Path, entries: dict[str, ENTRY], metadata: dict[str, str] | None = None) -> Path:
+    """By hand, as the format is documented: length, JSON padded with spaces, a hole in place of the data."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    end = 0
+    for name, (dtype, dims, size) in entries.items():
+        begin, end = end, end + math.prod(dims) * size
+        header[name] = {"dtype": dtype, "shape": dims, "data_offsets": [begin, end]}
+    return write_raw(path, header, end)
+
+
+def write_raw(path: Path, header: Any, data_bytes: int = 0) -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+    os.truncate(path, 8 + len(text) + data_bytes)
+    return path
+
+
+def entries(shape: Shape, stored_tied: bool = False) -> dict[str, ENTRY]:
+    """A shape's tensors by the names that transformers gives them, in bf16."""
+    names = {
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+        "attn_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "token_embd": "model.embed_tokens",
+        "output_norm": "model.norm",
+        "output": "lm_head",
+    }
+    found: dict[str, ENTRY] = {}
+    for tensor in tensors.of_shape(replace(shape, tied=shape.tied and not stored_tied)):
+        *layer, part, kind = tensor.name.split(".")
+        place = f"model.layers.{layer[1]}." if layer else ""
+        found[f"{place}{names[part]}.{kind}"] = ("BF16", list(tensor.dims), 2)
+    return found
+
+
+def config_of(shape: Shape) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.layers,
+        "intermediate_size": shape.intermediate_size,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "max_position_embeddings": shape.context,
+        "rope_theta": shape.rope_theta,
+        "rms_norm_eps": shape.norm_eps,
+        "tie_word_embeddings": shape.tied,
+    }
+
+
+def write_config(folder: Path, shape: Shape = TINY, **changed: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps({**config_of(shape), **changed}))
+    return folder
+
+
+def write_shards(folder: Path, shape: Shape, count: int, index: bool = True) -> list[Path]:
+    """The tensors in turn over so many shards, and the index that names them."""
+    found = list(entries(shape).items())
+    paths = [folder / f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    weight_map: dict[str, str] = {}
+    for i, path in enumerate(paths):
+        write_safetensors(path, dict(found[i::count]), {"format": "pt"})
+        weight_map |= dict.fromkeys((name for name, _ in found[i::count]), path.name)
+    if index:
+        total = {"total_size": 0}
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": total, "weight_map": weight_map})
+        )
+    return paths
+
+
+def streamed(checkpoint: Checkpoint) -> int:
+    return sum(streamed_bytes(tensor, checkpoint.tied) for tensor in checkpoint.tensors)
+
+
+@contextmanager
+def within(seconds: float, megabytes: float) -> Iterator[None]:
+    """The seconds are generous: counting memory makes Python several times slower."""
+    began = time.perf_counter()
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1] / 1e6
+    finally:
+        tracemalloc.stop()
+    assert peak < megabytes
+    assert time.perf_counter() - began < seconds
+
+
+# --- GGUF ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        TINY,
+        SHAPES["tiny-qwen2"],
+        replace(TINY, tied=True),
+        replace(TINY, o_bias=True, mlp_bias=True, qkv_bias=True),
+        replace(TINY, arch="qwen3", qk_norm=True, head_dim=128),
+        replace(TINY, window=1024, rope_theta=5e5, norm_eps=1e-6, context=131_072),
+    ],
+)
+def test_a_gguf_tells_its_shape_and_every_tensor(tmp_path, shape):
+    checkpoint = read(write_gguf(tmp_path / "model.gguf", shape))
+    assert checkpoint.shape == shape
+    assert list(checkpoint.tensors) == tensors.of_shape(shape)
+    assert checkpoint.format == "gguf"
+    assert checkpoint.quantization == "f16"
+    assert checkpoint.tied == shape.tied
+    assert not checkpoint.synthetic
+    assert checkpoint.parameters == shapes.parameters(shape)
+    assert checkpoint.beyond_shape == 0
+
+
+def test_bytes_of_quantized_blocks_are_exact(tmp_path):
+    stored = [
+        Tensor("token_embd.weight", "q6_k", (1000, 512), 1000 * 512 // 256 * 210),
+        Tensor("output.weight", "nvfp4", (1000, 512), 1000 * 512 // 64 * 36),
+        Tensor("blk.0.ffn_up.weight", "mxfp4", (1000, 512), 1000 * 512 // 32 * 17),
+    ]
+    write(gguf_writer(tmp_path / "model.gguf", TINY), stored)
+    checkpoint = read(tmp_path / "model.gguf")
+    assert list(checkpoint.tensors) == stored
+    assert checkpoint.parameters == 3 * 512_000
+    assert streamed(checkpoint) == stored[1].bytes + stored[2].bytes
+
+
+def test_what_a_shape_does_not_account_for_is_told(tmp_path):
+    """Llama 3 stores 64 factors of its rotary frequencies."""
+    factors = Tensor("rope_freqs.weight", "f32", (64,), 256)
+    checkpoint = read(write_gguf(tmp_path / "model.gguf", extra=(factors,)))
+    assert checkpoint.shape == TINY
+    assert checkpoint.beyond_shape == 64
+    assert checkpoint.parameters == shapes.parameters(TINY) + 64
+
+
+def test_our_own_synthetic_weights_say_so(tmp_path):
+    writer = gguf_writer(tmp_path / "model.gguf", TINY)
+    writer.add_name("tiny-llama (synthetic, random weights)")
+    write(writer, tensors.of_shape(TINY))
+    assert read(tmp_path / "model.gguf").synthetic
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("llama.block_count", 0),
+        ("llama.block_count", 3),
+        ("llama.block_count", 2**32 - 1),
+        ("llama.embedding_length", 512),
+        ("llama.feed_forward_length", 513),
+        ("llama.feed_forward_length", [512, 512]),
+        ("llama.attention.head_count", 0),
+        ("llama.attention.head_count", 4),
+        ("llama.attention.head_count", [8] * 8),  # an array of 8 is no count of 8
+        ("llama.attention.head_count_kv", [2] * 2),
+        ("llama.attention.head_count_kv", 3),
+        ("llama.attention.key_length", -32),
+        ("llama.attention.key_length", 16),
+        ("llama.attention.value_length", 64),
+        ("llama.attention.sliding_window", [16, 16]),
+        ("llama.context_length", 2**63),
+        ("llama.context_length", True),
+        ("llama.context_length", "long"),
+        ("llama.rope.freq_base", float("nan")),
+        ("llama.rope.freq_base", 0.0),
+        ("general.architecture", "gemma2"),
+    ],
+)
+def test_a_header_whose_counts_are_not_those_of_its_tensors_has_no_shape(tmp_path, key, value):
+    writer = gguf_writer(tmp_path / "model.gguf", TINY)
+    kind = gguf.GGUFValueType.get_type(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        kind = gguf.GGUFValueType.INT64 if value < 0 else gguf.GGUFValueType.UINT64
+    array = gguf.GGUFValueType.UINT32 if isinstance(value, list) else None
+    writer.kv_data[0][key] = gguf.gguf_writer.GGUFValue(value, kind, array)
+    write(writer, tensors.of_shape(TINY))
+    checkpoint = read(tmp_path / "model.gguf")
+    assert checkpoint.shape is None
+    assert checkpoint.beyond_shape is None
+    assert len(checkpoint.tensors) == len(tensors.of_shape(TINY))
+
+
+def test_heads_that_kv_heads_do_not_divide_are_no_shape(tmp_path):
+    checkpoint = read(write_gguf(tmp_path / "model.gguf", replace(TINY, kv_heads=3)))
+    assert checkpoint.shape is None
+
+
+def test_what_a_header_leaves_out_is_what_llama_cpp_takes_it_for(tmp_path):
+    writer = gguf_writer(tmp_path / "model.gguf", replace(TINY, kv_heads=8))
+    for key in ("head_count_kv", "key_length", "value_length", "sliding_window"):
+        writer.kv_data[0].pop(f"llama.attention.{key}", None)
+    del writer.kv_data[0]["llama.rope.freq_base"]
+    write(writer, tensors.of_shape(replace(TINY, kv_heads=8)))
+    assert read(tmp_path / "model.gguf").shape == replace(TINY, kv_heads=8)
+
+
+def test_a_mixture_of_experts_is_refused(tmp_path):
+    writer = gguf_writer(tmp_path / "said.gguf", TINY)
+    writer.add_expert_count(8)
+    write(writer, tensors.of_shape(TINY))
+    experts = Tensor("blk.0.ffn_up_exps.weight", "f16", (8, 32, 32), 2 * 8 * 32 * 32)
+    write_gguf(tmp_path / "not-said.gguf", extra=(experts,))
+    for name in ("said", "not-said"):
+        with pytest.raises(CheckpointError, match="is a mixture of experts; only dense models are known"):
+            read(tmp_path / f"{name}.gguf")
+
+
+def test_a_gguf_that_is_no_language_model_is_refused(tmp_path):
+    write(gguf_writer(tmp_path / "vocabulary.gguf", TINY), [])
+    with pytest.raises(CheckpointError, match="no input embedding"):
+        read(tmp_path / "vocabulary.gguf")
+
+
+# --- GGUF in parts ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    """Three parts as the gguf library splits."""
+    write_gguf(tmp_path / "model.gguf", split_max_tensors=10)
+    found = sorted(tmp_path.glob("model-*-of-00003.gguf"))
+    assert len(found) == 3
+    return found
+
+
+def test_any_part_of_a_split_model_is_the_whole(parts, tmp_path):
+    whole = read(write_gguf(tmp_path / "plain.gguf"))
+    for part in parts:
+        checkpoint = read(part)
+        assert checkpoint.path == part
+        assert replace(checkpoint, path=whole.path) == whole
+    assert len({gguf_split.read_whole(part).digest for part in parts}) == 1
+
+
+def test_a_plain_file_read_whole_is_the_plain_file(tmp_path):
+    path = write_gguf(tmp_path / "model-00001-of-00003.gguf")  # only its name says that it is a part
+    assert gguf_split.read_whole(path) == gguf_split.gguf_header.read(path)
+
+
+def test_a_missing_part_is_named(parts):
+    parts[1].unlink()
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.gguf: is missing, part 2 of 3"):
+        read(parts[2])
+
+
+def test_a_part_that_is_a_pipe_is_not_waited_for(parts):
+    parts[1].unlink()
+    os.mkfifo(parts[1])
+    with pytest.raises(CheckpointError, match=r"00002-of-00003\.gguf: is no regular file"):
+        read(parts[0])
+
+
+def test_a_part_under_another_name_is_refused(parts, tmp_path):
+    renamed = parts[0].rename(tmp_path / "renamed.gguf")
+    with pytest.raises(CheckpointError, match="part 1 of 3 of a split model, and the others cannot be found"):
+        read(renamed)
+
+
+def test_parts_in_each_others_place_are_refused(parts):
+    second = parts[1].read_bytes()
+    parts[1].write_bytes(parts[2].read_bytes())
+    with pytest.raises(CheckpointError, match="does not say that it is part 2 of 3"):
+        read(parts[0])
+    with pytest.raises(CheckpointError, match="the others cannot be found"):
+        read(parts[1])  # it says that it is the third
+    parts[1].write_bytes(second[:200])
+    with pytest.raises(CheckpointError, match=r"00002-of-00003\.gguf: cut short"):
+        read(parts[0])
+
+
+def test_parts_that_have_a_tensor_twice_or_lack_one_are_refused(parts, tmp_path):
+    def part(number: int, claimed: int, stored: list[Tensor]) -> None:
+        writer = gguf_writer(tmp_path / f"odd-{number:05d}-of-00002.gguf", TINY)
+        writer.add_uint16("split.no", number - 1)
+        writer.add_uint16("split.count", 2)
+        writer.add_int32("split.tensors.count", claimed)
+        write(writer, stored)
+
+    stored = tensors.of_shape(TINY)
+    first = tmp_path / "odd-00001-of-00002.gguf"
+    part(1, len(stored), stored[:10])
+    part(2, len(stored), stored[10:])
+    assert len(read(first).tensors) == len(stored)
+    part(2, len(stored), stored[9:])
+    with pytest.raises(CheckpointError, match=r"has tensor .* twice"):
+        read(first)
+    part(2, len(stored), stored[11:])
+    with pytest.raises(CheckpointError, match=f"claims {len(stored)} tensors, and its parts have"):
+        read(first)
+
+
+@pytest.mark.parametrize(("number", "count"), [(0, 65_535), (7, 3), (3, 3)])
+def test_a_number_of_parts_that_makes_no_sense_is_refused(tmp_path, number, count):
+    writer = gguf_writer(tmp_path / f"odd-00001-of-{count:05d}.gguf", TINY)
+    writer.add_uint16("split.no", number)
+    writer.add_uint16("split.count", count)
+    write(writer, tensors.of_shape(TINY))
+    with pytest.raises(CheckpointError, match="which makes no sense"):
+        read(tmp_path / f"odd-00001-of-{count:05d}.gguf")
+
+
+# --- safetensors --------------------------------------------------------------------------------------------
+
+
+def test_a_safetensors_header_gives_names_types_dimensions_and_bytes(tmp_path):
+    path = write_safetensors(
+        tmp_path / "model.safetensors",
+        {
+            "a": ("F32", [2, 3], 4),
+            "b": ("BF16", [5], 2),
+            "packed": ("I32", [4, 4], 4),
+            "fp8": ("F8_E4M3", [7], 1),
+            "scalar": ("F16", [], 2),
+            "nothing": ("U8", [0, 9], 1),
+        },
+        {"format": "pt"},
+    )
+    assert list(safetensors_header.read(path).values()) == [
+        Tensor("a", "f32", (2, 3), 24),
+        Tensor("b", "bf16", (5,), 10),
+        Tensor("packed", "i32", (4, 4), 64),
+        Tensor("fp8", "f8_e4m3", (7,), 7),
+        Tensor("scalar", "f16", (), 2),
+        Tensor("nothing", "u8", (0, 9), 0),
+    ]
+
+
+def test_four_bit_elements_take_half_a_byte(tmp_path):
+    header = {"x": {"dtype": "F4", "shape": [3, 2], "data_offsets": [0, 3]}}
+    path = write_raw(tmp_path / "four.safetensors", header, 3)
+    assert safetensors_header.read(path) == {"x": Tensor("x", "f4", (3, 2), 3)}
+    header["x"]["shape"] = [3]
+    with pytest.raises(SafetensorsError, match="has 3 bytes, which F4"):
+        safetensors_header.read(write_raw(path, header, 3))
+
+
+def test_tensors_in_any_order_are_read_in_the_order_of_their_data(tmp_path):
+    header = {
+        "second": {"dtype": "U8", "shape": [4], "data_offsets": [2, 6]},
+        "first": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]},
+    }
+    assert list(safetensors_header.read(write_raw(tmp_path / "x.safetensors", header, 6))) == [
+        "first",
+        "second",
+    ]
+
+
+def test_a_safetensors_file_cut_anywhere_is_refused(tmp_path):
+    path = write_safetensors(tmp_path / "model.safetensors", entries(TINY))
+    size = path.stat().st_size
+    length = struct.unpack("<Q", path.read_bytes()[:8])[0]
+    for kept in [*range(40), *range(40, 8 + length, 97), 8 + length, size - 1]:
+        whole = path.read_bytes()
+        cut = tmp_path / "cut.safetensors"
+        cut.write_bytes(whole[:kept])
+        with pytest.raises(SafetensorsError, match=r"cut short|too short"):
+            safetensors_header.read(cut)
+    os.truncate(path, size + 1)
+    with pytest.raises(SafetensorsError, match="has 1 bytes after the last tensor"):
+        safetensors_header.read(path)
+
+
+def entry(**changed: Any) -> dict[str, Any]:
+    return {"x": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]} | changed}
+
+
+HOSTILE: dict[str, tuple[Any, str]] = {
+    "list": ([1, 2], "not a JSON object"),
+    "number": (b"7", "not a JSON object"),
+    "no JSON": (b"{nonsense}", "is not JSON"),
+    "two": (b"{} {}", "is not JSON"),
+    "no UTF-8": (b'{"\xff": 1}', "is not UTF-8"),
+    "NaN": (b'{"x": NaN}', "has NaN"),
+    "infinite": (b'{"x": -Infinity}', "has -Infinity"),
+    "twice": (b'{"x": 1, "x": 2}', "has key 'x' twice"),
+    "twice inside": (b'{"x": {"dtype": "U8", "dtype": "F32"}}', "has key 'dtype' twice"),
+    "half a character": (b'{"\\ud800": {}}', "has a name that is no text"),
+    "deep": (b"[" * 100_000, "nested too deeply"),
+    "deep objects": (b'{"a":' * 100_000, "nested too deeply"),
+    "digits": (b'{"x": ' + b"9" * 100_000 + b"}", "a number of 100000 digits"),
+    "a string": ({"x": "U8"}, "lacks its dtype"),
+    "no dtype": ({"x": {"shape": [4], "data_offsets": [0, 4]}}, "lacks its dtype"),
+    "dtype": (entry(dtype="U7"), "unknown dtype 'U7'"),
+    "lower case": (entry(dtype="u8"), "unknown dtype 'u8'"),
+    "dtype list": (entry(dtype=["U8"]), "unknown dtype"),
+    "shape": (entry(shape=4), "a shape that is none"),
+    "negative": (entry(shape=[-4]), "a shape that is none"),
+    "negative twice": (entry(shape=[-2, -2]), "a shape that is none"),
+    "bool": (entry(shape=[True, 4]), "a shape that is none"),
+    "real": (entry(shape=[4.0]), "a shape that is none"),
+    "dimensions": (entry(shape=[4] + [1] * 100), "a shape that is none"),
+    "huge": (entry(shape=[2**63, 2**63]), "has 4 bytes, which"),
+    "offsets": (entry(data_offsets=[0, 4, 8]), "data_offsets that are none"),
+    "backwards": (entry(data_offsets=[4, 0]), "data_offsets that are none"),
+    "negative offset": (entry(data_offsets=[-4, 0]), "data_offsets that are none"),
+    "other size": (entry(data_offsets=[0, 3]), "has 3 bytes, which U8"),
+    "beyond": (entry(data_offsets=[2**40, 2**40 + 4]), "leaves a gap before it"),
+    "long": (entry(shape=[2**40], data_offsets=[0, 2**40]), "cut short"),
+    "gap": (entry() | {"y": {"dtype": "U8", "shape": [1], "data_offsets": [5, 6]}}, "leaves a gap"),
+    "overlap": (entry() | {"y": {"dtype": "U8", "shape": [1], "data_offsets": [3, 4]}}, "overlaps another"),
+    "metadata": ({"__metadata__": {"format": 1}} | entry(), "holds more than strings"),
+    "metadata list": ({"__metadata__": []} | entry(), "holds more than strings"),
+    "empties": (b'{"a":[' + b"[[]]," * 800_000 + b"1]}", "lacks its dtype"),
+    "keys": (b"{" + b",".join(b'"%x":{}' % i for i in range(330_000)) + b"}", "lacks its dtype"),
+    "braces": (b"{" * ((4 << 20) - 8), "is not JSON"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_safetensors_header_is_one_sentence_in_bounded_time_and_memory(tmp_path, name):
+    header, sentence = HOSTILE[name]
+    path = write_raw(tmp_path / "hostile.safetensors", header, 4)
+    with within(10, 160), pytest.raises(SafetensorsError, match=sentence) as caught:
+        safetensors_header.read(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < len(str(path)) + 250
+
+
+@pytest.mark.parametrize("length", [2**63, 2**64 - 1, 100_000_000, (4 << 20) + 1])
+def test_a_header_that_claims_more_than_any_has_is_not_read(tmp_path, length):
+    path = tmp_path / "hostile.safetensors"
+    path.write_bytes(struct.pack("<Q", length))
+    os.truncate(path, 200_000_000)
+    with within(1, 1), pytest.raises(SafetensorsError, match="a header over 4 MiB"):
+        safetensors_header.read(path)
+
+
+def test_a_damaged_safetensors_header_is_read_or_refused_and_nothing_else(tmp_path):
+    chance = random.Random(7)
+    path = write_safetensors(tmp_path / "model.safetensors", entries(TINY), {"format": "pt"})
+    whole, size = path.read_bytes()[:6000], path.stat().st_size
+    length = struct.unpack("<Q", whole[:8])[0]
+    pieces = [b"{", b"}", b"[", b"]", b",", b":", b'"', b"-1", b"1e9", b"null", b"true", b"9" * 30, b"\\u"]
+    read_ones = 0
+    for _ in range(1500):
+        content = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            at = chance.randrange(8, 8 + length) if chance.random() < 0.9 else chance.randrange(8)
+            piece = chance.choice(pieces) if chance.random() < 0.5 else bytes([chance.randrange(256)])
+            content[at : at + len(piece)] = piece
+        path.write_bytes(content)
+        os.truncate(path, size)
+        try:
+            found = safetensors_header.read(path)
+        except SafetensorsError:
+            continue
+        read_ones += 1
+        assert sum(tensor.bytes for tensor in found.values()) == size - 8 - length
+    assert read_ones
+
+
+# --- folders ------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_config_and_safetensors_is_told_as_stored(tmp_path):
+    write_safetensors(write_config(tmp_path) / "model.safetensors", entries(TINY))
+    checkpoint = read(tmp_path)
+    assert checkpoint.format == "safetensors"
+    assert checkpoint.shape is not None
+    assert replace(checkpoint.shape, norm_eps=TINY.norm_eps) == TINY
+    assert checkpoint.parameters == shapes.parameters(TINY)
+    assert checkpoint.beyond_shape == 0
+    assert checkpoint.quantization is None
+    assert {t.type for t in checkpoint.tensors} == {"bf16"}
+    assert streamed(checkpoint) == 2 * shapes.active_params(TINY)
+    beside = read(tmp_path / "model.safetensors")
+    assert replace(beside, path=tmp_path) == checkpoint
+
+
+def test_a_tied_model_streams_its_embedding_once_even_if_a_copy_is_stored(tmp_path):
+    tied = replace(TINY, tied=True)
+    for stored in (False, True):
+        write_safetensors(write_config(tmp_path, tied) / "model.safetensors", entries(tied, stored))
+        checkpoint = read(tmp_path)
+        assert checkpoint.tied
+        assert ("lm_head.weight" in {t.name for t in checkpoint.tensors}) == stored
+        assert checkpoint.parameters == shapes.parameters(tied)
+        assert streamed(checkpoint) == 2 * shapes.active_params(tied)
+
+
+def test_a_model_that_lacks_its_embedding_or_an_untied_lm_head_is_refused(tmp_path):
+    stored = entries(TINY)
+    del stored["lm_head.weight"]
+    write_safetensors(write_config(tmp_path) / "model.safetensors", stored)
+    with pytest.raises(CheckpointError, match=r"has no lm_head, and its config\.json does not tie it"):
+        read(tmp_path)
+    (tmp_path / "config.json").unlink()
+    assert read(tmp_path).tied  # nothing says otherwise
+    del stored["model.embed_tokens.weight"]
+    write_safetensors(write_config(tmp_path) / "model.safetensors", stored)
+    with pytest.raises(CheckpointError, match="has no input embedding"):
+        read(tmp_path)
+
+
+def test_of_a_model_that_also_sees_the_decoder_for_text_is_told(tmp_path):
+    """LLaVA: a wrapper's config, and a vision tower whose layers have the names of a decoder's."""
+    wrapper = {"model_type": "llava", "text_config": config_of(TINY), "vision_config": {"hidden_size": 64}}
+    (tmp_path / "config.json").write_text(json.dumps(wrapper))
+    stored = {f"language_model.{name}": entry for name, entry in entries(TINY).items()}
+    for name in (
+        "vision_tower.layers.0.q_proj",
+        "multi_modal_projector.linear_1",
+        "model.visual.embed_tokens",
+    ):
+        stored[f"{name}.weight"] = ("BF16", [64, 64], 2)
+    write_safetensors(tmp_path / "model.safetensors", stored)
+    checkpoint = read(tmp_path)
+    assert checkpoint.beyond_shape == 0
+    assert streamed(checkpoint) == 2 * shapes.active_params(TINY)
+
+
+def test_packed_weights_are_counted_by_the_shape(tmp_path):
+    """AWQ packs eight weights in an I32 and adds zeros and scales: no element of those is a parameter."""
+    stored = entries(TINY)
+    dims = stored.pop("model.layers.0.mlp.up_proj.weight")[1]
+    stored["model.layers.0.mlp.up_proj.qweight"] = ("I32", [dims[1], dims[0] // 8], 4)
+    stored["model.layers.0.mlp.up_proj.qzeros"] = ("I32", [dims[1] // 128, dims[0] // 8], 4)
+    stored["model.layers.0.mlp.up_proj.scales"] = ("F16", [dims[1] // 128, dims[0]], 2)
+    quantization = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    write_config(tmp_path, quantization_config=quantization)
+    write_safetensors(tmp_path / "model.safetensors", stored)
+    checkpoint = read(tmp_path)
+    assert checkpoint.quantization
+    assert "awq" in checkpoint.quantization
+    assert checkpoint.parameters == shapes.parameters(TINY)
+    assert checkpoint.beyond_shape is None
+    (tmp_path / "config.json").unlink()
+    assert read(tmp_path).parameters is None
+
+
+def test_shards_are_read_with_an_index_and_without(tmp_path):
+    write_config(tmp_path)
+    whole = read(write_safetensors(tmp_path / "model.safetensors", entries(TINY)))
+    (tmp_path / "model.safetensors").unlink()
+    for index in (True, False):
+        write_shards(tmp_path, TINY, 3, index)
+        checkpoint = read(tmp_path)
+        assert sorted(checkpoint.tensors, key=str) == sorted(whole.tensors, key=str)
+        assert checkpoint.shape == whole.shape
+        (tmp_path / "model.safetensors.index.json").unlink(missing_ok=True)
+    with pytest.raises(CheckpointError, match="is one of 3 shards; name their folder"):
+        read(tmp_path / "model-00002-of-00003.safetensors")
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_missing_shard_is_named(tmp_path, index):
+    write_shards(write_config(tmp_path), TINY, 3, index)[1].unlink()
+    with pytest.raises(
+        CheckpointError, match=r"model-00002-of-00003\.safetensors: is missing, one of 3 shards"
+    ):
+        read(tmp_path)
+
+
+def test_the_index_decides_which_files_are_the_model(tmp_path):
+    write_shards(write_config(tmp_path), TINY, 2)
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    expected = len(entries(TINY))
+    for name in ("consolidated", "adapter_model", "other"):
+        write_safetensors(tmp_path / f"{name}.safetensors", {"x": ("F32", [9], 4)})
+    assert len(read(tmp_path).tensors) == expected
+
+    del index["weight_map"]["lm_head.weight"]  # in a shard all the same: loaded
+    path.write_text(json.dumps(index))
+    assert len(read(tmp_path).tensors) == expected
+
+    shard = "model-00001-of-00002.safetensors"
+    index["weight_map"]["model.layers.0.self_attn.rotary_emb.inv_freq"] = shard  # a buffer: not missed
+    path.write_text(json.dumps(index))
+    assert len(read(tmp_path).tensors) == expected
+
+    index["weight_map"]["model.layers.9.self_attn.q_proj.weight"] = shard
+    path.write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"lacks 'model\.layers\.9\.self_attn\.q_proj\.weight', which"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [
+        "../model.safetensors",
+        "/etc/passwd",
+        "a/b.safetensors",
+        "..",
+        "",
+        "x.bin",
+        "a\0.safetensors",
+        "a\n.safetensors",
+        "\ud800.safetensors",
+        7,
+        ["x"],
+    ],
+)
+def test_an_index_names_files_of_its_folder_alone(tmp_path, shard):
+    folder = write_config(tmp_path)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": shard}}))
+    with pytest.raises(CheckpointError, match="which is no file of its folder"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("index", ["[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', "{", "[" * 9999])
+def test_an_index_that_is_none_is_a_sentence(tmp_path, index):
+    (write_config(tmp_path) / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointError, match=r"index\.json: (has no weight_map|is not|is nested)"):
+        read(tmp_path)
+
+
+def test_an_index_may_name_the_lm_head_that_a_tied_model_does_not_store(tmp_path):
+    tied = replace(TINY, tied=True)
+    shard = write_shards(write_config(tmp_path, tied), tied, 1)[0].name
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["lm_head.weight"] = shard
+    path.write_text(json.dumps(index))
+    assert read(tmp_path).parameters == shapes.parameters(tied)
+    write_config(tmp_path, TINY)
+    with pytest.raises(CheckpointError, match=r"lacks 'lm_head\.weight', which the index has there"):
+        read(tmp_path)
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path):
+    first, second = write_shards(write_config(tmp_path), TINY, 2)
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(CheckpointError, match=r"00002-of-00002\.safetensors: has tensor .* of another shard"):
+        read(tmp_path)
+
+
+def test_what_a_folder_holds_decides_what_is_read_of_it(tmp_path):
+    write_config(tmp_path)
+    assert read(tmp_path).format == "config"
+    assert read(tmp_path).tensors == ()
+    assert read(tmp_path).parameters == shapes.parameters(TINY)
+
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04")
+    with pytest.raises(CheckpointError, match="only safetensors and GGUF headers can be read"):
+        read(tmp_path)
+
+    write_gguf(tmp_path / "model.gguf", split_max_tensors=10)
+    write_gguf(tmp_path / "mmproj-model.gguf")
+    (tmp_path / "folder.gguf").mkdir()
+    assert read(tmp_path).format == "gguf"
+    write_gguf(tmp_path / "second.gguf")
+    with pytest.raises(CheckpointError, match="has 2 GGUF models; name one of them"):
+        read(tmp_path)
+
+    for name in ("adapter_model", "consolidated"):
+        write_safetensors(tmp_path / f"{name}.safetensors", {"x": ("F32", [9], 4)})
+    with pytest.raises(CheckpointError, match="has 2 GGUF models"):
+        read(tmp_path)
+    write_safetensors(tmp_path / "gptq_model-4bit-128g.safetensors", entries(TINY))
+    assert read(tmp_path).format == "safetensors"
+    write_safetensors(tmp_path / "another.safetensors", entries(TINY))
+    with pytest.raises(CheckpointError, match=r"has 2 \.safetensors files, and no index"):
+        read(tmp_path)
+    write_shards(tmp_path, TINY, 2)
+    write_safetensors(tmp_path / "model.safetensors", entries(TINY) | {"x": ("F32", [9], 4)})
+    checkpoint = read(tmp_path)  # before the shards, as transformers does
+    assert checkpoint.beyond_shape == 9
+
+
+def test_a_file_without_a_suffix_is_known_by_its_content(tmp_path):
+    """The hub's cache names files by their hash."""
+    write_gguf(tmp_path / "model.gguf").rename(tmp_path / "0a1b")
+    write_safetensors(tmp_path / "model.safetensors", entries(TINY)).rename(tmp_path / "2c3d")
+    assert read(tmp_path / "0a1b").format == "gguf"
+    checkpoint = read(tmp_path / "2c3d")
+    assert checkpoint.format == "safetensors"
+    assert checkpoint.shape is None
+    assert not checkpoint.tied
+    assert checkpoint.parameters == shapes.parameters(TINY)
+
+
+def test_experts_are_refused_in_safetensors_too(tmp_path):
+    stored = entries(TINY) | {"model.layers.0.mlp.experts.0.up_proj.weight": ("BF16", [32, 32], 2)}
+    path = write_safetensors(tmp_path / "model.safetensors", stored)
+    with pytest.raises(CheckpointError, match="is a mixture of experts"):
+        read(path)
+
+
+# --- whatever is wrong is one sentence ----------------------------------------------------------------------
+
+
+def _nothing(folder: Path) -> Path:
+    return folder / "none.gguf"
+
+
+def _pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "pipe.gguf")
+    return folder / "pipe.gguf"
+
+
+def _pipe_in_folder(folder: Path) -> Path:
+    return _pipe(folder).parent
+
+
+def _config_pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "config.json")
+    write_safetensors(folder / "model.safetensors", entries(TINY))
+    return folder / "model.safetensors"
+
+
+def _shard_pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "model.safetensors")
+    return folder
+
+
+def _file(name: str, content: bytes) -> Any:
+    def make(folder: Path) -> Path:
+        (folder / name).write_bytes(content)
+        return folder / name
+
+    return make
+
+
+def _loop(folder: Path) -> Path:
+    (folder / "loop").symlink_to(folder / "loop")
+    return folder / "loop"
+
+
+def _broken_link(folder: Path) -> Path:
+    (folder / "model.safetensors").symlink_to(folder / "gone")
+    return folder
+
+
+WRONG = {
+    "missing": (_nothing, "no such file"),
+    "pipe": (_pipe, "not a regular file"),
+    "pipe in a folder": (_pipe_in_folder, "not a regular file"),
+    "config is a pipe": (_config_pipe, r"config\.json: is not a regular file"),
+    "shard is a pipe": (_shard_pipe, r"model\.safetensors: is not a regular file"),
+    "device": (lambda folder: Path("/dev/zero"), "not a regular file"),
+    "empty folder": (lambda folder: folder, "holds no model"),
+    "empty": (_file("model.gguf", b""), "is empty"),
+    "null": (lambda folder: Path("a\0b"), "embedded null"),
+    "long name": (lambda folder: folder / ("x" * 300), "file name too long"),
+    "below a file": (lambda folder: _file("x", b"x")(folder) / "y", "not a directory"),
+    "loop": (_loop, "too many levels of symbolic links"),
+    "broken link": (_broken_link, r"model\.safetensors: is missing"),
+    "no GGUF": (_file("model.gguf", b"PK\x03\x04"), "not a GGUF file"),
+    "cut GGUF": (_file("model.gguf", b"GGUF"), "cut short"),
+    "no safetensors": (_file("model.safetensors", b"PK\x03\x04"), "too short for a safetensors file"),
+    "pickle": (_file("pytorch_model.bin", b"PK\x03\x04 and more"), "only GGUF and safetensors headers"),
+    "no object": (_file("config.json", b"[]"), "not a JSON object"),
+    "no JSON": (_file("config.json", b"{'a': 1}"), "is not JSON"),
+    "NaN": (_file("config.json", b'{"rope_theta": NaN}'), "has NaN"),
+    "twice": (_file("config.json", b'{"a": 1, "a": 2}'), "has key 'a' twice"),
+    "long config": (_file("config.json", b" " * ((1 << 20) + 1)), "longer than 1 MiB"),
+    "no model's": (_file("tokenizer.json", b'{"version": "1.0"}'), r"tokenizer\.json: "),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_whatever_is_wrong_is_one_sentence(tmp_path, name):
+    make, sentence = WRONG[name]
+    with pytest.raises(CheckpointError, match=sentence) as caught:
+        read(make(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_may_not_be_read_is_a_sentence(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf")
+    path.chmod(0)
+    me = os.geteuid()
+    try:
+        if me == 0:  # root may read all files
+            os.seteuid(65_534)
+        with pytest.raises(CheckpointError, match="permission denied"):
+            read(path)
+    finally:
+        os.seteuid(me)
+
+
+def test_a_damaged_config_is_read_or_refused_and_nothing_else(tmp_path):
+    chance = random.Random(11)
+    values = [None, True, 0, -1, 2**70, 1.5, 1e308, "", "x", [], [1], {}, {"a": {}}, [[]] * 3]
+    for _ in range(1500):
+        config = config_of(replace(TINY, tied=chance.random() < 0.5))
+        for _ in range(chance.randrange(1, 4)):
+            key = chance.choice(
+                [*config, "quantization_config", "rope_scaling", "text_config", "layer_types"]
+            )
+            if chance.random() < 0.2:
+                config.pop(key, None)
+            else:
+                config[key] = chance.choice(values)
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        try:
+            checkpoint = read(tmp_path)
+        except CheckpointError:
+            continue
+        assert checkpoint.parameters
+
+
+def test_a_damaged_gguf_is_read_or_refused_and_nothing_else(tmp_path):
+    chance = random.Random(13)
+    path = write_gguf(tmp_path / "model.gguf", extra=(Tensor("rope_freqs.weight", "f32", (16,), 64),))
+    size, whole = path.stat().st_size, path.read_bytes()[:4000]
+    read_ones = 0
+    for _ in range(1500):
+        content = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            content[chance.randrange(2900)] = chance.choice([0, 1, 2, 8, 9, 127, 255, chance.randrange(256)])
+        path.write_bytes(content)
+        os.truncate(path, size)
+        try:
+            checkpoint = read(path)
+        except CheckpointError:
+            continue
+        read_ones += 1
+        assert sum(tensor.bytes for tensor in checkpoint.tensors) <= size
+        assert checkpoint.parameters
+        if checkpoint.shape is not None:
+            assert shapes.parameters(checkpoint.shape) < 1e7
+    assert read_ones
+
+
+# --- speed --------------------------------------------------------------------------------------------------
+
+
+def test_a_140_gb_model_in_80_shards_is_read_well_under_a_second(tmp_path):
+    """Llama 2 70B in bf16: files with holes, so that it takes no disk."""
+    large = Shape("llama", 32_000, 8192, 80, 28_672, 64, 8, 128)
+    write_shards(write_config(tmp_path, large), large, 80)
+    began = time.perf_counter()
+    checkpoint = read(tmp_path)
+    seconds = time.perf_counter() - began
+    assert sum(tensor.bytes for tensor in checkpoint.tensors) == 2 * shapes.parameters(large) > 137e9
+    assert checkpoint.beyond_shape == 0
+    assert seconds < 0.8  # 0.01 s on two cores
+
+
+def test_a_140_gb_gguf_in_parts_is_read_well_under_a_second(tmp_path):
+    large = Shape("llama", 32_000, 8192, 80, 28_672, 64, 8, 128)
+    write_gguf(tmp_path / "large.gguf", large, split_max_tensors=20)
+    began = time.perf_counter()
+    checkpoint = read(tmp_path)
+    seconds = time.perf_counter() - began
+    assert checkpoint.shape == large
+    assert sum(tensor.bytes for tensor in checkpoint.tensors) > 137e9
+    assert seconds < 0.8

@@ -1,0 +1,399 @@
+"""Shapes by name, and from a checkpoint's config.json, which is believed in nothing."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.theory import tensors
+from harness.theory.families import SHAPES
+from harness.theory.hf_config import ConfigJsonError, quantization_of, shape_of
+from harness.theory.shapes import Shape, kv_elements_per_token, parameters
+
+# Elements of each checkpoint on the hub, or in Meta's files; Qwen1.5-0.5B: untied.
+PUBLISHED = {
+    "qwen1.5-0.5b": 619_570_176,
+    "qwen1.5-1.8b": 1_836_828_672,
+    "qwen1.5-4b": 3_950_369_280,
+    "qwen1.5-7b": 7_721_324_544,
+    "qwen1.5-14b": 14_167_290_880,
+    "qwen1.5-32b": 32_512_218_112,
+    "qwen1.5-72b": 72_287_920_128,
+    "qwen1.5-110b": 111_209_914_368,
+    "llama-7b": 6_738_415_616,
+    "llama-13b": 13_015_864_320,
+    "llama-33b": 32_528_943_616,
+    "llama-65b": 65_285_660_672,
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "qwen2-0.5b": 494_032_768,
+    "qwen2-1.5b": 1_543_714_304,
+    "qwen2-7b": 7_615_616_512,
+    "qwen2-72b": 72_706_203_648,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mistral-7b-v0.2": 7_241_732_096,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "mistral-nemo-12b": 12_247_782_400,
+    "mistral-small-24b": 23_572_403_200,
+}
+
+
+def config(model_type: str, architecture: str, numbers: tuple[int, ...], **others: Any) -> dict[str, Any]:
+    """config.json as the hub has it: hidden, layers, ffn, heads, kv heads (0: no such key), vocabulary."""
+    keys = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")
+    keys += ("num_key_value_heads", "vocab_size")
+    told = {key: number for key, number in zip(keys, numbers, strict=True) if number}
+    plain = {"hidden_act": "silu", "initializer_range": 0.02, "use_cache": True, "bos_token_id": 1}
+    return {"architectures": [architecture], "model_type": model_type, **plain, **told, **others}
+
+
+def llama(*numbers: int, **others: Any) -> dict[str, Any]:
+    return config("llama", "LlamaForCausalLM", numbers, **{"pretraining_tp": 1} | others)
+
+
+def mistral(*numbers: int, **others: Any) -> dict[str, Any]:
+    told = {"max_position_embeddings": 32_768, "rms_norm_eps": 1e-05, "tie_word_embeddings": False}
+    return config("mistral", "MistralForCausalLM", numbers, **told | others)
+
+
+def qwen2(*numbers: int, **others: Any) -> dict[str, Any]:
+    told = {"rms_norm_eps": 1e-06, "rope_theta": 1e6, "use_sliding_window": False, "max_window_layers": 28}
+    return config("qwen2", "Qwen2ForCausalLM", numbers, **told | others)
+
+
+def qwen3(*numbers: int, **others: Any) -> dict[str, Any]:
+    told = {"rms_norm_eps": 1e-06, "rope_theta": 1_000_000, "head_dim": 128, "attention_bias": False}
+    told |= {"max_position_embeddings": 40_960, "rope_scaling": None, "sliding_window": None}
+    return config("qwen3", "Qwen3ForCausalLM", numbers, **told | others)
+
+
+ROPE_3 = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3"}
+CONFIGS = {
+    "llama-7b": llama(4096, 32, 11_008, 32, 0, 32_000, rms_norm_eps=1e-06, max_position_embeddings=2048),
+    "llama-65b": llama(8192, 80, 22_016, 64, 0, 32_000, rms_norm_eps=1e-05, max_position_embeddings=2048),
+    "llama-2-7b": llama(
+        4096, 32, 11_008, 32, 32, 32_000, rms_norm_eps=1e-05, max_position_embeddings=4096, rope_scaling=None
+    ),
+    "llama-3-8b": llama(
+        *(4096, 32, 14_336, 32, 8, 128_256),
+        rms_norm_eps=1e-05,
+        rope_theta=500_000.0,
+        max_position_embeddings=8192,
+        attention_bias=False,
+        tie_word_embeddings=False,
+    ),
+    "llama-3.2-1b": llama(
+        *(2048, 16, 8192, 32, 8, 128_256),
+        rms_norm_eps=1e-05,
+        rope_theta=500_000.0,
+        rope_scaling=ROPE_3,
+        max_position_embeddings=131_072,
+        head_dim=64,
+        attention_bias=False,
+        mlp_bias=False,
+        tie_word_embeddings=True,
+    ),
+    "qwen1.5-110b": qwen2(
+        8192, 80, 49_152, 64, 8, 152_064, max_position_embeddings=32_768, sliding_window=32_768
+    ),
+    "qwen2-0.5b": qwen2(
+        *(896, 24, 4864, 14, 2, 151_936),
+        max_position_embeddings=131_072,
+        sliding_window=131_072,
+        max_window_layers=24,
+        tie_word_embeddings=True,
+    ),
+    "qwen2-72b": qwen2(
+        8192, 80, 29_568, 64, 8, 152_064, max_position_embeddings=131_072, sliding_window=131_072
+    )
+    | {"rms_norm_eps": 1e-05},
+    "qwen3-0.6b": qwen3(1024, 28, 3072, 16, 8, 151_936, tie_word_embeddings=True),
+    "qwen3-32b": qwen3(5120, 64, 25_600, 64, 8, 151_936, tie_word_embeddings=False),
+    "mistral-7b-v0.1": mistral(4096, 32, 14_336, 32, 8, 32_000, rope_theta=10_000.0, sliding_window=4096),
+    "mistral-7b-v0.3": mistral(4096, 32, 14_336, 32, 8, 32_768, rope_theta=1e6, sliding_window=None),
+    "mistral-nemo-12b": mistral(
+        *(5120, 40, 14_336, 32, 8, 131_072),
+        head_dim=128,
+        rope_theta=1e6,
+        sliding_window=None,
+        max_position_embeddings=128_000,
+    ),
+    "mistral-small-24b": mistral(
+        5120, 40, 32_768, 32, 8, 131_072, head_dim=128, rope_theta=1e8, sliding_window=None
+    ),
+}
+SMALL = CONFIGS["qwen2-0.5b"]
+
+
+def refusal(given: Any) -> str:
+    with pytest.raises(ConfigJsonError) as refused:
+        shape_of(given)
+    return str(refused.value)
+
+
+# --- the catalogue
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_shape_has_as_many_parameters_as_the_published_checkpoint(name):
+    assert parameters(SHAPES[name]) == PUBLISHED[name]
+
+
+def test_every_real_model_has_a_published_count():
+    ours = [name for name in SHAPES if not name.startswith("tiny-") and not name.endswith("-mha")]
+    assert sorted(ours) == sorted(PUBLISHED)
+    assert list(SHAPES)[-2:] == ["tiny-qwen2", "tiny-llama"]
+    assert list(SHAPES) == [name.lower() for name in SHAPES]
+
+
+def test_qwen15_of_the_hub_ties_what_ours_keeps_apart():
+    assert parameters(replace(SHAPES["qwen1.5-0.5b"], tied=True)) == 463_987_712
+    assert not any(shape.tied for name, shape in SHAPES.items() if name.startswith("qwen1.5-"))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_is_consistent_and_lists_as_many_elements_as_it_counts(name):
+    shape = SHAPES[name]
+    assert shape.heads % shape.kv_heads == 0
+    assert shape.head_dim % 2 == 0
+    assert shape.window is None or shape.window < shape.context
+    assert (shape.arch == "qwen2") == shape.qkv_bias
+    assert (shape.arch == "qwen3") == shape.qk_norm
+    assert sum(tensor.elements for tensor in tensors.of_shape(shape)) == parameters(shape)
+
+
+def test_without_gqa_a_model_keeps_five_or_eight_times_the_cache():
+    for name, ratio in {"qwen1.5-32b": 5, "qwen1.5-110b": 8}.items():
+        grouped, full = SHAPES[name], SHAPES[f"{name}-mha"]
+        assert full == replace(grouped, kv_heads=grouped.heads)
+        assert kv_elements_per_token(full) == ratio * kv_elements_per_token(grouped)
+    assert parameters(SHAPES["qwen1.5-110b-mha"], norms=False) / 2**30 == pytest.approx(112.32, abs=0.01)
+
+
+def test_qwen_pads_its_vocabulary_by_size():
+    padded = {name: shape.vocab_size for name, shape in SHAPES.items() if name.startswith("qwen2")}
+    small = ("-0.5b", "-1.5b", "-3b")
+    assert all(size == (151_936 if name.endswith(small) else 152_064) for name, size in padded.items())
+
+
+# --- config.json
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_from_the_hub_gives_the_shape_of_that_name(name):
+    through_json = json.loads(json.dumps(CONFIGS[name]))
+    assert shape_of(through_json) == SHAPES[name]
+    assert quantization_of(through_json) is None
+
+
+def test_a_config_of_transformers_5_keeps_theta_inside_rope_parameters():
+    moved = dict(CONFIGS["llama-3-8b"])
+    theta = moved.pop("rope_theta")
+    assert shape_of(moved).rope_theta == 10_000
+    moved["rope_parameters"] = {"rope_theta": theta, "rope_type": "default"}
+    assert shape_of(moved) == SHAPES["llama-3-8b"]
+    assert shape_of(moved | {"rope_theta": 1e4}) == SHAPES["llama-3-8b"]
+    assert shape_of(moved | {"rope_parameters": {"rope_type": "default"}}).rope_theta == 10_000
+
+
+def test_what_a_config_leaves_out_is_what_transformers_takes():
+    bare = llama(4096, 32, 11_008, 32, 0, 32_000)
+    assert shape_of(bare) == SHAPES["llama-7b"]
+    assert shape_of(bare | {"architectures": None}) == SHAPES["llama-7b"]
+    assert shape_of(bare | {"architectures": ["LLaMAForCausalLM"]}) == SHAPES["llama-7b"]
+    assert shape_of(bare | {"model_type": None}) == SHAPES["llama-7b"]  # named by its architecture
+    assert shape_of(bare | {"num_key_value_heads": None, "head_dim": None}).kv_heads == 32
+    no_head_dim = {key: value for key, value in CONFIGS["qwen3-32b"].items() if key != "head_dim"}
+    assert shape_of(no_head_dim).head_dim == 128  # Qwen3's own, not 5120 / 64
+    assert shape_of(mistral(4096, 32, 14_336, 32, 8, 32_000)).window == 4096  # no key; null would be none
+
+
+def test_biases_are_where_each_family_has_them():
+    def biases(given: dict[str, Any]) -> tuple[bool, bool, bool]:
+        shape = shape_of(given | {"attention_bias": True, "mlp_bias": True})
+        return shape.qkv_bias, shape.o_bias, shape.mlp_bias
+
+    assert biases(CONFIGS["llama-3-8b"]) == (True, True, True)
+    assert biases(CONFIGS["qwen2-0.5b"]) == (True, False, False)
+    assert biases(CONFIGS["qwen3-0.6b"]) == (True, True, False)
+    assert biases(CONFIGS["mistral-7b-v0.3"]) == (False, False, False)
+
+
+def test_a_window_of_qwen_counts_if_it_is_used_and_over_all_layers():
+    def window(**others: Any) -> int | None:
+        return shape_of(SMALL | {"sliding_window": 4096} | others).window
+
+    assert window(use_sliding_window=False) is None
+    assert window(use_sliding_window=True, max_window_layers=0) == 4096
+    assert window(use_sliding_window=True, max_window_layers=24) is None
+    assert window(use_sliding_window=True, max_window_layers=0, sliding_window=None) is None
+    assert window(use_sliding_window=True, layer_types=["sliding_attention"] * 24) == 4096
+    assert window(use_sliding_window=True, layer_types=["full_attention"] * 24) is None
+    partial = SMALL | {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20}
+    assert refusal(partial) == "a sliding window over 4 of 24 layers; known: over all or none"
+
+
+def test_a_wrapper_is_the_model_for_text_inside_it():
+    inner = {key: value for key, value in CONFIGS["mistral-small-24b"].items() if key != "architectures"}
+    wrapper = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "text_config": inner,
+        "vision_config": {"hidden_size": 1024, "model_type": "pixtral"},
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }
+    assert shape_of(wrapper) == SHAPES["mistral-small-24b"]
+    assert quantization_of(wrapper) == "fp8, blocks of 128 x 128"
+    del inner["tie_word_embeddings"]
+    assert shape_of(wrapper | {"tie_word_embeddings": True}).tied
+    assert not shape_of(wrapper | {"text_config": inner | {"tie_word_embeddings": False}}).tied
+    unknown = wrapper | {"text_config": inner | {"model_type": "gemma3_text"}}
+    assert "text_config.model_type 'gemma3_text' is not known; known: llama, mistral" in refusal(unknown)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "phi3"}, "model_type 'phi3' is not known; known: llama, mistral, qwen2, qwen3"),
+        ({"model_type": None, "architectures": None}, "model_type is missing; known: llama"),
+        ({"model_type": ["qwen2"]}, "model_type a list is not known"),
+        ({"model_type": "qwen2_moe", "num_experts": 60}, "qwen2_moe is a mixture of experts; only dense"),
+        ({"num_local_experts": 8}, "qwen2 is a mixture of experts; only dense models are known"),
+        ({"n_routed_experts": 256, "model_type": "\x1b[31m"}, "this model is a mixture of experts"),
+        (
+            {"architectures": ["Qwen2ForSequenceClassification"]},
+            "must name Qwen2ForCausalLM, not 'Qwen2ForSeq",
+        ),
+        ({"architectures": []}, "architectures must name Qwen2ForCausalLM, not a list"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "896"}, "hidden_size must be a whole number from 1 to 10000000, not '896'"),
+        ({"hidden_size": 896.0}, "not 896"),
+        ({"hidden_size": True}, "not true"),
+        ({"hidden_size": 897}, "hidden_size 897 is not a multiple of num_attention_heads 14"),
+        ({"num_hidden_layers": -1}, "from 1 to 10000, not -1"),
+        ({"num_hidden_layers": 10**5000}, "not a huge number"),
+        ({"vocab_size": 1e300}, "not 1e+300"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 14 is not a multiple of num_key_value_heads 3"),
+        ({"rms_norm_eps": 1}, "rms_norm_eps must be a number between 0 and 1, not 1"),
+        ({"rms_norm_eps": float("nan")}, "not nan"),
+        ({"rope_theta": 0}, "rope_theta must be a number between 0 and 1e+15, not 0"),
+        ({"rope_parameters": [1]}, "rope_parameters must be a mapping, not a list"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, not 'yes'"),
+        ({"use_sliding_window": True, "layer_types": ["x"]}, "layer_types must be a list of 24"),
+        ({"max_position_embeddings": {}}, "not a mapping"),
+    ],
+)
+def test_what_gives_no_shape_is_refused_in_a_sentence(change, said):
+    assert said in refusal(SMALL | change)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}, "gptq 4-bit, group 128"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "gptq 8-bit, one group a row"),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "version": "gemm"}, "awq 4-bit, group 64"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+            "bitsandbytes 4-bit (nf4)",
+        ),
+        ({"load_in_8bit": True, "load_in_4bit": False}, "bitsandbytes 8-bit"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 128}}},
+            },
+            "compressed-tensors 4-bit, group 128",
+        ),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"group_size": 64, "bits": 4}, "mlx 4-bit, group 64"),
+        ({"quant_method": "gptq", "bits": "four", "group_size": [1], "config_groups": {"a": 3}}, "gptq"),
+        ({}, None),
+    ],
+)
+def test_a_quantization_is_named_in_a_few_words(given, said):
+    assert quantization_of(SMALL | {"quantization_config": given}) == said
+
+
+@pytest.mark.parametrize("given", [4, "gptq", {"quant_method": "a\nb"}, {"quant_method": 3}])
+def test_a_quantization_that_is_no_name_is_refused(given):
+    with pytest.raises(ConfigJsonError, match="quantization_config"):
+        quantization_of(SMALL | {"quantization_config": given})
+
+
+NESTED: list[Any] = []
+for _ in range(2000):
+    NESTED = [NESTED]
+JUNK: list[Any] = [None, True, False, 0, -1, 1, 2, 3, 2**31, 2**63, 10**400, 1e300, -0.0, 1.5, float("inf")]
+JUNK += [float("nan"), "", "4096", "\x00\x1b[31m\n" * 99, "\ud800", [], [[]], {}, {"a": {"b": []}}, NESTED]
+JUNK += ["llama", "qwen3", ["LlamaForCausalLM"], [None], {"model_type": "llama"}, CONFIGS["llama-2-7b"]]
+KEYS = [
+    "num_experts",
+    "text_config",
+    "rope_parameters",
+    "layer_types",
+    "head_dim",
+    "attention_bias",
+    "mlp_bias",
+]
+KEYS += ["quantization_config", "quantization", "sliding_window", "use_sliding_window", "tie_word_embeddings"]
+
+
+@pytest.mark.parametrize("seed", range(500))
+def test_a_hostile_config_gives_a_shape_that_makes_sense_or_one_sentence(seed):
+    chance = random.Random(seed)
+    given: Any = copy.copy(chance.choice(list(CONFIGS.values())))
+    if seed % 5 == 0:
+        given = {"model_type": "mistral3", "text_config": given}
+    for _ in range(chance.randint(1, 5)):
+        target = chance.choice([given, given.get("text_config")])
+        target = target if isinstance(target, dict) else given
+        key = chance.choice([*target, *KEYS])
+        if chance.random() < 0.15:
+            target.pop(key, None)
+        else:
+            target[key] = chance.choice(JUNK)
+    for read in (shape_of, quantization_of):
+        found, said = None, ""
+        try:
+            found = read(given)
+        except ConfigJsonError as refused:
+            said = str(refused)
+        assert said.isprintable()
+        assert len(said) < 200
+        if isinstance(found, Shape):
+            assert found.heads % found.kv_heads == 0
+            assert 0 < parameters(found) < 10**20
+        else:
+            assert found is None or found.isprintable()
+
+
+@pytest.mark.parametrize("given", [junk for junk in JUNK if junk != CONFIGS["llama-2-7b"]])
+def test_a_config_that_is_none_is_refused(given):
+    assert refusal(given).isprintable()

@@ -144,6 +144,7 @@ from runners.llamacpp_lib import (
     system_info,
     versions,
 )
+from runners.llamacpp_probe import measure
 from runners.llamacpp_weights import quantize, synthesize
 from runners.protocol import Request, Say
 
@@ -425,10 +426,11 @@ def logits(request: Request, say: Say) -> dict[str, Any]:
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:
-    """What this build can compute on here."""
-    return {
+    """What this build can compute on here; with the option `measure`, also how fast: see llamacpp_probe."""
+    facts = {
         "versions": _all_versions(),
         "devices": devices(),
         "gpu": bool(lib.llama_supports_gpu_offload()),
         "system_info": system_info(),
     }
+    return facts | (measure(request, say) if request.options.get("measure") else {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from pathlib import Path
 
 from harness import cli
@@ -35,7 +36,7 @@ def test_the_readme_lists_every_module_in_one_line():
 
 
 def test_every_subcommand_and_config_is_in_the_readme():
-    for command in ("run", "list", "validate", "synth", "env", "doctor"):
+    for command in ("run", "list", "validate", "synth", "env", "doctor", "theory", "machine"):
         assert f"harness {command}" in README
     for config in (ROOT / "configs").glob("*.yaml"):
         assert f"configs/{config.name}" in README
@@ -47,6 +48,13 @@ def test_every_key_of_a_config_and_every_option_of_llamacpp_is_documented():
     assert not {key for key in keys if f"`{key}`" not in text}
     for value in (*stacks()["llamacpp"].options["quant"].choices, *Warmup.model_fields):
         assert value in text
+
+
+def test_the_tables_of_the_theory_are_those_of_the_code():
+    refreshed = runpy.run_path(str(ROOT / "docs" / "refresh.py"))["refreshed"]
+    page = (ROOT / "docs" / "theory.md").read_text()
+    assert page.count("<!-- end -->") == 12
+    assert refreshed(page) == page
 
 
 def test_the_exit_codes_are_those_of_the_code():

@@ -3,8 +3,7 @@ it."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,14 +13,13 @@ from harness.analysis.verdicts import status
 from harness.campaign import facts
 from harness.campaign.device_lock import DeviceBusy, device_lock
 from harness.campaign.prepare import NotReady, Preparation
+from harness.campaign.probes import Probes
 from harness.campaign.repeat import Inputs, measure, not_measured
 from harness.config import Experiment
 from harness.plan import Cell
-from harness.results import Record, Stored
+from harness.results import Stored
 
 __all__ = ["Asked", "DeviceBusy", "Stopped", "Watcher", "run"]
-
-PROBE_EVERY_S = 60.0  # a probe takes about half a second
 
 
 class Stopped(RuntimeError):
@@ -79,11 +77,11 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
         shared = facts.of_campaign(experiment, asked.config_path, asked.command_line)
         pending = {cell.id: cell for cell, _ in todo}
         ready = {key: _inputs(cell, experiment, preparation) for key, cell in pending.items()}
-        probes = Probes(ready.values(), watcher) if protocol.measure_bandwidth else None
+        probes = Probes(ready.values(), watcher.say, protocol.measure_bandwidth, protocol.measure_matrix_rate)
         for number, (cell, repeat) in enumerate(todo, 1):
             begun = shared | facts.of_repeat(cell, repeat, keys[cell.id], experiment.device, experiment.gpu)
             begun |= {"place_in_order": [number, len(todo)]}
-            begun |= {"bandwidth_probes": probes.so_far(repeat) if probes else []}
+            begun |= probes.so_far(repeat)
             watcher.repeat_begins(number, len(todo), cell, repeat)
             inputs = ready[cell.id]
             try:
@@ -99,28 +97,6 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
             watcher.repeat_ends(stored)
     place = {cell.id: number for number, cell in enumerate(cells)}
     return sorted(found, key=lambda s: (place[s.record["cell"]], s.record["repeat"]))
-
-
-class Probes:
-    """Probes of the CPU's read bandwidth, interleaved with the cells: before each round, and once a
-    minute."""
-
-    def __init__(self, ready: Iterable[Inputs | NotReady], watcher: Watcher) -> None:
-        on_cpu = [i.threads for i in ready if isinstance(i, Inputs) and i.device_id == "cpu"]
-        self._threads, self._watcher = max(on_cpu, default=0), watcher
-        self._taken: list[Record] = []
-        self._round, self._at = 0, 0.0
-
-    def so_far(self, repeat: int) -> list[Record]:
-        """All probes of the campaign up to now, after another if one is due."""
-        due = repeat != self._round or time.monotonic() > self._at + PROBE_EVERY_S
-        if self._threads and due:
-            try:
-                self._taken.append(machine.read_bandwidth(self._threads))
-            except machine.ProbeError as failure:
-                self._watcher.say(f"no bandwidth: {failure}")
-            self._round, self._at = repeat, time.monotonic()
-        return list(self._taken)
 
 
 def _inputs(cell: Cell, experiment: Experiment, preparation: Preparation) -> Inputs | NotReady:

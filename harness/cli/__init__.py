@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+from harness.cli import theory_options
 
 OK, NOT_OK, NOT_STARTED, INTERRUPTED = 0, 1, 2, 130
 
@@ -34,6 +35,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _dispatch(arguments: argparse.Namespace) -> int:
+    if arguments.command == "theory":  # needs nothing of the rest, and answers before the rest is imported
+        from harness.cli import theory
+
+        return theory.run(arguments)
     from harness.cache import CacheError
     from harness.cli import commands
     from harness.config import ConfigError
@@ -96,6 +101,12 @@ def _parser() -> argparse.ArgumentParser:
     env.add_argument("stack", nargs="*", help="stacks (default: all)")
     env.add_argument("--device", help="cpu, cuda, metal, vulkan or hip (create: cpu; else all)")
     env.add_argument("--json", action="store_true")
+
+    theory_options.add(_command(commands, "theory", "what the hardware allows, before anything runs"))
+
+    machine = _command(commands, "machine", "what this machine is, and what it can do at most")
+    machine.add_argument("--measure", action="store_true", help="measure read bandwidth and matrix rate")
+    machine.add_argument("--json", action="store_true", help="one array, one object per device")
 
     doctor = _command(commands, "doctor", "what on this machine will spoil a measurement")
     doctor.add_argument("--json", action="store_true")

@@ -96,6 +96,13 @@ def env(arguments: argparse.Namespace) -> int:
     return command.run(arguments.action, arguments.stack, arguments.device, arguments.json)
 
 
+def machine(arguments: argparse.Namespace) -> int:
+    """Print what this machine is and, if asked to, what it can do at most."""
+    from harness.cli import machine as command
+
+    return command.show(arguments.measure, arguments.json)
+
+
 def doctor(arguments: argparse.Namespace) -> int:
     """Print what on this machine may spoil a measurement."""
     from harness import doctor as room

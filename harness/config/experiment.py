@@ -65,7 +65,9 @@ class Protocol(Frozen):
     warmup: Warmup = Warmup()
     """Warm-up before timing."""
     measure_bandwidth: bool = True
-    """Measure this machine's memory bandwidth between the cells."""
+    """Measure the device's read bandwidth between the cells."""
+    measure_matrix_rate: bool = False
+    """Measure the device's matrix rate (FLOP/s) once, before the first cell."""
     sample_interval_ms: int = Field(default=200, ge=100, le=60_000)
     """Milliseconds between memory samples."""
 

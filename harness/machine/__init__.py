@@ -17,6 +17,15 @@ from typing import Any
 
 import psutil
 
+# How OpenBLAS (its OpenMP builds too), MKL, Accelerate and BLIS are told their threads, at the start only.
+BLAS_THREADS = (
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "BLIS_NUM_THREADS",
+)
+
 
 class DeviceError(RuntimeError):
     """The device asked for is not here; the message is the reason, one sentence."""
@@ -144,18 +153,33 @@ def device_id(device: str, gpu: str | None) -> str:
 
 
 def read_bandwidth(threads: int) -> dict[str, Any]:
-    """Measure this machine's read bandwidth in a process of its own (about half a second): see bandwidth.py.
+    """Measure this machine's read bandwidth in a process of its own (about a second): see bandwidth.py.
 
     Raises ProbeError.
     """
-    command = [sys.executable, "-m", "harness.machine.bandwidth", str(threads)]
     # BLAS must not add threads of its own to ours.
-    alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return _probe("bandwidth", threads, blas_threads=1, what="the read bandwidth of memory")
+
+
+def matrix_rate(threads: int) -> dict[str, Any]:
+    """Measure this CPU's matrix rate in a process of its own (about a second): see matrix.py.
+
+    Raises ProbeError.
+    """
+    return _probe("matrix", threads, blas_threads=threads, what="the matrix rate of the CPU")
+
+
+def _probe(module: str, threads: int, blas_threads: int, what: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", f"harness.machine.{module}", str(threads)]
+    variables = os.environ | dict.fromkeys(BLAS_THREADS, str(blas_threads))
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=alone)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables)
+        if answer.returncode:
+            reason = answer.stderr.strip().splitlines()[-1:] or [f"exit status {answer.returncode}"]
+            raise ProbeError(f"{what} could not be measured: {reason[0]}")
         measured: dict[str, Any] = json.loads(answer.stdout)
     except (subprocess.SubprocessError, OSError, ValueError) as failure:
-        raise ProbeError(f"the bandwidth of memory could not be measured: {failure}") from failure
+        raise ProbeError(f"{what} could not be measured: {failure}") from failure
     return measured
 
 

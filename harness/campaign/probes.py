@@ -1,0 +1,127 @@
+"""What the campaign's device can do at most, measured between its cells: read bandwidth, and once the matrix
+rate.
+
+A CPU is probed by NumPy and the C library, a GPU by a stack's own kernels under that stack's interpreter.
+A probe that fails is a line said, and no probe.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from harness import launch, machine
+from harness.campaign.repeat import Inputs
+from harness.envs.build import Interpreter
+from harness.machine import ProbeError
+from harness.results import Record
+from runners.protocol import Request
+
+PROBE_EVERY_S = 60.0  # a probe takes a second on a CPU, five through a stack
+STACK_TIMEOUT_S = 120.0
+SMALL_BYTES = 64 << 20  # a working set that is enough for a matrix rate
+
+Say = Callable[[str], None]
+
+
+class Probes:
+    """Probes of one campaign: before each round of repeats, and once a minute."""
+
+    def __init__(self, ready: Iterable[object], say: Say, bandwidth: bool, matrix: bool) -> None:
+        """`ready`: the Inputs of the campaign's cells; what is not Inputs is a cell that is not ready."""
+        cells = [each for each in ready if isinstance(each, Inputs)]
+        self._device_id = cells[0].device_id if cells else None
+        self._threads = max((cell.threads for cell in cells), default=0)
+        self._stacks = measuring(cell.interpreter for cell in cells)
+        self._say, self._wants_bandwidth, self._wants_matrix = say, bandwidth, matrix
+        self._taken: list[Record] = []
+        self._matrix: Record | None = None
+        self._round, self._at = 0, 0.0
+
+    def so_far(self, repeat: int) -> Record:
+        """All of the campaign up to now, after others that are due: `bandwidth_probes`, `matrix_probe`."""
+        due = repeat != self._round or time.monotonic() > self._at + PROBE_EVERY_S
+        if self._device_id is not None and due and (self._wants_bandwidth or self._wants_matrix):
+            if self._device_id == "cpu":
+                self._of_cpu()
+            else:
+                self._of_gpu(self._device_id)
+            self._wants_matrix = False  # once, before the first repeat
+            self._round, self._at = repeat, time.monotonic()
+        return {"bandwidth_probes": list(self._taken), "matrix_probe": self._matrix}
+
+    def _of_cpu(self) -> None:
+        try:
+            if self._wants_bandwidth:
+                self._taken.append(machine.read_bandwidth(self._threads))
+        except ProbeError as failure:
+            self._say(f"no probe: {failure}")
+        try:
+            if self._wants_matrix:
+                self._matrix = cpu_matrix_rate(self._threads, self._stacks, self._say)
+        except ProbeError as failure:
+            self._say(f"no probe: {failure}")
+
+    def _of_gpu(self, device_id: str) -> None:
+        for interpreter in tuple(self._stacks):
+            try:
+                read, matrix = through_stack(interpreter, device_id, self._threads)
+            except ProbeError as failure:
+                self._say(f"no probe: {failure}")
+                self._stacks.remove(interpreter)  # it would fail again
+                continue
+            if self._wants_bandwidth:
+                self._taken.append(read)
+            if self._wants_matrix:
+                self._matrix = matrix
+            return
+
+
+def measuring(interpreters: Iterable[Interpreter]) -> list[Interpreter]:
+    """One interpreter of each stack, by the stack's name; not of those that run nothing (no dependencies)."""
+    found = {each.environment.stack: each for each in interpreters if each.environment.dependencies}
+    return [found[stack] for stack in sorted(found)]
+
+
+def cpu_matrix_rate(threads: int, stacks: Sequence[Interpreter], say: Say) -> Record:
+    """The best of NumPy's product and those of the stacks. A stack's may be far faster (on one CPU OpenBLAS's
+    float32 gave 250 GFLOP/s, ggml's f16 400, its repacked q4_0 585), and no figure should pass its ceiling.
+
+    Raises ProbeError when NumPy's fails; of a stack's it is said.
+    """
+    probe = machine.matrix_rate(threads)
+    for interpreter in stacks:
+        try:
+            _, matrix = through_stack(interpreter, "cpu", threads, SMALL_BYTES)
+        except ProbeError as failure:
+            say(f"no probe: {failure}")
+            continue
+        probe["kernels"] |= matrix["kernels"]
+    fastest = max(probe["kernels"], key=lambda name: float(probe["kernels"][name]))
+    return probe | {"kernel": fastest, "flops_per_s": probe["kernels"][fastest]}
+
+
+def through_stack(
+    interpreter: Interpreter, device_id: str, threads: int, working_set_bytes: int | None = None
+) -> tuple[Record, Record]:
+    """Read bandwidth and matrix rate of a device by a stack's own kernels: its `probe` job, with `measure`.
+
+    Raises ProbeError.
+    """
+    stack = interpreter.environment.stack
+    options = {"measure": True, "threads": threads, "working_set_bytes": working_set_bytes}
+    request = Request("probe", stack, device_id, {"name": "none", "path": None, "shape": None}, options)
+    with tempfile.TemporaryDirectory(prefix="harness-probe-") as folder:
+        try:
+            job = launch.run_job(request, interpreter, Path(folder), STACK_TIMEOUT_S, threads)
+            said = launch.facts_of(job)
+        except (launch.JobFailed, OSError) as failure:
+            raise ProbeError(f"{device_id} could not be measured by {stack}: {failure}") from failure
+    if not said.get("read_bytes_per_s") or not said.get("matrix_flops_per_s"):
+        raise ProbeError(f"{device_id} could not be measured by {stack}: its probe says no rates")
+    shared = {"threads": said.get("threads"), "stack": stack}
+    read = {key: said.get(key) for key in ("read_bytes_per_s", "kernel", "kernels", "working_set_bytes")}
+    matrix = {"flops_per_s": "matrix_flops_per_s", "kernel": "matrix_kernel", "kernels": "matrix_kernels"}
+    return read | shared, {ours: said.get(theirs) for ours, theirs in matrix.items()} | shared

@@ -1,0 +1,149 @@
+"""`harness machine`: what this machine is, and with --measure what it can do at most."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from harness import machine
+from harness.campaign import DeviceBusy, probes
+from harness.campaign.device_lock import device_lock
+from harness.cli import NOT_OK, OK
+from harness.cli.progress import Progress
+from harness.envs import build
+from harness.envs.build import Interpreter
+from harness.envs.header import stacks
+from harness.machine import ProbeError
+
+Row = dict[str, Any]
+
+FACTS = (
+    *("architecture", "physical_cores", "logical_cpus", "usable_cpus", "last_level_cache_bytes"),
+    *("os", "virtualized", "driver"),
+)
+RATES = (
+    *("read_bytes_per_s", "read_kernel", "read_kernels", "working_set_bytes"),
+    *("matrix_flops_per_s", "matrix_kernel", "matrix_kernels", "threads"),
+)
+
+
+def show(measure: bool, as_json: bool) -> int:
+    """Print each device: the CPU, then the GPUs. Measuring holds them all, as a campaign does: one that runs
+    on any of them would be slowed."""
+    rows = list(_devices())
+    failed = False
+    if measure:
+        progress = Progress()
+        try:
+            with ExitStack() as held:
+                for row in rows:
+                    held.enter_context(device_lock(row["device"], wait=False, say=progress.say))
+                for row in rows:
+                    progress.say(f"measuring {row['name'] or row['device']}")
+                    failed = not _measure(row, progress) or failed
+        except DeviceBusy as busy:
+            reason = str(busy).partition(";")[0]  # what follows is of an option that `run` has
+            print(f"harness: {reason}; nothing was measured", file=sys.stderr)
+            return NOT_OK
+        progress.clear()
+    if as_json:
+        print(json.dumps(rows, indent=1, allow_nan=False))
+    else:
+        print("\n".join(line for row in rows for line in _lines(row)))
+        if len(rows) == 1:
+            print("GPU: none that is known here")
+    return NOT_OK if failed else OK
+
+
+def cpu() -> Row:
+    """This machine's CPU, measured now. Raises ProbeError and DeviceBusy."""
+    row, progress = next(_devices()), Progress()
+    with device_lock("cpu", wait=False, say=progress.say):
+        progress.say("measuring this machine")
+        if not _measure(row, progress):
+            raise ProbeError(row["note"])
+    progress.clear()
+    return row
+
+
+def _devices() -> Iterator[Row]:
+    """One row a device, no rates yet. `device`: as a record names it; `family`: as a config does."""
+    empty: Row = dict.fromkeys(("device", "family", "name", "memory_bytes", *FACTS, *RATES, "note"))
+    facts = machine.facts()
+    system = {
+        "device": "cpu",
+        "family": "cpu",
+        "name": facts["cpu"],
+        "os": f"{facts['os']} {facts['kernel']}",
+    }
+    yield empty | {key: facts[key] for key in empty if key in facts} | system
+    for gpu in facts["gpus"]:
+        seen = {"device": gpu["uuid"], "family": "cuda", "name": gpu["name"]}
+        yield empty | seen | {key: gpu[key] for key in ("memory_bytes", "driver")}
+    if facts["gpus"]:
+        return
+    for family in ("metal", "hip", "vulkan"):
+        try:
+            yield empty | {"device": machine.device_id(family, None), "family": family}
+        except machine.DeviceError:
+            continue
+        return  # a second one would be the same GPU by another way
+
+
+def _measure(row: Row, progress: Progress) -> bool:
+    """Fill in the rates; false when a probe failed. What is not there to measure with is a note."""
+    threads, built = machine.physical_cores(), probes.measuring(_built(row["family"]))
+    try:
+        if row["family"] == "cpu":
+            _fill(row, read=machine.read_bandwidth(threads))
+            _fill(row, matrix=probes.cpu_matrix_rate(threads, built, progress.say))
+        elif built:
+            read, matrix = probes.through_stack(built[0], row["device"], threads)
+            _fill(row, read, matrix)
+        else:
+            create = f"harness env create llamacpp --device {row['family']}"
+            row["note"] = f"no stack's environment for it is built: {create}"
+    except ProbeError as failure:
+        row["note"] = str(failure)
+        return False
+    return True
+
+
+def _built(family: str) -> Iterator[Interpreter]:
+    for header in stacks().values():
+        environment = header.environment_for(family)
+        if environment is not None and (found := build.find(environment)):
+            yield found
+
+
+def _fill(row: Row, read: Row | None = None, matrix: Row | None = None) -> None:
+    if read:
+        row.update({key: read[key] for key in ("read_bytes_per_s", "working_set_bytes", "threads")})
+        row.update(read_kernel=read["kernel"], read_kernels=read["kernels"])
+    if matrix:
+        row.update(matrix_flops_per_s=matrix["flops_per_s"], threads=matrix["threads"])
+        row.update(matrix_kernel=matrix["kernel"], matrix_kernels=matrix["kernels"])
+
+
+def _lines(row: Row) -> Iterator[str]:
+    memory = f"memory {row['memory_bytes'] / 1e9:.1f} GB" if row["memory_bytes"] else "memory unknown"
+    if row["family"] == "cpu":
+        yield f"CPU: {row['name']}, {row['architecture']}"
+        cores = f"{row['physical_cores']} cores to use ({row['logical_cpus']} logical CPUs)"
+        cache = row["last_level_cache_bytes"]
+        yield f"  {cores}, last-level cache {f'{cache / 2**20:.0f} MiB' if cache else 'unknown'}, {memory}"
+        yield f"  {row['os']}{', in a virtual machine' if row['virtualized'] else ''}"
+    else:
+        yield f"GPU: {row['name'] or row['family']}, {row['device']}"
+        yield f"  {memory}, driver {row['driver'] or 'unknown'}"
+    threads = f", {row['threads']} threads" if row["threads"] else ""
+    if row["read_bytes_per_s"]:
+        yield f"  reads {row['read_bytes_per_s'] / 1e9:.1f} GB/s ({row['read_kernel']}{threads})"
+    if row["matrix_flops_per_s"]:
+        rate = row["matrix_flops_per_s"] / 1e9
+        yield f"  multiplies matrices at {rate:,.0f} GFLOP/s ({row['matrix_kernel']}{threads})"
+    if row["note"]:
+        yield f"  {row['note']}"

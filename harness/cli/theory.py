@@ -1,0 +1,261 @@
+"""`harness theory`: what hardware allows, from a name or a file's header, before anything runs."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.cli import NOT_STARTED, OK
+from harness.cli.names import unknown
+from harness.theory import gguf_types
+from harness.theory.families import SHAPES
+from harness.theory.machines import MACHINES, Figure, Machine
+from harness.theory.rows import Ask, Form, Row, row
+from harness.theory.shapes import Shape
+from harness.theory.tensors import Tensor, streamed_bytes
+from harness.theory.units import PUBLISHED, UNITS
+
+BITS = (16.0, 8.0, 4.0)
+THIS = "this"
+
+
+class Mistake(ValueError):
+    """What was asked makes no sense; the message is one sentence."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what was asked for. A mistake is one sentence and exit code 2."""
+    try:
+        if arguments.published:
+            return _published(arguments)
+        shapes, machines = _known(arguments.own)
+        if arguments.list_models or arguments.list_machines:
+            return _list(arguments, shapes, machines)
+        return _print(arguments, _rows(arguments, shapes, machines))
+    except Mistake as mistake:
+        print(f"harness: {mistake}", file=sys.stderr)
+        return NOT_STARTED
+
+
+def _known(own: Path | None) -> tuple[dict[str, Shape], dict[str, Machine]]:
+    """Shapes and machines by name, the user's own before ours."""
+    if own is None:
+        return SHAPES, MACHINES
+    from harness.config.mistakes import ConfigError
+    from harness.config.own import load
+
+    try:
+        shapes, machines = load(own)
+    except ConfigError as wrong:
+        raise Mistake(str(wrong)) from wrong
+    return SHAPES | shapes, MACHINES | machines
+
+
+def _rows(
+    arguments: argparse.Namespace, shapes: Mapping[str, Shape], machines: Mapping[str, Machine]
+) -> list[Row]:
+    """A row per model, machine and form of the weights, in the order asked for."""
+    if not arguments.models:
+        raise Mistake(
+            "name a model or a file: harness theory qwen1.5-7b --machine rtx-4090 (or --list-models)"
+        )
+    ask = _ask(arguments)
+    chosen: list[tuple[str | None, Machine | None]] = [
+        (name, _machine(name, machines, shapes)) for name in dict.fromkeys(arguments.machine)
+    ] or [(None, None)]
+    for name, machine in chosen:
+        if machine and ask.rate is not None and ask.rate not in machine.rates:
+            raise Mistake(unknown(f"rate of {name}", ask.rate, machine.rates))
+    found = []
+    for given in arguments.models:
+        name, shape, forms, stored = _model(given, arguments, shapes)
+        for machine_name, machine in chosen:
+            for form in forms:
+                line = row(name, shape, form, machine_name, machine, ask)
+                if arguments.tensors or (arguments.json and form is stored):
+                    line["tensors"] = [_tensor(tensor, shape.tied) for tensor in form.tensors]
+                found.append(line)
+    return found
+
+
+def _ask(arguments: argparse.Namespace) -> Ask:
+    if arguments.kv_read in ("full", "window") and arguments.length is None:
+        raise Mistake(f"--kv-read {arguments.kv_read} needs --length")
+    speculation = None
+    if arguments.acceptance is not None:
+        speculation = arguments.acceptance, arguments.draft_length, arguments.draft_cost
+    return Ask(
+        units=UNITS[arguments.units],
+        kv_bits=arguments.kv_bits,
+        kv_read=arguments.kv_read,
+        length=arguments.length,
+        kv_block=arguments.kv_block,
+        context=arguments.context,
+        prompt=arguments.prompt,
+        chunks=arguments.chunk,
+        rate=arguments.rate,
+        speculation=speculation,
+    )
+
+
+def _machine(name: str, machines: Mapping[str, Machine], shapes: Mapping[str, Shape]) -> Machine:
+    if name == THIS:
+        return _this_machine()
+    if name in machines:
+        return machines[name]
+    if name in shapes:
+        raise Mistake(f"{name} is a model, not a machine: name models before --machine")
+    raise Mistake(unknown("machine", name, [*machines, THIS], "see --list-machines"))
+
+
+def _model(
+    given: str, arguments: argparse.Namespace, shapes: Mapping[str, Shape]
+) -> tuple[str, Shape, list[Form], Form | None]:
+    """A model's name, shape, forms of its weights (as asked, else as stored, else 16, 8 and 4 bits) and the
+    one that a file stores."""
+    if given in shapes:
+        name, shape, stored = given, shapes[given], None
+    else:
+        name, shape, stored = _file(given, shapes)
+    if arguments.tied and not shape.tied:
+        shape = replace(shape, tied=True)
+        if stored is not None:
+            raise Mistake(f"{given}: --tied is for names; a file says itself whether it is tied")
+    forms = [Form(f"{bits:g} bits", bits) for bits in arguments.bpw]
+    for quant in arguments.quant:
+        if quant not in gguf_types.QUANTS:
+            raise Mistake(unknown("quantization", quant, gguf_types.QUANTS))
+        as_published = arguments.units == PUBLISHED.name
+        forms.append(Form(quant, tensors=tuple(gguf_types.quantized(shape, quant, as_published))))
+    if not forms:
+        forms = [stored] if stored else [Form(f"w{bits:g}", bits) for bits in BITS]
+    return name, shape, forms, stored
+
+
+def _file(given: str, shapes: Mapping[str, Shape]) -> tuple[str, Shape, Form | None]:
+    """A model's name, shape and stored form from its files' headers."""
+    from harness.models.checkpoint import CheckpointError, read
+
+    path = Path(given)
+    if not (path.exists() or "/" in given or given.endswith((".gguf", ".json", ".safetensors"))):
+        raise Mistake(unknown("model", given, shapes, "see --list-models") + ", and no such file")
+    try:
+        checkpoint = read(path)
+    except CheckpointError as wrong:
+        raise Mistake(str(wrong)) from wrong
+    if checkpoint.shape is None:
+        raise Mistake(f"{given}: the header does not say the shape of a dense Llama- or Qwen-like model")
+    stored = None
+    if checkpoint.tensors:
+        stored = Form(checkpoint.quantization or "as stored", tensors=checkpoint.tensors)
+    name = path.parent.name if path.name == "config.json" else path.stem if path.is_file() else path.name
+    return name or given, checkpoint.shape, stored
+
+
+def _this_machine() -> Machine:
+    """This machine's CPU: memory as installed, bandwidth and matrix rate measured now."""
+    from harness.campaign import DeviceBusy
+    from harness.cli.machine import cpu
+    from harness.machine import ProbeError
+
+    try:
+        row = cpu()
+    except ProbeError as failure:
+        raise Mistake(str(failure)) from failure
+    except DeviceBusy as busy:
+        raise Mistake(f"{str(busy).partition(';')[0]}; this machine cannot be measured now") from busy
+    return Machine(
+        name=row["name"],
+        memory=Figure(row["memory_bytes"], "the operating system"),
+        bandwidth=Figure(row["read_bytes_per_s"], f"measured now: {row['read_kernel']}"),
+        rates={"measured": Figure(row["matrix_flops_per_s"], f"measured now: {row['matrix_kernel']}")},
+        rate="measured",
+    )
+
+
+def _tensor(tensor: Tensor, tied: bool) -> Row:
+    return {
+        "name": tensor.name,
+        "part": tensor.part,
+        "type": tensor.type,
+        "dims": list(tensor.dims),
+        "bytes": tensor.bytes,
+        "streamed_bytes": streamed_bytes(tensor, tied),
+    }
+
+
+def _print(arguments: argparse.Namespace, rows: list[Row]) -> int:
+    if arguments.json:
+        print(json.dumps(rows, indent=1, allow_nan=False))
+    elif arguments.csv:
+        _csv([_flat(row) for row in rows])
+    else:
+        from harness.report import theory
+
+        theory.show(rows)
+    return OK
+
+
+def _flat(row: Row) -> Row:
+    """A row as CSV has it: nested figures as columns of their own, lists of objects left out."""
+    flat: Row = {}
+    for key, value in row.items():
+        if key == "prefill_knees":
+            for which in ("every", "last"):
+                ends = (value or {}).get(which) or (None, None)
+                flat |= {f"prefill_knee_{which}_{end}": ends[i] for i, end in enumerate(("from", "to"))}
+        elif key == "prefill_ms":
+            flat |= {f"prefill_{which}_ms": (value or {}).get(which) for which in ("every", "last")}
+        elif key not in ("bytes_by_part", "bytes_by_type", "chunked_prefill", "tensors"):
+            flat[key] = value
+    return flat
+
+
+def _csv(rows: list[Any]) -> None:
+    writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def _list(arguments: argparse.Namespace, shapes: Mapping[str, Shape], machines: Mapping[str, Machine]) -> int:
+    from harness.report import theory
+
+    if arguments.list_models:
+        listed = [theory.model(name, shape) for name, shape in shapes.items()]
+        columns = theory.MODELS
+    else:
+        listed = [theory.machine(name, machine) for name, machine in machines.items()]
+        columns = theory.MACHINES
+    if arguments.json:
+        print(json.dumps(listed, indent=1))
+    elif arguments.csv:
+        _csv([{k: json.dumps(v) if isinstance(v, dict) else v for k, v in line.items()} for line in listed])
+    else:
+        theory.table(columns, listed)
+        if arguments.list_machines:
+            theory.sources(listed)
+    return OK
+
+
+def _published(arguments: argparse.Namespace) -> int:
+    """One table as CSV, the form it was published in, so that it can be compared with `diff`; or all."""
+    from harness.theory import llama_arithmetic, published
+
+    tables = published.TABLES | llama_arithmetic.TABLES
+    if arguments.published not in (*tables, "all"):
+        raise Mistake(unknown("table", arguments.published, [*tables, "all"]))
+    wanted = list(tables) if arguments.published == "all" else [arguments.published]
+    if arguments.json:
+        print(json.dumps([{"table": name, "rows": tables[name]()} for name in wanted], indent=1))
+        return OK
+    for number, name in enumerate(wanted):
+        if len(wanted) > 1:
+            print(f"{'' if number == 0 else chr(10)}# {name}")
+        _csv(tables[name]())
+    return OK

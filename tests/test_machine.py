@@ -1,0 +1,223 @@
+"""What this machine is and can do: real processes and real kernels. Rates are positive and named; how large
+they are is not tested."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness import launch, machine
+from harness.campaign import probes
+from harness.campaign.device_lock import device_lock
+from harness.campaign.repeat import Inputs
+from harness.machine.limits import free_memory_bytes
+
+FACTS = {
+    *("device", "family", "name", "memory_bytes", "architecture", "physical_cores", "logical_cpus"),
+    *("usable_cpus", "last_level_cache_bytes", "os", "virtualized", "driver"),
+}
+RATES = {
+    *("read_bytes_per_s", "read_kernel", "read_kernels", "working_set_bytes", "threads"),
+    *("matrix_flops_per_s", "matrix_kernel", "matrix_kernels"),
+}
+SMALL = {"measure": True, "threads": 2, "working_set_bytes": 64 << 20}
+
+
+def is_the_best(rate: float, kernel: str, kernels: dict[str, float]) -> bool:
+    return rate == kernels[kernel] == max(kernels.values()) and min(kernels.values()) > 0
+
+
+def records(root: Path) -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(root.rglob("record.json"))]
+
+
+# harness machine
+
+
+def test_machine_gives_one_object_per_device_with_null_for_what_is_not_measured(harness):
+    ran = harness("machine", "--json")
+    assert ran.code == 0
+    cpu, *gpus = ran.json
+    assert all(set(row) == FACTS | RATES | {"note"} for row in ran.json)
+    assert (cpu["device"], cpu["memory_bytes"]) == ("cpu", psutil.virtual_memory().total)
+    assert cpu["name"]
+    assert cpu["driver"] is None
+    assert all(row[key] is None for row in ran.json for key in RATES | {"note"})
+    assert [gpu["device"] for gpu in gpus if gpu["family"] == "cuda"] == [
+        gpu["uuid"] for gpu in machine.facts()["gpus"]
+    ]
+
+
+def test_machine_prints_a_block_that_names_the_cpu_and_its_memory(harness):
+    ran = harness("machine")
+    assert ran.code == 0
+    assert ran.out.startswith(f"CPU: {machine.facts()['cpu']}")
+    assert f"memory {psutil.virtual_memory().total / 1e9:.1f} GB" in ran.out
+    assert "GB/s" not in ran.out
+
+
+def test_measure_gives_rates_of_named_kernels_of_which_the_best_counts(harness, tmp_path):
+    ran = harness("machine", "--measure", "--json", HARNESS_CACHE=str(tmp_path / "nothing built"))
+    assert ran.code == 0
+    cpu = ran.json[0]
+    assert cpu["note"] is None
+    assert is_the_best(cpu["read_bytes_per_s"], cpu["read_kernel"], cpu["read_kernels"])
+    assert is_the_best(cpu["matrix_flops_per_s"], cpu["matrix_kernel"], cpu["matrix_kernels"])
+    assert cpu["threads"] == machine.physical_cores()
+    assert all(name.startswith("sgemm, ") and "N=" in name for name in cpu["matrix_kernels"])
+
+
+def test_a_gpu_without_an_environment_says_how_to_build_one(harness, tmp_path):
+    if machine.facts()["gpus"]:
+        pytest.skip("a machine with an NVIDIA GPU")
+    tool = tmp_path / "bin" / "hipconfig"  # what shows that there is ROCm
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    variables = {"PATH": f"{tool.parent}:/usr/bin:/bin", "HARNESS_CACHE": str(tmp_path / "nothing built")}
+    ran = harness("machine", "--measure", "--json", **variables)
+    assert ran.code == 0
+    gpu = ran.json[1]
+    assert gpu["device"] == "hip"
+    assert gpu["read_bytes_per_s"] is None
+    assert gpu["note"] == "no stack's environment for it is built: harness env create llamacpp --device hip"
+
+
+def test_a_device_that_a_campaign_holds_is_not_measured(harness):
+    with device_lock("cpu", wait=False, say=print):
+        ran = harness("machine", "--measure", "--json")
+        assert harness("machine", "--json").code == 0
+    assert (ran.code, ran.out) == (1, "")
+    assert "is measuring on cpu; nothing was measured" in ran.err
+    assert "--wait" not in ran.err
+
+
+# The probes of a CPU
+
+
+def test_every_kind_of_kernel_reads_by_one_thread_or_more(cache):
+    for threads in (1, 3):  # 3: more than there may be CPUs
+        probe = machine.read_bandwidth(threads)
+        assert is_the_best(probe["read_bytes_per_s"], probe["kernel"], probe["kernels"])
+        assert probe["threads"] == threads
+        names = " ".join(probe["kernels"])
+        assert all(kind in names for kind in ("dot", "max", "one stream", "two streams"))
+        assert 0 < probe["working_set_bytes"] <= psutil.virtual_memory().total / 4
+
+
+def test_a_probe_that_fails_is_a_sentence(cache):
+    for probe in (machine.read_bandwidth, machine.matrix_rate):
+        with pytest.raises(
+            machine.ProbeError, match=r"could not be measured: .*threads must be at least 1, not 0$"
+        ):
+            probe(0)
+
+
+@pytest.mark.parametrize(
+    ("controllers", "folder", "limit", "taken", "cached"),
+    [
+        ("", ".", "memory.max", "memory.current", "inactive_file"),
+        ("memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_the_memory_of_a_container_is_all_there_is_to_take(
+    tmp_path, controllers, folder, limit, taken, cached
+):
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    if not any(line.split(":", 2)[1] == controllers for line in lines):
+        pytest.skip("this process is in no such cgroup")
+    inside = tmp_path / folder
+    inside.mkdir(exist_ok=True)
+    (inside / limit).write_text("300000000\n")
+    (inside / taken).write_text("250000000\n")
+    (inside / "memory.stat").write_text(f"anon 1\n{cached} 20000000\n")
+    assert free_memory_bytes(tmp_path) == 70_000_000
+    (inside / limit).write_text("max\n")
+    assert free_memory_bytes(tmp_path) > 70_000_000
+
+
+# Probes of a campaign
+
+
+def test_a_record_carries_the_probes_that_its_config_asks_for(harness, config, tmp_path):
+    asked = {"measure_bandwidth": True, "measure_matrix_rate": True}
+    assert harness("run", config({}, repeats=2, **asked)).code == 0
+    first, second = sorted(records(tmp_path / "results"), key=lambda record: record["repeat"])
+    matrix = first["matrix_probe"]
+    assert is_the_best(matrix["flops_per_s"], matrix["kernel"], matrix["kernels"])
+    assert matrix["threads"] == first["threads"]
+    assert matrix["cpus_busy"] > 0
+    assert second["matrix_probe"] == matrix  # once a campaign
+    assert [len(record["bandwidth_probes"]) for record in (first, second)] == [1, 2]  # each round
+
+
+def test_a_record_without_probes_says_so(harness, config, tmp_path):
+    assert harness("run", config({})).code == 0
+    (record,) = records(tmp_path / "results")
+    assert (record["bandwidth_probes"], record["matrix_probe"]) == ([], None)
+
+
+def inputs(interpreter, device_id: str, threads: int) -> Inputs:
+    """A cell that is ready, as far as a probe cares."""
+    return Inputs(interpreter, device_id, None, [1], "", {}, threads, 60.0, 200, {})
+
+
+def test_a_campaign_goes_on_without_a_probe_that_fails(fake_interpreter):
+    said: list[str] = []
+    asked = probes.Probes([inputs(fake_interpreter, "cpu", 0)], said.append, bandwidth=True, matrix=True)
+    assert asked.so_far(1) == {"bandwidth_probes": [], "matrix_probe": None}
+    assert len(said) == 2
+    assert all(line.startswith("no probe: ") and "threads must be at least 1" in line for line in said)
+
+
+# The probe of a stack: llama.cpp's, here on its CPU backend; a GPU's takes the same way
+
+
+@pytest.mark.real
+def test_ggml_measures_the_device_by_its_own_products(job):
+    size = 1 << 30  # far more than the products take
+    said = job(job="probe", options=SMALL | {"working_set_bytes": size})
+    assert is_the_best(said["read_bytes_per_s"], said["kernel"], said["kernels"])
+    assert is_the_best(said["matrix_flops_per_s"], said["matrix_kernel"], said["matrix_kernels"])
+    assert set(said["kernels"]) == {f"ggml mul_mat {t} x f32 vector, CPU" for t in ("f32", "f16", "q8_0")}
+    assert {f"ggml mul_mat {t} x f32 matrix, CPU" for t in ("f16", "q8_0")} < set(said["matrix_kernels"])
+    looked = job(job="probe", options={})  # it is not asked to measure, so it only looks
+    assert "read_bytes_per_s" not in looked
+    assert looked["devices"] == said["devices"]
+    assert said["working_set_bytes"] == size
+    assert said["peak_rss_bytes"] > looked["peak_rss_bytes"] + size  # what is read was written
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"options": SMALL | {"threads": 0}}, "threads must be 1 to 512, not 0"),
+        ({"options": SMALL | {"working_set_bytes": 1000}}, "0 MB on CPU is too little"),
+        ({"options": SMALL, "device": "cuda"}, "this llama.cpp build has no GPU support, or sees no GPU"),
+    ],
+)
+def test_what_ggml_cannot_measure_is_a_sentence(job, fields, reason):
+    with pytest.raises(launch.JobFailed, match=reason):
+        job(job="probe", **fields)
+
+
+@pytest.mark.real
+def test_a_cpus_matrix_rate_is_the_best_of_numpy_and_the_stacks(llamacpp_interpreter):
+    probe = probes.cpu_matrix_rate(2, [llamacpp_interpreter], pytest.fail)
+    assert is_the_best(probe["flops_per_s"], probe["kernel"], probe["kernels"])
+    assert {name.split()[0] for name in probe["kernels"]} == {"sgemm,", "ggml"}
+
+
+@pytest.mark.real
+def test_a_gpu_that_the_stack_does_not_see_is_said_once_and_not_tried_again(llamacpp_interpreter):
+    said: list[str] = []
+    cells = [inputs(llamacpp_interpreter, "metal", 1)] * 2
+    asked = probes.Probes(cells, said.append, bandwidth=True, matrix=True)
+    for repeat in (1, 2):
+        assert asked.so_far(repeat) == {"bandwidth_probes": [], "matrix_probe": None}
+    assert len(said) == 1
+    assert "metal could not be measured by llamacpp: device metal: this llama.cpp build" in said[0]

@@ -1,0 +1,425 @@
+"""The theory: every published table again, floors by brute force, and what `harness theory` says of names."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import random
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from harness.theory import demand, floors, llama_arithmetic, published
+from harness.theory.families import SHAPES
+from harness.theory.floors import Ceiling, Demand
+from harness.theory.machines import MACHINES
+from harness.theory.shapes import kv_bytes_per_token, parameters
+from harness.theory.units import PUBLISHED, SI
+
+PRINTED = Path(__file__).parent / "published"
+CARD = Ceiling(1008e9, 82.58e12)
+
+
+def printed(table: str) -> list[dict[str, str]]:
+    with (PRINTED / f"{table}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# --- the published study
+
+
+@pytest.mark.parametrize("table", published.TABLES)
+def test_every_cell_of_a_published_table_comes_out_as_printed_or_is_a_listed_slip(table):
+    ours, theirs = published.TABLES[table](), printed(table)
+    assert len(ours) == len(theirs) > 0
+    for mine, row in zip(ours, theirs, strict=True):
+        assert list(mine) == list(row)
+        for column, cell in row.items():
+            slip = published.SLIPS.get((table, row["model"], column))
+            assert cell == (slip[0] if slip else mine[column]), (table, row, column)
+            assert slip is None or cell != mine[column], "a slip that is none any more"
+
+
+def test_every_listed_slip_stands_in_a_table():
+    cells = {(t, row["model"], column) for t in published.TABLES for row in printed(t) for column in row}
+    assert published.SLIPS.keys() <= cells
+
+
+def test_the_command_gives_the_published_figures_with_published_units(harness):
+    models = [f"qwen1.5-{row['model'].lower()}" for row in printed("model_family")]
+    ran = harness("theory", *models, "--machine", "rtx-4090", "--units", "published", "--json")
+    rows = {(row["model"].removeprefix("qwen1.5-"), f"{row['weight_bits']:g}"): row for row in ran.json}
+    for row in printed("decode_theory_4090"):
+        said = rows[row["model"].lower(), row["weight_bits"]]
+        assert f"{said['B_ms']:.2f}" == row["B_ms"]
+        assert f"{said['W_tokens_per_ms']:.0f}" == row["W_tokens_per_ms"]
+    for row in printed("prefill_knees_4090"):
+        knees = rows[row["model"].lower(), row["weight_bits"]]["prefill_knees"][row["lm_head_on_tokens"]]
+        ends = [int(row[end]) for end in ("compute_bound_from", "kv_bound_from") if row[end]]
+        assert knees == (ends or None)
+    for row in printed("max_ctx_theory_4090"):
+        for bits in ("16", "8", "4"):
+            assert str(rows[row["model"].lower(), bits]["max_ctx"] or "oom") == row[f"w{bits}kv16"]
+    for row in printed("model_family"):
+        said = rows[row["model"].lower(), "16"]
+        for part in ("layer", "lm_head", "active", "total"):
+            assert f"{said[f'{part}_params'] / 2**30:.2f}" == row[f"{part}_params_gi"]
+
+
+def test_a_published_table_is_printed_as_it_was_published(harness):
+    said = harness("theory", "--published", "decode_theory_4090").out
+    assert list(csv.DictReader(io.StringIO(said))) == printed("decode_theory_4090")
+
+
+def test_si_units_are_the_data_sheets(harness):
+    (row,) = harness("theory", "qwen1.5-7b", "--machine", "rtx-4090", "--bpw", "16", "--json").json
+    active = row["layer_params"] + row["lm_head_params"]
+    assert row["active_params"] == active
+    assert row["total_params"] == parameters(SHAPES["qwen1.5-7b"]) == 7_721_324_544
+    assert row["B_ms"] == pytest.approx(active * 2 / 1008e9 * 1e3)
+    assert row["W_tokens_per_ms"] == pytest.approx(1008e9 / 524_288 / 1e3)
+    published_B = 13.12
+    assert row["B_ms"] / published_B == pytest.approx(2**30 / 1e9, rel=1e-3)  # 7.4% higher
+
+
+# --- floors
+
+
+def test_knees_are_where_a_count_token_by_token_sees_them():
+    chance = random.Random(1)
+    kinds = set()
+    for _ in range(200):
+        asked = Demand(
+            layer_params=chance.randint(1, 10**6),
+            lm_head_params=chance.randint(0, 10**5),
+            layer_bytes=chance.uniform(1, 2e6),
+            lm_head_bytes=chance.uniform(0, 2e5),
+            embedding_bytes=0,
+            kv_bytes_per_token=chance.uniform(1, 2000),
+            attention_flops=chance.uniform(1, 3000),
+            window=chance.choice([None, chance.randint(1, 300)]),
+        )
+        ceiling = Ceiling(1, chance.uniform(0.2, 200))
+        for lm_head in ("every", "last"):
+            knees = floors.prefill_knees(asked, ceiling, lm_head)
+            kinds.add(tuple(knee is None for knee in knees) if knees else None)
+            assert crossings(knees, 600) == counted(asked, ceiling, lm_head, 600)
+    assert kinds == {None, (False, True), (False, False)}
+
+
+def crossings(knees: tuple[float, float | None] | None, most: int) -> list[int]:
+    """The first whole lengths past each knee, as a count would see them."""
+    if knees is None:
+        return []
+    found = [max(1, math.ceil(knees[0]))] + ([] if knees[1] is None else [math.floor(knees[1]) + 1])
+    found = [n for n in found if n <= most]
+    return [] if len(found) == 2 and found[0] >= found[1] else found
+
+
+def counted(asked: Demand, ceiling: Ceiling, lm_head: str, most: int) -> list[int]:
+    found, before, pairs = [], False, 0
+    for n in range(1, most + 1):
+        pairs += n if asked.window is None else min(n, asked.window)
+        heads = n if lm_head == "every" else 1
+        flops = 2 * (asked.layer_params * n + asked.lm_head_params * heads) + asked.attention_flops * pairs
+        read = asked.weight_bytes_per_token + asked.kv_bytes_per_token * pairs
+        now = flops / ceiling.flops >= read / ceiling.bytes_per_s
+        if now != before:
+            found.append(n)
+        before = now
+    return found
+
+
+def test_prefill_is_bound_by_compute_between_the_knees_and_by_reading_outside():
+    asked = demand.of_bits(SHAPES["qwen1.5-7b"], 16)
+    first, second = floors.prefill_knees(asked, CARD)
+    assert second is not None
+
+    def computing_s(n: int) -> float:
+        flops = 2 * (asked.layer_params * n + asked.lm_head_params) + asked.attention_flops * n * (n + 1) / 2
+        return flops / CARD.flops
+
+    for n, bound in ((first - 2, False), (first + 2, True), (second - 2, True), (second + 2, False)):
+        total = floors.prefill_floor_s(asked, CARD, round(n), kv_block=1)
+        assert (total == pytest.approx(computing_s(round(n)))) == bound
+
+
+def test_chunked_prefill_loses_nothing_while_chunks_exceed_the_first_knee():
+    asked = demand.of_bits(SHAPES["qwen1.5-14b"], 16)
+    first, _ = floors.prefill_knees(asked, CARD)
+    n = 4096
+    whole = floors.prefill_floor_s(asked, CARD, n)
+    for chunk in (128, 256, 512, 2048):
+        assert chunk > first
+        assert floors.prefill_floor_s(asked, CARD, n, chunk=chunk) == pytest.approx(whole, rel=1e-9)
+    below = [floors.prefill_floor_s(asked, CARD, n, chunk=chunk) for chunk in (64, 32, 16, 8)]
+    assert whole * 1.25 < below[0]
+    assert all(more > 1.5 * less for less, more in pairwise(below))
+
+
+def test_a_prefill_of_chunks_of_one_token_is_decoding():
+    asked = demand.of_bits(SHAPES["qwen1.5-0.5b"], 4)
+    one_by_one = floors.prefill_floor_s(asked, CARD, 50, lm_head="every", chunk=1)
+    assert one_by_one == pytest.approx(sum(floors.decode_floor_s(asked, CARD, n) for n in range(1, 51)))
+
+
+def test_reading_the_cache_once_a_block_lies_between_once_a_token_and_once():
+    asked = demand.of_bits(SHAPES["qwen1.5-14b"], 4)
+    token, block, once = (floors.prefill_floor_s(asked, CARD, 3000, kv_block=size) for size in (1, 64, None))
+    assert once < block * 1.0001
+    assert block < token / 2
+
+
+@pytest.mark.parametrize(
+    ("kv_read", "length", "tokens"),
+    [
+        ("grows", None, [1, 256, 257, 5000]),
+        ("padded256", None, [256, 256, 512, 5120]),
+        ("copied", None, [3, 768, 771, 15_000]),
+        ("full", 8192, [8192] * 4),
+        ("window", 300, [1, 256, 257, 300]),
+    ],
+)
+def test_a_step_reads_the_cache_as_its_stack_does(kv_read, length, tokens):
+    asked = demand.of_bits(SHAPES["qwen1.5-0.5b"], 4)
+    slow = Ceiling(1e9, 1e18)
+    seen = [floors.decode_floor_s(asked, slow, n, kv_read, length) for n in (1, 256, 257, 5000)]
+    weights_s = asked.weight_bytes_per_token / 1e9
+    assert [(s - weights_s) * 1e9 / asked.kv_bytes_per_token for s in seen] == pytest.approx(tokens)
+
+
+def test_a_static_cache_has_no_W_and_its_B_reads_all_of_it():
+    asked = demand.of_bits(SHAPES["qwen1.5-0.5b"], 16)
+    assert floors.W_tokens_per_s(asked, CARD, "full") is None
+    read = asked.weight_bytes_per_token + 10_000 * asked.kv_bytes_per_token
+    assert floors.B_s(asked, CARD, "full", 10_000) == read / CARD.bytes_per_s
+
+
+def test_a_model_with_a_window_reads_no_more_than_it():
+    shape = SHAPES["mistral-7b-v0.1"]
+    asked = demand.of_bits(shape, 16)
+    assert shape.window == 4096
+    assert floors.decode_floor_s(asked, CARD, 4096) == floors.decode_floor_s(asked, CARD, 30_000)
+    assert floors.decode_floor_s(asked, CARD, 4096) > floors.decode_floor_s(asked, CARD, 4000)
+
+
+def test_an_a100_decodes_161_sequences_before_computing_takes_longer():
+    a100 = MACHINES["a100-80gb-pcie"]
+    ceiling = Ceiling(a100.bandwidth.value, a100.rates["fp16"].value)
+    for name in ("llama-7b", "qwen1.5-14b"):
+        weights_alone = replace(demand.of_bits(SHAPES[name], 16, norms=False), kv_bytes_per_token=0)
+        assert math.floor(floors.compute_bound_batch(weights_alone, ceiling)) == 161
+
+
+def test_the_longest_context_is_the_last_that_fits():
+    asked = demand.of_bits(SHAPES["qwen1.5-7b"], 8)
+    memory, resident = 24 * 2**30, asked.weight_bytes_per_token
+    longest = floors.max_ctx(memory, resident, asked.kv_bytes_per_token)
+    assert longest is not None
+    assert resident + longest * asked.kv_bytes_per_token <= memory
+    assert resident + (longest + 1) * asked.kv_bytes_per_token > memory
+    assert floors.max_ctx(memory, memory, 1) is None
+
+
+def test_speculative_decoding_gains_what_drawing_it_gives():
+    assert floors.speculative_speedup(0, 4, 0) == 1
+    assert floors.speculative_speedup(1, 4, 0) == 5
+    assert floors.speculative_speedup(0.8, 5, 0.05) == pytest.approx(2.95, abs=0.005)
+    chance = random.Random(3)
+    acceptance, length, cost, rounds = 0.7, 4, 0.1, 40_000
+    tokens = 0
+    for _ in range(rounds):
+        accepted = next((i for i in range(length) if chance.random() >= acceptance), length)
+        tokens += accepted + 1
+    drawn = tokens / (rounds * (length * cost + 1))
+    assert floors.speculative_speedup(acceptance, length, cost) == pytest.approx(drawn, rel=0.02)
+
+
+def test_a_cache_of_8_or_4_bits_halves_and_quarters_what_a_token_adds():
+    shape = SHAPES["qwen1.5-32b"]
+    sizes = [demand.of_bits(shape, 16, kv_bits).kv_bytes_per_token for kv_bits in (16, 8, 4)]
+    assert sizes == [kv_bytes_per_token(shape), kv_bytes_per_token(shape) / 2, kv_bytes_per_token(shape) / 4]
+
+
+def test_units_round_a_knee_as_each_counts_it():
+    assert PUBLISHED.knee(99.6) == 99  # the last length before the crossing
+    assert SI.knee(99.6) == 100  # the first past it
+    assert SI.knee(-3) == 1  # from the first token on
+
+
+# --- the LLaMA arithmetic
+
+
+def test_the_articles_speeds_follow_from_twice_the_bytes_and_ours_from_once():
+    rows = {(row["machine"], row["model"]): row for row in llama_arithmetic.speeds()}
+    for row in rows.values():
+        if row["published_tok_s"] and row["machine"] != "rpi-4":
+            assert row["article_formula_tok_s"] == pytest.approx(row["published_tok_s"], rel=0.06)
+            assert row["floor_tok_s"] == pytest.approx(2 * row["published_tok_s"], rel=0.12)
+    pi = rows["rpi-4", "llama-7b"]
+    assert round(pi["by_memory_tok_s"], 2) == 1.19
+    assert round(pi["by_compute_tok_s"], 1) == 1.0
+    assert pi["floor_tok_s"] < pi["published_tok_s"]  # faster than its machine allows
+    assert all(row["floor_tok_s"] > row["seen_tok_s"] for row in rows.values() if row["seen_tok_s"])
+
+
+def test_the_articles_memory_is_that_of_33b_for_weights_and_65b_for_the_cache():
+    rows = {row["model"]: row for row in llama_arithmetic.memory()}
+    assert rows["llama-33b"]["weights_gb"] == pytest.approx(16.25, abs=0.02)
+    assert rows["llama-65b"]["kv_gb"] == pytest.approx(1.33, abs=0.02)
+    assert rows["llama-33b"]["kv_gb"] == pytest.approx(0.82, abs=0.01)
+
+
+# --- the command
+
+
+def test_several_models_and_machines_make_one_table(harness):
+    ran = harness("theory", "qwen1.5-0.5b", "llama-7b", "--machine", "rtx-4090", "apple-m1", "--json")
+    assert [(row["model"], row["machine"], row["weight_bits"]) for row in ran.json] == [
+        (model, machine, bits)
+        for model in ("qwen1.5-0.5b", "llama-7b")
+        for machine in ("rtx-4090", "apple-m1")
+        for bits in (16, 8, 4)
+    ]
+    text = harness("theory", "qwen1.5-0.5b", "llama-7b", "--machine", "rtx-4090", "apple-m1").out
+    assert all(name in text for name in ("qwen1.5-0.5b", "llama-7b", "rtx-4090", "apple-m1", "W tok/ms"))
+    rows = list(csv.DictReader(io.StringIO(harness("theory", "llama-7b", "--machine", "rpi-4", "--csv").out)))
+    assert [row["weights"] for row in rows] == ["w16", "w8", "w4"]
+    assert rows[2]["bound"] == "compute"
+
+
+def test_without_a_machine_what_needs_one_is_null(harness):
+    row = harness("theory", "qwen1.5-7b", "--json").json[0]
+    assert row["kv_elements_per_token"] == 262_144
+    assert row["machine"] is None
+    assert row["B_ms"] is None
+    assert "KV bytes/token" in harness("theory", "qwen1.5-7b").out
+
+
+def test_a_quantization_has_the_exact_bytes_of_each_part_and_type(harness):
+    (row,) = harness("theory", "qwen1.5-0.5b", "--quant", "q4_0", "--tensors", "--json").json
+    assert f"{row['model_bytes'] / 2**20:.2f}" == "371.02"  # as published
+    assert f"{row['weight_bits']:.2f}" == "5.02"
+    assert sum(sum(types.values()) for types in row["bytes_by_part"].values()) == row["model_bytes"]
+    assert sum(each["model_bytes"] for each in row["bytes_by_type"].values()) == row["model_bytes"]
+    streamed = sum(tensor["streamed_bytes"] for tensor in row["tensors"])
+    assert streamed == row["weight_bytes_per_token"]
+    assert streamed == row["model_bytes"] - sum(row["bytes_by_part"]["embedding"].values())
+
+
+@pytest.mark.real
+def test_a_file_is_weighed_by_its_header_as_llama_cpp_weighs_it(harness):
+    (made,) = harness("synth", "tiny-qwen2", "--quant", "q4_k_m", "--json").json
+    (row,) = harness("theory", made["path"], "--machine", "rtx-4090", "--tensors", "--json").json
+    assert row["weights"] == made["quant"]
+    assert row["model_bytes"] == made["model_bytes"]
+    assert {name: sizes["model_bytes"] for name, sizes in row["bytes_by_type"].items()} == made[
+        "bytes_by_type"
+    ]
+    assert row["weight_bytes_per_token"] == made["model_bytes"] - made["input_embedding_bytes"]
+    assert row["total_params"] == made["parameters"]
+    (by_rules,) = harness("theory", "tiny-qwen2", "--quant", "q4_k_m", "--tensors", "--json").json
+    assert {t["name"]: t for t in by_rules["tensors"]} == {t["name"]: t for t in row["tensors"]}
+    assert "ffn_down" in harness("theory", made["path"], "--tensors").out
+
+
+def test_a_config_json_is_as_good_as_its_models_name(harness, tmp_path):
+    config = {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "num_hidden_layers": 32,
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
+    }
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    asked = ("--machine", "rtx-4090", "--json")
+    known = harness("theory", "qwen1.5-7b", *asked).json
+    for path in (folder, folder / "config.json"):
+        assert [row | {"model": "qwen1.5-7b"} for row in harness("theory", path, *asked).json] == known
+    (folder / "config.json").write_text('{"model_type": "mamba"}')
+    ran = harness("theory", folder)
+    assert ran.code == 2
+    assert "mamba" in ran.err
+
+
+def test_tied_weights_count_and_stream_once(harness):
+    (row,) = harness("theory", "qwen1.5-0.5b", "--tied", "--bpw", "16", "--json").json
+    assert row["total_params"] == row["active_params"] == 463_987_712
+    assert row["model_bytes"] == row["weight_bytes_per_token"] == 2 * 463_987_712
+
+
+def test_a_users_own_shapes_and_machines_come_from_yaml(harness, tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "shapes:\n  half: {like: qwen1.5-0.5b, layers: 12}\n"
+        "machines:\n  box: {memory_gib: 8, bandwidth_gb_per_s: 10, tflops: 0.1}\n"
+    )
+    row = harness("theory", "half", "--machine", "box", "--from", own, "--json").json[0]
+    assert row["kv_elements_per_token"] == 24_576
+    assert row["B_ms"] == pytest.approx(row["active_params"] * 2 / 10e9 * 1e3)
+    own.write_text("shapes:\n  half: {like: qwen1.5-0.5, layerz: 12}\n")
+    ran = harness("theory", "half", "--from", own)
+    assert ran.code == 2
+    assert "own.yaml:2: shapes.half.like: unknown shape" in ran.err
+    assert "did you mean qwen1.5-0.5b" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["qwen1.5-7"], "did you mean qwen1.5-7b"),
+        (["gibberish"], "unknown model gibberish; see --list-models, and no such file"),
+        (["qwen1.5-7b", "--machine", "rtx-4091"], "did you mean rtx-4090"),
+        (["qwen1.5-7b", "--machine", "rtx-4090", "llama-7b"], "name models before --machine"),
+        (["qwen1.5-7b", "--quant", "q4_k_x"], "did you mean q4_k_"),
+        (["qwen1.5-7b", "--kv-read", "full"], "needs --length"),
+        (["qwen1.5-7b", "--machine", "rtx-4090", "--rate", "fp17"], "unknown rate of rtx-4090 fp17"),
+        (["no/such.gguf"], "no such file"),
+        ([], "name a model or a file"),
+        (["--published", "decode"], "unknown table decode"),
+        (["qwen1.5-7b", "--from", "none.yaml"], "none.yaml: no such file"),
+        (["qwen1.5-7b", "--bpw", "-4"], "not a positive number"),
+        (["qwen1.5-7b", "--acceptance", "1.5"], "not between 0 and 1"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(harness, arguments, said):
+    ran = harness("theory", *arguments)
+    assert ran.code == 2
+    assert said in ran.err
+    assert ran.out == ""
+
+
+def test_lists_name_every_model_and_machine_with_sources(harness):
+    assert [row["model"] for row in harness("theory", "--list-models", "--json").json] == list(SHAPES)
+    machines = harness("theory", "--list-machines", "--json").json
+    assert [row["machine"] for row in machines] == list(MACHINES)
+    assert all(row["sources"].keys() >= {"memory", "bandwidth", row["rate"]} for row in machines)
+
+
+def test_chunks_and_drafts_are_told_when_asked_for(harness):
+    asked = ("qwen1.5-7b", "--machine", "rtx-4090", "--prompt", "4096", "--chunk", "512", "32")
+    row = harness("theory", *asked, "--acceptance", "0.8", "--json").json[0]
+    assert [cut["chunk"] for cut in row["chunked_prefill"]] == [512, 32]
+    assert row["chunked_prefill"][0]["ratio"] == pytest.approx(1)
+    assert row["chunked_prefill"][1]["ratio"] > 2
+    assert row["speculative_speedup"] == floors.speculative_speedup(0.8, 4, 0.1)
+
+
+def test_no_figure_in_json_is_nan_or_infinite(harness):
+    out = harness("theory", *SHAPES, "--machine", *MACHINES, "--bpw", "4.85", "--json").out
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    rows = json.loads(out, parse_constant=refuse)
+    assert len(rows) == len(SHAPES) * len(MACHINES)

@@ -144,7 +144,6 @@ from runners.llamacpp_lib import (
     system_info,
     versions,
 )
-from runners.llamacpp_probe import measure
 from runners.llamacpp_weights import quantize, synthesize
 from runners.protocol import Request, Say
 
@@ -433,4 +432,10 @@ def probe(request: Request, say: Say) -> dict[str, Any]:
         "gpu": bool(lib.llama_supports_gpu_offload()),
         "system_info": system_info(),
     }
-    return facts | (measure(request, say) if request.options.get("measure") else {})
+    if not request.options.get("measure"):
+        return facts
+    from runners.llamacpp_probe import (
+        measure,
+    )  # not at the top: a process that times tokens has no use for it
+
+    return facts | measure(request, say)

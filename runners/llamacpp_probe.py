@@ -146,43 +146,45 @@ def measure(request: Request, say: Say) -> dict[str, Any]:
     """Read bandwidth and matrix rate of the request's device: of each type the best over rounds, and the best
     of all.
 
-    Options: `threads` (of the CPU), `working_set_bytes` (default 2 GiB, at most a quarter of what is free; to
-    ggml a CPU's memory is all free). Raises ValueError, RuntimeError, DoesNotFit.
+    Options: `measure`, a list of `read` and `matrix`; `threads` (of the CPU); `working_set_bytes` to read
+    (default 2 GiB, at most a quarter of what is free; to ggml a CPU's memory is all free). Raises ValueError,
+    RuntimeError, DoesNotFit.
     """
+    asked = request.options["measure"]
     threads = int(request.options.get("threads") or 0)
     if request.device == "cpu" and not 1 <= threads <= MOST_THREADS:
         raise ValueError(f"threads must be 1 to {MOST_THREADS}, not {threads}")
     LOG.forget()
-    wanted = int(request.options.get("working_set_bytes") or WORKING_SET_BYTES)
+    wanted = SMALLEST_BYTES
+    if "read" in asked:
+        wanted = int(request.options.get("working_set_bytes") or WORKING_SET_BYTES)
     say("fill")
     with opened(request.device, threads, wanted) as device, ExitStack() as stack:
         say("read")
         vectors, matrices = {}, {}
-        for kind in READ:
+        for kind in READ if "read" in asked else ():
             with suppress(NoKernel):
                 name = f"ggml mul_mat {kind} x f32 vector, {device.name}"
                 vectors[name] = stack.enter_context(vector_products(device, kind))
         kernels = best(vectors, READING_S)
         say("multiply")
-        for kind, place in itertools.product(MULTIPLIED, device.places):
+        for kind, place in itertools.product(MULTIPLIED if "matrix" in asked else (), device.places):
             with suppress(NoKernel):
                 what = f"{kind} in {place}" if place else kind
                 name = f"ggml mul_mat {what} x f32 matrix, {device.name}"
                 matrices[name] = stack.enter_context(large_product(device, kind, device.places[place]))
         matrix_kernels = best(matrices, MULTIPLYING_S)
-    if not kernels or not matrix_kernels:
-        raise RuntimeError(f"{device.name} has no kernel for {', '.join(TYPES)}")
-    fastest, strongest = (max(rates, key=lambda k: rates[k]) for rates in (kernels, matrix_kernels))
-    return {
-        "read_bytes_per_s": kernels[fastest],
-        "kernel": fastest,
-        "kernels": kernels,
-        "matrix_flops_per_s": matrix_kernels[strongest],
-        "matrix_kernel": strongest,
-        "matrix_kernels": matrix_kernels,
-        "working_set_bytes": device.size,
-        "threads": threads if request.device == "cpu" else None,
-    }
+    facts: dict[str, Any] = {"threads": threads if request.device == "cpu" else None}
+    measured = {"read": (kernels, "read_bytes_per_s"), "matrix": (matrix_kernels, "flops_per_s")}
+    for part in asked:
+        rates, unit = measured[part]
+        if not rates:
+            raise RuntimeError(f"{device.name} has no kernel for {', '.join(TYPES)}")
+        fastest = max(rates, key=lambda kernel: rates[kernel])
+        facts[part] = {unit: rates[fastest], "kernel": fastest, "kernels": rates}
+        if part == "read":
+            facts[part]["working_set_bytes"] = device.size
+    return facts
 
 
 @contextmanager

@@ -292,6 +292,30 @@ def test_several_models_and_machines_make_one_table(harness):
     assert rows[2]["bound"] == "compute"
 
 
+def test_names_are_found_whatever_their_case_and_after_options_too(harness):
+    (row,) = harness("theory", "--machine", "RTX-4090", "Qwen1.5-7B", "--quant", "Q4_K_M", "--json").json
+    assert (row["model"], row["machine"], row["weights"]) == ("qwen1.5-7b", "rtx-4090", "q4_k_m")
+
+
+def test_what_does_not_fit_has_no_speed_at_depth(harness):
+    rows = harness("theory", "qwen1.5-7b", "--machine", "rpi-5", "--json").json
+    assert rows[0]["max_ctx"] is None
+    assert [row["tokens_per_s_at_context"] for row in rows] == [None] * 3  # not even at 4 bits: 9,020 fit
+    asked = ("--kv-read", "full", "--length", "4096", "--json")
+    assert (
+        harness("theory", "qwen1.5-7b", "--machine", "rtx-4090", *asked).json[0]["tokens_per_s_at_context"]
+        is None
+    )
+
+
+def test_a_long_name_is_never_folded(harness, tmp_path):
+    name = "x" * 90
+    own = tmp_path / "own.yaml"
+    own.write_text(f"shapes:\n  {name}: {{like: qwen1.5-0.5b}}\n")
+    out = harness("theory", name, "--machine", "rtx-4090", "--from", own, COLUMNS="60").out
+    assert len([line for line in out.splitlines() if line.startswith(name)]) == 4
+
+
 def test_without_a_machine_what_needs_one_is_null(harness):
     row = harness("theory", "qwen1.5-7b", "--json").json[0]
     assert row["kv_elements_per_token"] == 262_144
@@ -352,6 +376,20 @@ def test_a_config_json_is_as_good_as_its_models_name(harness, tmp_path):
     assert "mamba" in ran.err
 
 
+@pytest.mark.real
+def test_a_file_of_an_unknown_architecture_is_told_by_its_bytes(harness, tmp_path):
+    (made,) = harness("synth", "tiny-llama", "--quant", "q8_0", "--json").json
+    odd = tmp_path / "odd.gguf"
+    odd.write_bytes(Path(made["path"]).read_bytes().replace(b"llama", b"lamma"))
+    (row,) = harness("theory", odd, "--machine", "rtx-4090", "--json").json
+    streamed = made["model_bytes"] - made["input_embedding_bytes"]
+    assert row["weight_bytes_per_token"] == streamed
+    assert row["B_ms"] == pytest.approx(streamed / 1008e9 * 1e3)
+    assert row["kv_bytes_per_token"] is None
+    assert "bytes are all that can be told" in harness("theory", odd, "--machine", "rtx-4090").out
+    assert "as stored alone" in harness("theory", odd, "--bpw", "4").err
+
+
 def test_tied_weights_count_and_stream_once(harness):
     (row,) = harness("theory", "qwen1.5-0.5b", "--tied", "--bpw", "16", "--json").json
     assert row["total_params"] == row["active_params"] == 463_987_712
@@ -367,6 +405,11 @@ def test_a_users_own_shapes_and_machines_come_from_yaml(harness, tmp_path):
     row = harness("theory", "half", "--machine", "box", "--from", own, "--json").json[0]
     assert row["kv_elements_per_token"] == 24_576
     assert row["B_ms"] == pytest.approx(row["active_params"] * 2 / 10e9 * 1e3)
+    own.write_text("shapes:\n  wide: {like: mistral-nemo-12b, heads: 16, arch: qwen2}\n")
+    (wide,) = harness("theory", "wide", "--from", own, "--quant", "f16", "--tensors", "--json").json
+    dims = {tensor["name"]: tensor["dims"] for tensor in wide["tensors"]}
+    assert dims["blk.0.attn_q.weight"] == [16 * 128, 5120]  # heads of 128, as Nemo has them
+    assert dims["blk.0.attn_q.bias"] == [16 * 128]  # and biases, as Qwen2 has them
     own.write_text("shapes:\n  half: {like: qwen1.5-0.5, layerz: 12}\n")
     ran = harness("theory", "half", "--from", own)
     assert ran.code == 2
@@ -378,9 +421,13 @@ def test_a_users_own_shapes_and_machines_come_from_yaml(harness, tmp_path):
     ("arguments", "said"),
     [
         (["qwen1.5-7"], "did you mean qwen1.5-7b"),
-        (["gibberish"], "unknown model gibberish; see --list-models, and no such file"),
+        (["gibberish"], "unknown model (and no file) gibberish; see --list-models"),
         (["qwen1.5-7b", "--machine", "rtx-4091"], "did you mean rtx-4090"),
-        (["qwen1.5-7b", "--machine", "rtx-4090", "llama-7b"], "name models before --machine"),
+        (["qwen1.5-7b", "--rate", "fp32"], "--rate needs a --machine"),
+        (["qwen1.5-7b", "--length", "4096"], "--length is of --kv-read full or window"),
+        (["qwen1.5-7b", "--draft-length", "4"], "need --acceptance"),
+        (["qwen1.5-7b", "--tensors"], "--tensors needs --quant"),
+        (["--bpw", "4", "qwen1.5-7b"], "is not a number; name models before options"),
         (["qwen1.5-7b", "--quant", "q4_k_x"], "did you mean q4_k_"),
         (["qwen1.5-7b", "--kv-read", "full"], "needs --length"),
         (["qwen1.5-7b", "--machine", "rtx-4090", "--rate", "fp17"], "unknown rate of rtx-4090 fp17"),
@@ -388,7 +435,7 @@ def test_a_users_own_shapes_and_machines_come_from_yaml(harness, tmp_path):
         ([], "name a model or a file"),
         (["--published", "decode"], "unknown table decode"),
         (["qwen1.5-7b", "--from", "none.yaml"], "none.yaml: no such file"),
-        (["qwen1.5-7b", "--bpw", "-4"], "not a positive number"),
+        (["qwen1.5-7b", "--bpw", "-4"], "not between 0.1 and 128"),
         (["qwen1.5-7b", "--acceptance", "1.5"], "not between 0 and 1"),
     ],
 )
@@ -408,11 +455,15 @@ def test_lists_name_every_model_and_machine_with_sources(harness):
 
 def test_chunks_and_drafts_are_told_when_asked_for(harness):
     asked = ("qwen1.5-7b", "--machine", "rtx-4090", "--prompt", "4096", "--chunk", "512", "32")
-    row = harness("theory", *asked, "--acceptance", "0.8", "--json").json[0]
+    row = harness("theory", *asked, "--acceptance", "0.8", "--draft-cost", "0.1", "--json").json[0]
     assert [cut["chunk"] for cut in row["chunked_prefill"]] == [512, 32]
     assert row["chunked_prefill"][0]["ratio"] == pytest.approx(1)
     assert row["chunked_prefill"][1]["ratio"] > 2
     assert row["speculative_speedup"] == floors.speculative_speedup(0.8, 4, 0.1)
+    slow = harness(
+        "theory", "qwen1.5-7b", "--machine", "rpi-4", "--bpw", "4", "--acceptance", "0.8", "--json"
+    )
+    assert slow.json[0]["speculative_speedup"] < 1  # bound by compute, where five tokens cost five steps
 
 
 def test_no_figure_in_json_is_nan_or_infinite(harness):

@@ -111,7 +111,7 @@ class Preparation:
                 return given
             weights.check_quantizable(given, str(cell.quant))
             target = weights.quantized_path(given, str(cell.quant), self._quantizer(cell))
-            expected = weights.quantized_bytes(given, str(cell.quant))
+            expected = weights.quantized_bytes(given.header, str(cell.quant))
             return self._quantized(cell, given.path, target, expected)
         except WeightsError as failure:
             raise NotReady("error", str(failure)) from failure

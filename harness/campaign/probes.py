@@ -21,7 +21,6 @@ from runners.protocol import Request
 
 PROBE_EVERY_S = 60.0  # a probe takes a second on a CPU, five through a stack
 STACK_TIMEOUT_S = 120.0
-SMALL_BYTES = 64 << 20  # a working set that is enough for a matrix rate
 
 Say = Callable[[str], None]
 
@@ -66,16 +65,17 @@ class Probes:
 
     def _of_gpu(self, device_id: str) -> None:
         for interpreter in tuple(self._stacks):
+            asked = ["read"] * self._wants_bandwidth + ["matrix"] * self._wants_matrix
             try:
-                read, matrix = through_stack(interpreter, device_id, self._threads)
+                said = through_stack(interpreter, device_id, self._threads, asked)
             except ProbeError as failure:
                 self._say(f"no probe: {failure}")
                 self._stacks.remove(interpreter)  # it would fail again
                 continue
             if self._wants_bandwidth:
-                self._taken.append(read)
+                self._taken.append(said["read"])
             if self._wants_matrix:
-                self._matrix = matrix
+                self._matrix = said["matrix"]
             return
 
 
@@ -94,7 +94,7 @@ def cpu_matrix_rate(threads: int, stacks: Sequence[Interpreter], say: Say) -> Re
     probe = machine.matrix_rate(threads)
     for interpreter in stacks:
         try:
-            _, matrix = through_stack(interpreter, "cpu", threads, SMALL_BYTES)
+            matrix = through_stack(interpreter, "cpu", threads, ["matrix"])["matrix"]
         except ProbeError as failure:
             say(f"no probe: {failure}")
             continue
@@ -104,14 +104,14 @@ def cpu_matrix_rate(threads: int, stacks: Sequence[Interpreter], say: Say) -> Re
 
 
 def through_stack(
-    interpreter: Interpreter, device_id: str, threads: int, working_set_bytes: int | None = None
-) -> tuple[Record, Record]:
-    """Read bandwidth and matrix rate of a device by a stack's own kernels: its `probe` job, with `measure`.
+    interpreter: Interpreter, device_id: str, threads: int, asked: Sequence[str]
+) -> dict[str, Record]:
+    """What a stack's own kernels do on a device, by its `probe` job: of `read` and `matrix` what is asked.
 
     Raises ProbeError.
     """
     stack = interpreter.environment.stack
-    options = {"measure": True, "threads": threads, "working_set_bytes": working_set_bytes}
+    options = {"measure": list(asked), "threads": threads}
     request = Request("probe", stack, device_id, {"name": "none", "path": None, "shape": None}, options)
     with tempfile.TemporaryDirectory(prefix="harness-probe-") as folder:
         try:
@@ -119,9 +119,7 @@ def through_stack(
             said = launch.facts_of(job)
         except (launch.JobFailed, OSError) as failure:
             raise ProbeError(f"{device_id} could not be measured by {stack}: {failure}") from failure
-    if not said.get("read_bytes_per_s") or not said.get("matrix_flops_per_s"):
-        raise ProbeError(f"{device_id} could not be measured by {stack}: its probe says no rates")
+    if missing := [part for part in asked if part not in said]:
+        raise ProbeError(f"{device_id} could not be measured by {stack}: its probe says no {missing[0]}")
     shared = {"threads": said.get("threads"), "stack": stack}
-    read = {key: said.get(key) for key in ("read_bytes_per_s", "kernel", "kernels", "working_set_bytes")}
-    matrix = {"flops_per_s": "matrix_flops_per_s", "kernel": "matrix_kernel", "kernels": "matrix_kernels"}
-    return read | shared, {ours: said.get(theirs) for ours, theirs in matrix.items()} | shared
+    return {part: said[part] | shared for part in asked}

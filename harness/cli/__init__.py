@@ -27,7 +27,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except KeyboardInterrupt:
-        print("\nharness: interrupted; what was finished is kept, the same command goes on", file=sys.stderr)
+        kept = "; what was finished is kept, the same command goes on" if arguments.command == "run" else ""
+        print(f"\nharness: interrupted{kept}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # `harness list | head`: nobody reads on, so nothing more is said
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -112,7 +112,7 @@ class Here:
             kv = attention["layers"] * attention["kv_heads"] * attention["head_dim"] * sum(element)
         if cell.quant in (None, header.quant):
             return name, 0, sizes["model_bytes"], kv
-        size = weights.quantized_bytes(ready, str(cell.quant))
+        size = weights.quantized_bytes(header, str(cell.quant))
         return f"{name}, quantize {cell.quant}", size, size, kv
 
     def _synthetic(self, cell: Cell, shape: Shape) -> tuple[str, float]:

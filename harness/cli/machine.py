@@ -100,16 +100,21 @@ def _measure(row: Row, progress: Progress) -> bool:
         if row["family"] == "cpu":
             _fill(row, read=machine.read_bandwidth(threads))
             _fill(row, matrix=probes.cpu_matrix_rate(threads, built, progress.say))
+            if not built:
+                row["note"] = f"a stack's own kernels may multiply faster, and none is built: {_create(row)}"
         elif built:
-            read, matrix = probes.through_stack(built[0], row["device"], threads)
-            _fill(row, read, matrix)
+            said = probes.through_stack(built[0], row["device"], threads, ["read", "matrix"])
+            _fill(row, said["read"], said["matrix"])
         else:
-            create = f"harness env create llamacpp --device {row['family']}"
-            row["note"] = f"no stack's environment for it is built: {create}"
+            row["note"] = f"no stack's environment for it is built: {_create(row)}"
     except ProbeError as failure:
         row["note"] = str(failure)
         return False
     return True
+
+
+def _create(row: Row) -> str:
+    return f"harness env create llamacpp --device {row['family']}"
 
 
 def _built(family: str) -> Iterator[Interpreter]:

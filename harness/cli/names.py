@@ -8,10 +8,15 @@ from collections.abc import Iterable
 MOST_LISTED = 24
 
 
+def printable(text: str) -> str:
+    """What a file says, without the characters that steer a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> str:
     """`unknown model qwen1.5-7; did you mean qwen1.5-7b?`, else all there are, else how to list them."""
     names = list(known)
-    shown = name if len(name) <= 60 else name[:57] + "..."
+    shown = printable(name if len(name) <= 60 else name[:57] + "...")
     # Comparing is quadratic in length, and nothing we know is that long.
     near = difflib.get_close_matches(name.lower(), names, 3) if len(name) <= 64 else []
     if near:

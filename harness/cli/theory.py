@@ -9,20 +9,32 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from harness.cache import CacheError
 from harness.cli import NOT_STARTED, OK
-from harness.cli.names import unknown
+from harness.cli.names import printable, unknown
 from harness.theory import gguf_types
 from harness.theory.families import SHAPES
 from harness.theory.machines import MACHINES, Figure, Machine
-from harness.theory.rows import Ask, Form, Row, row
+from harness.theory.rows import Ask, Form, Row, row, row_without_shape
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, streamed_bytes
 from harness.theory.units import PUBLISHED, UNITS
 
 BITS = (16.0, 8.0, 4.0)
 THIS = "this"
+
+
+class Model(NamedTuple):
+    """A model as asked for. `stored`: the form its files have; `shape`: null where they do not tell it."""
+
+    given: str
+    name: str
+    shape: Shape | None
+    tied: bool
+    forms: list[Form]
+    stored: Form | None
 
 
 class Mistake(ValueError):
@@ -37,8 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
         shapes, machines = _known(arguments.own)
         if arguments.list_models or arguments.list_machines:
             return _list(arguments, shapes, machines)
+        _give_back_models(arguments, shapes, machines)
         return _print(arguments, _rows(arguments, shapes, machines))
-    except Mistake as mistake:
+    except (Mistake, CacheError) as mistake:
         print(f"harness: {mistake}", file=sys.stderr)
         return NOT_STARTED
 
@@ -54,7 +67,19 @@ def _known(own: Path | None) -> tuple[dict[str, Shape], dict[str, Machine]]:
         shapes, machines = load(own)
     except ConfigError as wrong:
         raise Mistake(str(wrong)) from wrong
-    return SHAPES | shapes, MACHINES | machines
+    lower = {name.lower(): shape for name, shape in shapes.items()}
+    return SHAPES | lower, MACHINES | {name.lower(): machine for name, machine in machines.items()}
+
+
+def _give_back_models(
+    arguments: argparse.Namespace, shapes: Mapping[str, Shape], machines: Mapping[str, Machine]
+) -> None:
+    """`--machine rtx-4090 llama-7b` names a model too: what is no machine (or type) but a model or a file."""
+    for option, known in (("machine", [*machines, THIS]), ("quant", gguf_types.QUANTS)):
+        given = getattr(arguments, option)
+        strayed = [n for n in given if n.lower() not in known and (n.lower() in shapes or Path(n).exists())]
+        setattr(arguments, option, [name for name in given if name not in strayed])
+        arguments.models += strayed
 
 
 def _rows(
@@ -66,30 +91,43 @@ def _rows(
             "name a model or a file: harness theory qwen1.5-7b --machine rtx-4090 (or --list-models)"
         )
     ask = _ask(arguments)
+    names = dict.fromkeys(name.lower() for name in arguments.machine)
     chosen: list[tuple[str | None, Machine | None]] = [
-        (name, _machine(name, machines, shapes)) for name in dict.fromkeys(arguments.machine)
+        (name, _machine(name, machines)) for name in names
     ] or [(None, None)]
     for name, machine in chosen:
         if machine and ask.rate is not None and ask.rate not in machine.rates:
             raise Mistake(unknown(f"rate of {name}", ask.rate, machine.rates))
+    models = [_model(given, arguments, shapes) for given in dict.fromkeys(arguments.models)]
+    names_given = [model.name for model in models]
     found = []
-    for given in arguments.models:
-        name, shape, forms, stored = _model(given, arguments, shapes)
+    for model in models:
+        name = model.name if names_given.count(model.name) == 1 else model.given
         for machine_name, machine in chosen:
-            for form in forms:
-                line = row(name, shape, form, machine_name, machine, ask)
-                if arguments.tensors or (arguments.json and form is stored):
-                    line["tensors"] = [_tensor(tensor, shape.tied) for tensor in form.tensors]
+            for form in model.forms:
+                if model.shape:
+                    line = row(name, model.shape, form, machine_name, machine, ask)
+                else:
+                    line = row_without_shape(name, form, model.tied, machine_name, machine, ask)
+                if arguments.tensors or (arguments.json and form is model.stored):
+                    line["tensors"] = [_tensor(tensor, model.tied) for tensor in form.tensors]
                 found.append(line)
     return found
 
 
 def _ask(arguments: argparse.Namespace) -> Ask:
-    if arguments.kv_read in ("full", "window") and arguments.length is None:
+    has_length = arguments.kv_read in ("full", "window")
+    if has_length and arguments.length is None:
         raise Mistake(f"--kv-read {arguments.kv_read} needs --length")
+    if arguments.length is not None and not has_length:
+        raise Mistake("--length is of --kv-read full or window")
+    if not arguments.machine and (arguments.chunk or arguments.rate):
+        raise Mistake(f"--{'chunk' if arguments.chunk else 'rate'} needs a --machine")
     speculation = None
     if arguments.acceptance is not None:
-        speculation = arguments.acceptance, arguments.draft_length, arguments.draft_cost
+        speculation = arguments.acceptance, arguments.draft_length or 4, arguments.draft_cost or 0.0
+    elif arguments.draft_length is not None or arguments.draft_cost is not None:
+        raise Mistake("--draft-length and --draft-cost need --acceptance")
     return Ask(
         units=UNITS[arguments.units],
         kv_bits=arguments.kv_bits,
@@ -104,58 +142,60 @@ def _ask(arguments: argparse.Namespace) -> Ask:
     )
 
 
-def _machine(name: str, machines: Mapping[str, Machine], shapes: Mapping[str, Shape]) -> Machine:
+def _machine(name: str, machines: Mapping[str, Machine]) -> Machine:
     if name == THIS:
         return _this_machine()
     if name in machines:
         return machines[name]
-    if name in shapes:
-        raise Mistake(f"{name} is a model, not a machine: name models before --machine")
     raise Mistake(unknown("machine", name, [*machines, THIS], "see --list-machines"))
 
 
-def _model(
-    given: str, arguments: argparse.Namespace, shapes: Mapping[str, Shape]
-) -> tuple[str, Shape, list[Form], Form | None]:
-    """A model's name, shape, forms of its weights (as asked, else as stored, else 16, 8 and 4 bits) and the
-    one that a file stores."""
-    if given in shapes:
-        name, shape, stored = given, shapes[given], None
+def _model(given: str, arguments: argparse.Namespace, shapes: Mapping[str, Shape]) -> Model:
+    """A model by its name or its files, with the forms that its weights are asked in."""
+    if given.lower() in shapes:
+        shape: Shape | None = shapes[given.lower()]
+        assert shape is not None
+        if arguments.tied:
+            shape = replace(shape, tied=True)
+        name, tied, stored = given.lower(), shape.tied, None
     else:
-        name, shape, stored = _file(given, shapes)
-    if arguments.tied and not shape.tied:
-        shape = replace(shape, tied=True)
-        if stored is not None:
+        name, shape, tied, stored = _file(given, shapes)
+        if arguments.tied:
             raise Mistake(f"{given}: --tied is for names; a file says itself whether it is tied")
+    if shape is None and (arguments.bpw or arguments.quant):
+        raise Mistake(f"{given}: its shape is not known, so its weights are known as stored alone")
     forms = [Form(f"{bits:g} bits", bits) for bits in arguments.bpw]
-    for quant in arguments.quant:
+    for quant in map(str.lower, arguments.quant):
         if quant not in gguf_types.QUANTS:
             raise Mistake(unknown("quantization", quant, gguf_types.QUANTS))
         as_published = arguments.units == PUBLISHED.name
+        assert shape is not None
         forms.append(Form(quant, tensors=tuple(gguf_types.quantized(shape, quant, as_published))))
+    if arguments.tensors and not (arguments.quant or stored):
+        raise Mistake(f"{given}: --tensors needs --quant, or a file that has tensors")
     if not forms:
         forms = [stored] if stored else [Form(f"w{bits:g}", bits) for bits in BITS]
-    return name, shape, forms, stored
+    return Model(given, name, shape, tied, forms, stored)
 
 
-def _file(given: str, shapes: Mapping[str, Shape]) -> tuple[str, Shape, Form | None]:
-    """A model's name, shape and stored form from its files' headers."""
+def _file(given: str, shapes: Mapping[str, Shape]) -> tuple[str, Shape | None, bool, Form | None]:
+    """A model's name, shape, whether it is tied, and its stored form, from its files' headers."""
     from harness.models.checkpoint import CheckpointError, read
 
     path = Path(given)
-    if not (path.exists() or "/" in given or given.endswith((".gguf", ".json", ".safetensors"))):
-        raise Mistake(unknown("model", given, shapes, "see --list-models") + ", and no such file")
+    if not given or not (path.exists() or "/" in given or path.suffix in (".gguf", ".json", ".safetensors")):
+        raise Mistake(unknown("model (and no file)", given, shapes, "see --list-models"))
     try:
         checkpoint = read(path)
     except CheckpointError as wrong:
-        raise Mistake(str(wrong)) from wrong
-    if checkpoint.shape is None:
-        raise Mistake(f"{given}: the header does not say the shape of a dense Llama- or Qwen-like model")
-    stored = None
-    if checkpoint.tensors:
-        stored = Form(checkpoint.quantization or "as stored", tensors=checkpoint.tensors)
+        raise Mistake(printable(str(wrong))) from wrong
+    # A tied model's second copy of the embedding is not loaded.
+    loaded = tuple(t for t in checkpoint.tensors if not (checkpoint.tied and t.part == "lm_head"))
+    label = checkpoint.quantization or "as stored"
+    stored = Form(label, tensors=loaded, parameters=checkpoint.parameters) if loaded else None
+    path = path.absolute()
     name = path.parent.name if path.name == "config.json" else path.stem if path.is_file() else path.name
-    return name or given, checkpoint.shape, stored
+    return printable(name), checkpoint.shape, checkpoint.tied, stored
 
 
 def _this_machine() -> Machine:
@@ -163,6 +203,7 @@ def _this_machine() -> Machine:
     from harness.campaign import DeviceBusy
     from harness.cli.machine import cpu
     from harness.machine import ProbeError
+    from harness.machine.limits import usable_memory_bytes
 
     try:
         row = cpu()
@@ -172,7 +213,7 @@ def _this_machine() -> Machine:
         raise Mistake(f"{str(busy).partition(';')[0]}; this machine cannot be measured now") from busy
     return Machine(
         name=row["name"],
-        memory=Figure(row["memory_bytes"], "the operating system"),
+        memory=Figure(usable_memory_bytes(), "the operating system, within the limits of this container"),
         bandwidth=Figure(row["read_bytes_per_s"], f"measured now: {row['read_kernel']}"),
         rates={"measured": Figure(row["matrix_flops_per_s"], f"measured now: {row['matrix_kernel']}")},
         rate="measured",
@@ -181,7 +222,7 @@ def _this_machine() -> Machine:
 
 def _tensor(tensor: Tensor, tied: bool) -> Row:
     return {
-        "name": tensor.name,
+        "name": printable(tensor.name),
         "part": tensor.part,
         "type": tensor.type,
         "dims": list(tensor.dims),
@@ -212,7 +253,7 @@ def _flat(row: Row) -> Row:
                 flat |= {f"prefill_knee_{which}_{end}": ends[i] for i, end in enumerate(("from", "to"))}
         elif key == "prefill_ms":
             flat |= {f"prefill_{which}_ms": (value or {}).get(which) for which in ("every", "last")}
-        elif key not in ("bytes_by_part", "bytes_by_type", "chunked_prefill", "tensors"):
+        elif key not in ("bytes_by_part", "bytes_by_type", "chunked_prefill", "rates", "tensors"):
             flat[key] = value
     return flat
 

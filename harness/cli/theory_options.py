@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
-
-KV_READS = ("grows", "padded256", "full", "copied", "window")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     form = parser.add_argument_group("form of the weights (default: 16, 8 and 4 bits; of a file: as stored)")
     form.add_argument(
-        "--bpw", nargs="+", type=_positive, default=[], metavar="BITS", help="bits per weight, e.g. 4.85"
+        "--bpw", nargs="+", type=_bits, default=[], metavar="BITS", help="bits per weight, e.g. 4.85"
     )
     form.add_argument(
         "--quant", nargs="+", default=[], metavar="TYPE", help="llama.cpp's types, by its rules, e.g. q4_k_m"
@@ -38,9 +37,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     cache = parser.add_argument_group("KV cache")
     cache.add_argument(
-        "--kv-bits", type=_positive, default=16, metavar="BITS", help="of an element (default: 16)"
+        "--kv-bits", type=_bits, default=16, metavar="BITS", help="of an element (default: 16)"
     )
-    cache.add_argument("--kv-read", choices=KV_READS, default="grows", help="how a step reads it (grows)")
+    cache.add_argument(
+        "--kv-read",
+        choices=("grows", "padded256", "full", "copied", "window"),
+        default="grows",
+        help="how a step reads it (grows)",
+    )
     cache.add_argument(
         "--length", type=_count, metavar="N", help="tokens of a static cache (full) or of a window (window)"
     )
@@ -59,15 +63,18 @@ def add(parser: argparse.ArgumentParser) -> None:
     at.add_argument("--rate", metavar="NAME", help="a machine's rate to count computing at, e.g. fp16-tensor")
     draft = parser.add_argument_group("speculative decoding")
     draft.add_argument("--acceptance", type=_share, metavar="P", help="of a drafted token, 0 to 1")
-    draft.add_argument("--draft-length", type=_count, default=4, metavar="N", help="tokens per round (4)")
+    draft.add_argument("--draft-length", type=_count, metavar="N", help="tokens per round (4)")
     draft.add_argument(
-        "--draft-cost", type=_positive, default=0.1, metavar="C", help="a draft step over a decode step (0.1)"
+        "--draft-cost", type=_share, metavar="C", help="time of a draft step over a decode step's (0)"
     )
     add("--units", choices=["si", "published"], default="si", help="published: the study's binary ones (si)")
     add("--from", dest="own", type=Path, metavar="FILE", help="YAML with shapes and machines of your own")
-    add("--list-models", action="store_true", help="the names known")
-    add("--list-machines", action="store_true", help="the names known, with the source of each figure")
-    add(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--list-models", action="store_true", help="the names known")
+    instead.add_argument(
+        "--list-machines", action="store_true", help="the names known, with the source of each figure"
+    )
+    instead.add_argument(
         "--published", metavar="TABLE", help="a table of the published study again, by our formulas; or `all`"
     )
     shape = parser.add_mutually_exclusive_group()
@@ -75,22 +82,33 @@ def add(parser: argparse.ArgumentParser) -> None:
     shape.add_argument("--json", action="store_true", help="one array, one object per row")
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+def _bits(text: str) -> float:
+    value = _number(text)
+    if not 0.1 <= value <= 128:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 128")
     return value
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if not 0 < value <= 10_000_000:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1 and 10,000,000")
-    return value
+    value = _number(text)
+    if value != int(value) or not 0 < value <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number between 1 and 1,000,000")
+    return int(value)
 
 
 def _share(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        hint = "; name models before options" if text[:1].isalpha() else ""
+        raise argparse.ArgumentTypeError(f"{text} is not a number{hint}") from None
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
     return value

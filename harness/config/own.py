@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ from harness.theory.families import SHAPES
 from harness.theory.machines import Figure, Machine
 from harness.theory.shapes import Shape
 
-Positive = Annotated[float, Field(gt=0, lt=1e9)]
+Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
 
 
 class OwnFile(Frozen):
@@ -27,13 +27,17 @@ class OwnFile(Frozen):
 
 
 class OwnShape(InlineShape):
-    """A shape spelled out, with what newer families have."""
+    """A shape spelled out, with what newer families have; `qk_norm` by default as the arch has it."""
 
     arch: Literal["qwen2", "llama", "qwen3"]  # type: ignore[assignment]
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: bool | None = None
     window: Count | None = None
+
+    def shape(self) -> Shape:
+        norm = self.arch == "qwen3" if self.qk_norm is None else self.qk_norm
+        return replace(super().shape(), qk_norm=norm)
 
 
 class OwnMachine(Frozen):
@@ -74,8 +78,13 @@ def _shape(given: Any, loc: Loc, mistakes: Mistakes) -> Shape | None:
             mistakes.add((*loc, "like"), f"unknown shape {shown(like)}" + suggestion(like, SHAPES))
             return None
         base = asdict(SHAPES[like])
-        if {"hidden_size", "heads"} & asked.keys():
-            del base["head_dim"]
+        if (
+            base["head_dim"] * base["heads"] == base["hidden_size"]
+            and {"hidden_size", "heads"} & asked.keys()
+        ):
+            del base["head_dim"]  # it followed from them
+        if asked.get("arch", base["arch"]) != base["arch"]:
+            del base["qkv_bias"], base["qk_norm"]
         asked = base | asked
     row = mistakes.checked(OwnShape, asked, loc)
     return row.shape() if row else None

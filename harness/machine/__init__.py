@@ -172,8 +172,11 @@ def matrix_rate(threads: int) -> dict[str, Any]:
 def _probe(module: str, threads: int, blas_threads: int, what: str) -> dict[str, Any]:
     command = [sys.executable, "-m", f"harness.machine.{module}", str(threads)]
     variables = os.environ | dict.fromkeys(BLAS_THREADS, str(blas_threads))
+    folder = Path(__file__).parent.parent.parent  # `-m` looks there first, not among the user's files
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, env=variables, cwd=folder
+        )
         if answer.returncode:
             reason = answer.stderr.strip().splitlines()[-1:] or [f"exit status {answer.returncode}"]
             raise ProbeError(f"{what} could not be measured: {reason[0]}")

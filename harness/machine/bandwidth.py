@@ -24,6 +24,7 @@ from harness.machine.limits import free_memory_bytes
 # Of 8 last-level caches up to an eighth is still in the cache when it is read again: a kernel read 94 GB/s of
 # 256 MiB where memory gave 83 (32 MiB of cache). Of 32 it is within the spread of the rounds.
 CACHES = 32
+FEWEST_CACHES = 16  # of 12 a kernel read 69 GB/s where memory gave 53
 SMALLEST_BYTES = 1 << 30
 SHARE_OF_FREE = 4  # a quarter of what is free
 MOST_BYTES_A_THREAD = 2 << 30  # a container may be shown all caches of a machine of which it has a few CPUs
@@ -45,8 +46,11 @@ def measure(threads: int) -> dict[str, Any]:
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
     begun = time.monotonic()
-    wanted = max(SMALLEST_BYTES, CACHES * (last_level_cache_bytes() or 0))
-    working_set = min(wanted, free_memory_bytes() // SHARE_OF_FREE, threads * MOST_BYTES_A_THREAD)
+    cache, most = last_level_cache_bytes() or 0, threads * MOST_BYTES_A_THREAD
+    working_set = min(max(SMALLEST_BYTES, CACHES * cache), free_memory_bytes() // SHARE_OF_FREE, most)
+    if working_set < min(FEWEST_CACHES * cache, most):
+        may_take = f"{working_set / 1e6:.0f} MB may be taken"
+        raise MemoryError(f"{may_take}, too little to tell memory from {cache / 1e6:.0f} MB of cache")
     readers = Readers(threads, max(1 << 20, working_set // threads) // 128 * 128)
     until = max(begun + BUDGET_S, time.monotonic() + READING_S)
     best = {name: readers.rate(name) for name in readers.names}

@@ -23,6 +23,12 @@ def free_memory_bytes(cgroups: Path = CGROUPS) -> int:
     return max(0, free)
 
 
+def usable_memory_bytes(cgroups: Path = CGROUPS) -> int:
+    """Installed memory: the machine's, or as much as a container or service around us may take."""
+    limits = [_number(folder / names[0]) for folder, names in _memory_cgroups(cgroups)]
+    return min([int(psutil.virtual_memory().total), *(limit for limit in limits if limit is not None)])
+
+
 def _memory_cgroups(cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
     """This process's memory cgroup and all above it; each may set a limit of its own. None off Linux."""
     try:

@@ -27,12 +27,14 @@ _CONFIG, _INDEX = "config.json", "model.safetensors.index.json"
 _LONGEST_CONFIG = 1 << 20  # real ones have a few kB
 _LONGEST_INDEX = 4 << 20  # 110 bytes a tensor: 38,000 of them
 _MOST_SHARDS, _MOST_TENSORS = 1000, 100_000
+_LONGEST_HEADERS = 16 << 20  # of all shards together; 405B has 150 kB
 _SHARD = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.safetensors", re.DOTALL)
 _SHARD_NAME = re.compile(r"[^/\\]+\.safetensors")
 _NOT_THE_MODEL = ("adapter", "consolidated")  # a LoRA's weights; Mistral's second copy under other names
 _UNREADABLE = re.compile(r"pytorch_model.*\.bin|consolidated.*\.pth", re.DOTALL)
 # Parts of a model that also sees or hears, beside its decoder for text, by a piece of their names.
 _OTHER_SENSES = re.compile(r"(^|\.)(vision|visual|audio|image|multi_modal|mm_)")
+_LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
 _FLOATS = ("f64", "f32", "f16", "bf16")
 
 
@@ -42,7 +44,8 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model as stored. `format`: gguf, safetensors or config (which has no tensors).
+    """A model as stored. `format`: gguf, safetensors or config (which has no tensors). `architecture`: what a
+    GGUF calls its own; null elsewhere.
 
     `shape`: null where the headers do not tell one of a dense Llama-like model. `tensors`: of the decoder for
     text, without a vision tower. `tied`: the lm_head is the input embedding; a copy stored beside it is not
@@ -51,6 +54,7 @@ class Checkpoint:
 
     path: Path
     format: str
+    architecture: str | None
     shape: Shape | None
     tensors: tuple[Tensor, ...]
     tied: bool
@@ -123,7 +127,7 @@ def _file(path: Path) -> Checkpoint:
         return _gguf(path)
     if suffix == ".json":
         shape, quantization = _config(path)
-        return Checkpoint(path, "config", shape, (), shape.tied, False, quantization)
+        return Checkpoint(path, "config", None, shape, (), shape.tied, False, quantization)
     header_length = int.from_bytes(start[:8], "little")
     if suffix == ".safetensors" or (start[8:] == b"{" and header_length < 1 << 32):
         if (shard := _SHARD.fullmatch(path.name)) and int(shard[3]) > 1:
@@ -166,7 +170,8 @@ def _gguf(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: has no input embedding, so it is no whole language model")
     tensors = tuple(Tensor(name, t.type, t.shape[::-1], t.bytes) for name, t in header.tensors.items())
     tied = "output.weight" not in header.tensors
-    return Checkpoint(path, "gguf", gguf_shape_of(header), tensors, tied, header.synthetic, header.quant)
+    shape, architecture = gguf_shape_of(header), header.architecture
+    return Checkpoint(path, "gguf", architecture, shape, tensors, tied, header.synthetic, header.quant)
 
 
 def _safetensors(path: Path, shards: list[str], index: Mapping[str, str], config: Path | None) -> Checkpoint:
@@ -178,12 +183,16 @@ def _safetensors(path: Path, shards: list[str], index: Mapping[str, str], config
     shape, quantization = _config(config) if config else (None, None)  # first: it is read at once
     folder = path if path.is_dir() else path.parent
     tensors: dict[str, Tensor] = {}
+    left = _LONGEST_HEADERS
     for name in shards:
         try:
             stored = safetensors_header.read(folder / name)
+            left -= safetensors_header.claimed_bytes(folder / name)
         except FileNotFoundError as missing:
             which = f", one of {len(shards)} shards" if len(shards) > 1 else ""
             raise CheckpointError(f"{folder / name}: is missing{which}") from missing
+        if left < 0:
+            raise CheckpointError(f"{path}: its shards' headers are longer than any model's")
         if twice := tensors.keys() & stored:
             raise CheckpointError(f"{folder / name}: has tensor {min(twice)[:60]!r} of another shard")
         tensors |= stored
@@ -203,7 +212,25 @@ def _safetensors(path: Path, shards: list[str], index: Mapping[str, str], config
         raise CheckpointError(f"{path}: has no input embedding, so it is no whole language model")
     if shape and not tied and "lm_head" not in parts:
         raise CheckpointError(f"{path}: has no lm_head, and its config.json does not tie it to the embedding")
-    return Checkpoint(path, "safetensors", shape, ours, tied, False, quantization)
+    if shape:
+        _check_sizes(path, shape, ours)
+    return Checkpoint(path, "safetensors", None, shape, ours, tied, False, quantization)
+
+
+def _check_sizes(path: Path, shape: Shape, tensors: Iterable[Tensor]) -> None:
+    """Whether a config.json is that of the tensors beside it. Packed matrices do not tell; these do."""
+    numbered = [int(found[1]) for tensor in tensors if (found := _LAYER.search(tensor.name))]
+    if len(set(numbered)) != shape.layers:
+        raise CheckpointError(
+            f"{path}: has {len(set(numbered))} layers, and its config.json says {shape.layers}"
+        )
+    size = (shape.vocab_size, shape.hidden_size)
+    for tensor in tensors:
+        if tensor.part == "embedding" and tensor.type in _FLOATS and tensor.dims != size:
+            stored = " x ".join(map(str, tensor.dims))
+            raise CheckpointError(
+                f"{path}: its embedding is {stored}, and its config.json says {size[0]} x {size[1]}"
+            )
 
 
 def _weight_map(path: Path) -> dict[str, str]:

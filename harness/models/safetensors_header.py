@@ -65,6 +65,12 @@ def read(path: Path) -> dict[str, Tensor]:
         raise SafetensorsError(f"{path}: {damage}") from damage
 
 
+def claimed_bytes(path: Path) -> int:
+    """What a file says its header takes; not checked. Raises OSError."""
+    with path.open("rb") as file:
+        return int.from_bytes(file.read(8), "little")
+
+
 def strict_json(text: bytes) -> Any:
     """JSON as its standard has it: UTF-8, no key twice, no NaN. Raises ValueError, its message a clause."""
     try:

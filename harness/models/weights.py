@@ -12,9 +12,10 @@ from typing import Any
 
 from harness.cache import cache_folder
 from harness.config import Model
-from harness.models import gguf_header, gguf_shape
+from harness.models import gguf_header
 from harness.theory import gguf_types
 from harness.theory.shapes import Shape
+from harness.theory.tensors import Tensor
 
 # Bump when runners/llamacpp_weights.py makes other values or other files of the same shape and seed.
 SYNTHESIS = 1
@@ -71,10 +72,14 @@ def synthetic_bytes(shape: Shape, quant: str) -> int:
     return gguf_types.model_bytes(shape, quant, as_published=True)
 
 
-def quantized_bytes(ready: Ready, quant: str) -> int:
-    """Bytes of the tensors of a file once quantized; of a shape that is not known, what it has now."""
-    shape = gguf_shape.shape_of(ready.header)
-    return gguf_types.model_bytes(shape, quant) if shape else ready.header.weights()["model_bytes"]
+def quantized_bytes(header: gguf_header.GgufHeader, quant: str) -> int:
+    """Bytes of the tensors of a dense model's file once llama.cpp has quantized it."""
+    heads = header.integer(f"{header.architecture}.attention.head_count") or 1
+    attention = header.attention() or {"layers": 0, "kv_heads": heads}
+    n_gqa = heads // attention["kv_heads"]
+    tensors = [Tensor(name, t.type, t.shape[::-1], t.bytes) for name, t in header.tensors.items()]
+    made = gguf_types.retyped(tensors, quant, header.architecture, attention["layers"], n_gqa)
+    return sum(tensor.bytes for tensor in made)
 
 
 def check_quantizable(ready: Ready, quant: str) -> None:

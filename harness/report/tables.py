@@ -51,7 +51,8 @@ def named(rows: Sequence[Row]) -> list[Row]:
 def bandwidth(rows: Sequence[Row]) -> str:
     """The ceiling that shares of bandwidth are taken of, and how much its probes differ; empty without
     probes."""
-    probes = [rate for row in rows for rate in row["bandwidth_probes_bytes_per_s"]]
+    on_cpu = [row for row in rows if row["device"] == "cpu"]  # a GPU's share is not taken yet
+    probes = [rate for row in on_cpu for rate in row["bandwidth_probes_bytes_per_s"]]
     if not probes:
         return ""
     spread = f"probes read {min(probes) / 1e9:.0f} to {max(probes) / 1e9:.0f} GB/s"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from harness.theory.machines import Machine
 from harness.theory.shapes import Shape, active_params, kv_elements_per_token, parameters
@@ -32,6 +32,11 @@ def short(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def fitting(row: Row, key: str) -> str:
+    """Tokens; oom where a machine holds none."""
+    return "oom" if row[key] is None and row["rate"] else whole(row[key])
+
+
 def span(knees: list[int | None] | None) -> str:
     """`99 to 553`; `99 on` where nothing ends it."""
     if not knees:
@@ -51,7 +56,7 @@ COUNTS: Columns = (
 WEIGHTS: Columns = (
     ("model", lambda row: row["model"]),
     ("weights", lambda row: row["weights"]),
-    ("bpw", lambda row: f"{row['weight_bits']:.2f}"),
+    ("bpw", lambda row: scaled(row["weight_bits"], 1)),
     ("size", lambda row: scaled(row["model_bytes"], _giga(row))),
     ("read/token", lambda row: scaled(row["weight_bytes_per_token"], _giga(row))),
     ("flop/byte", lambda row: short(row["flop_per_byte"])),
@@ -63,14 +68,14 @@ FLOORS: Columns = (
     ("B ms", lambda row: scaled(row["B_ms"], 1)),
     ("W tok/ms", lambda row: short(row["W_tokens_per_ms"])),
     ("tok/s", lambda row: short(row["tokens_per_s"])),
-    ("bound by", lambda row: row["bound"]),
+    ("bound by", lambda row: row["bound"] or "-"),
     ("at n", lambda row: short(row["tokens_per_s_at_context"])),
-    ("max ctx", lambda row: whole(row["max_ctx"])),
-    ("with embedding", lambda row: whole(row["max_ctx_with_embedding"])),
+    ("max ctx", lambda row: fitting(row, "max_ctx")),
+    ("with embedding", lambda row: fitting(row, "max_ctx_with_embedding")),
     ("batch", lambda row: short(row["compute_bound_batch"])),
-    ("prefill ms", lambda row: short(row["prefill_ms"]["last"])),
-    ("compute-bound: every", lambda row: span(row["prefill_knees"]["every"])),
-    ("last", lambda row: span(row["prefill_knees"]["last"])),
+    ("prefill ms", lambda row: short((row["prefill_ms"] or {}).get("last"))),
+    ("compute-bound: every", lambda row: span((row["prefill_knees"] or {}).get("every"))),
+    ("last", lambda row: span((row["prefill_knees"] or {}).get("last"))),
 )
 CHUNKS: Columns = (
     *FLOORS[:3],
@@ -93,8 +98,10 @@ TENSORS: Columns = (
 MODELS: Columns = (
     *(
         (key, itemgetter(key))
-        for key in ("model", "layers", "hidden_size", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied")
+        for key in ("model", "layers", "hidden_size", "heads", "kv_heads", "head_dim", "ffn", "vocab")
     ),
+    ("tied", lambda row: "tied" if row["tied"] else ""),
+    ("window", lambda row: row["window"] or ""),
     ("parameters", lambda row: whole(row["total_params"])),
     ("read/token", lambda row: whole(row["active_params"])),
     ("KV elements/token", lambda row: whole(row["kv_elements_per_token"])),
@@ -110,59 +117,89 @@ MACHINES: Columns = (
 
 def show(rows: Sequence[Row]) -> None:
     """Counts, then floors (or weights alone, without a machine), then where bytes go and chunks if asked."""
-    console = _console()
     giga = "Gi" if _giga(rows[0]) == 2**30 else "G"
-    console.print(f"parameters in {giga}, bytes in {giga}B unless said", style="dim")
+    _say(f"parameters in {giga}, sizes and reads in {giga}B")
     table(COUNTS, list({row["model"]: row for row in rows}.values()))
-    console.print()
+    print()
     on_machines = rows[0]["machine"] is not None
     table(FLOORS if on_machines else WEIGHTS, rows)
     if on_machines:
-        first = rows[0]
-        said = (
-            f"B: latency at no context; W: tokens of context per further ms, cache read: {first['kv_read']}; "
-            f"at n: tok/s at n = {first['context']:,}; max ctx: beside the weights without, and with, the "
-            f"input embedding; batch: from which decode is bound by compute; prefill ms: of "
-            f"{first['prompt_tokens']} tokens; compute-bound: prompt lengths, lm_head on every or on the "
-            "last token, cache read once per token"
-        )
-        console.print(said, style="dim")
-        for name, used in {row["machine"]: row for row in rows}.items():
-            console.print(
-                f"{name}: {used['bytes_per_s'] / _giga(used):,.4g} {giga}B/s, "
-                f"{used['flops'] / _giga(used) / (1024 if giga == 'Gi' else 1000):,.4g} "
-                f"{giga.replace('G', 'T')}FLOP/s {used['rate']}, {used['memory_bytes'] / 2**30:,.0f} GiB, "
-                f"{used['balance_flop_per_byte']:.3g} flop/byte",
-                style="dim",
-                markup=False,
-            )
-    for row in rows:
-        if row["speculative_speedup"] is not None:
-            console.print(f"speculative decoding: {row['speculative_speedup']:.2f}x expected", style="dim")
-            break
+        _legend(rows)
+    speedups = {row["speculative_speedup"] for row in rows} - {None}
+    if speedups:
+        spread = " to ".join(f"{speedup:.2f}x" for speedup in sorted({min(speedups), max(speedups)}))
+        _say(f"speculative decoding: {spread} expected")
     chunked = [row | cut for row in rows for cut in row["chunked_prefill"] or []]
     if chunked:
-        console.print()
+        print()
         table(CHUNKS, chunked)
     for name, row in {(row["model"], row["weights"]): row for row in rows}.items():
         if row["bytes_by_part"]:
-            console.print(f"\n{' '.join(name)}: bytes by part and type", style="bold", markup=False)
+            print(f"\n{' '.join(name)}: bytes by part and type")
             table(PARTS, _parts(row))
         if row.get("tensors"):
-            console.print()
+            print()
             table(TENSORS, row["tensors"])
 
 
+def _legend(rows: Sequence[Row]) -> None:
+    shaped = [row for row in rows if row["rate"]]
+    if not shaped:
+        _say("B: reading the weights once; of a shape that is not known, bytes are all that can be told.")
+        return
+    first = shaped[0]
+    _say(
+        f"B: reading the weights once. W: tokens of context per further ms, cache read: {first['kv_read']}. "
+        f"tok/s: at no context, bound by memory or compute; at n: at n = {first['context']:,}, if it fits. "
+        "max ctx: tokens of cache beside the weights without, and with, the input embedding; oom: they do "
+        "not fit. batch: sequences from which decode is bound by compute. "
+        f"prefill: of {first['prompt_tokens']:,} tokens, lm_head on the last. compute-bound: prompt lengths, "
+        "with the lm_head on every or on the last token, the cache read once per token."
+    )
+    for model, window in {row["model"]: row["window"] for row in shaped if row["window"]}.items():
+        _say(f"{model} attends to {window:,} tokens.")
+    for name, row in {row["machine"]: row for row in shaped}.items():
+        _say(f"{name}: {_limits(row)}")
+
+
+def _limits(row: Row) -> str:
+    """What a machine can do, as its row counts it; and that computing may be faster at another rate."""
+    giga = _giga(row)
+    prefix, tera = ("i", 2.0**40) if giga == 2**30 else ("", 1e12)
+    faster = [f"{k} {v / tera:.4g}" for k, v in row["rates"].items() if v > row["flops"]]
+    return (
+        f"{row['bytes_per_s'] / giga:,.4g} G{prefix}B/s, {row['flops'] / tera:,.4g} T{prefix}FLOP/s "
+        f"{row['rate']}, {row['memory_bytes'] / 2**30:,.0f} GiB, "
+        f"{row['balance_flop_per_byte']:.3g} flop/byte."
+        + (f" Computing is faster at --rate {', '.join(faster)}: then prefill is too." if faster else "")
+    )
+
+
 def table(columns: Columns, rows: Sequence[Row]) -> None:
-    """Print rows, figures to the right."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    texts = [[str(form(row)) for _, form in columns] for row in rows]
-    for number, (heading, _) in enumerate(columns):
-        figures = all(text[number][:1].isdigit() or text[number] == "-" for text in texts)
-        shown.add_column(heading, justify="right" if figures else "left", overflow="fold")
-    for text in texts:
-        shown.add_row(*text)
-    _console().print(shown)
+    """Print rows, figures to the right. On a terminal too narrow for them, columns become rows."""
+    texts = [[heading for heading, _ in columns], *([str(form(row)) for _, form in columns] for row in rows)]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if width is not None and _width(texts) > width:
+        turned = [list(line) for line in zip(*texts, strict=True)]
+        texts = turned if _width(turned) <= width else texts
+    sizes = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    figures = [
+        all(text[:1].isdigit() or text in ("-", "oom") for text in column)
+        for column in zip(*texts[1:], strict=True)
+    ]
+    for line in texts:
+        cells = zip(line, sizes, figures, strict=True)
+        print("  ".join(f"{c:>{size}}" if right else f"{c:<{size}}" for c, size, right in cells).rstrip())
+
+
+def _width(texts: Sequence[Sequence[str]]) -> int:
+    return sum(max(map(len, column)) + 2 for column in zip(*texts, strict=True)) - 2
+
+
+def _say(text: str) -> None:
+    """Prose, wrapped between words."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 110
+    print("\n".join(textwrap.wrap(text, min(110, width))))
 
 
 def model(name: str, shape: Shape) -> Row:
@@ -177,6 +214,7 @@ def model(name: str, shape: Shape) -> Row:
         "ffn": shape.intermediate_size,
         "vocab": shape.vocab_size,
         "tied": shape.tied,
+        "window": shape.window,
         "total_params": parameters(shape),
         "active_params": active_params(shape),
         "kv_elements_per_token": kv_elements_per_token(shape),
@@ -199,14 +237,13 @@ def machine(name: str, known: Machine) -> Row:
 
 def sources(machines: Sequence[Row]) -> None:
     """Where the figures of each machine are from, figures of one source together."""
-    console = _console()
     for row in machines:
         of_source: dict[str, list[str]] = {}
         for what, source in row["sources"].items():
             of_source.setdefault(source, []).append(what)
-        console.print(f"\n{row['machine']}", style="bold", markup=False)
+        print(f"\n{row['machine']}")
         for source, figures in of_source.items():
-            console.print(f"  {', '.join(figures)}: {source}", markup=False)
+            print(f"  {', '.join(figures)}: {source}")
 
 
 def _parts(row: Row) -> list[Row]:
@@ -220,8 +257,3 @@ def _parts(row: Row) -> list[Row]:
 
 def _giga(row: Row) -> float:
     return 2.0**30 if row["units"] == "published" else 1e9
-
-
-def _console() -> Console:
-    # A narrow terminal wraps a line; it must not cut figures off.
-    return Console(width=200, soft_wrap=True, highlight=False)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-KV_READS = ("grows", "padded256", "full", "copied", "window")
 PADDING = 256  # llama.cpp pads the cache it attends over to this many cells
-COPIED = 3  # a concatenated cache: n read by attention, n read and n written again by the copy
+COPIED = 3  # a concatenated cache: n read by attention, n read and n written by the copy, none of it cached
 
 
 @dataclass(frozen=True)
@@ -51,21 +50,21 @@ class Ceiling:
     flops: float
 
 
-def attended(demand: Demand, n: int) -> int:
-    """Tokens that the step at position n attends to."""
-    return n if demand.window is None else min(n, demand.window)
+def attended(demand: Demand, n: int, kv_read: str = "grows", length: int | None = None) -> int:
+    """Tokens that the step at position n attends to.
 
-
-def kv_tokens_read(demand: Demand, n: int, kv_read: str, length: int | None = None) -> int:
-    """Tokens of KV cache that move in the step at n, as the stack reads it (measuring.md, `kv_read`).
-
-    `length`: the static cache's (`full`) or the window's (`window`) tokens. Raises ValueError without one.
+    `length`: the tokens of a static cache (kv_read `full`), all of which are attended to, or of the stack's
+    own window (`window`). Raises ValueError without one.
     """
-    if kv_read in ("full", "window"):
-        if length is None:
-            raise ValueError(f"kv_read {kv_read} needs a length")
-        return length if kv_read == "full" else min(n, length)
-    tokens = attended(demand, n)
+    if kv_read in ("full", "window") and length is None:
+        raise ValueError(f"kv_read {kv_read} needs a length")
+    bounds = [n if kv_read != "full" else length, demand.window, length if kv_read == "window" else None]
+    return min(bound for bound in bounds if bound is not None)
+
+
+def kv_tokens_moved(demand: Demand, n: int, kv_read: str, length: int | None = None) -> int:
+    """Tokens of KV cache that move in the step at n, as the stack reads it (docs/theory.md, `kv_read`)."""
+    tokens = attended(demand, n, kv_read, length)
     if kv_read == "padded256":
         return math.ceil(tokens / PADDING) * PADDING
     return tokens * (COPIED if kv_read == "copied" else 1)
@@ -75,10 +74,9 @@ def decode_floor_s(
     demand: Demand, ceiling: Ceiling, n: int, kv_read: str = "grows", length: int | None = None
 ) -> float:
     """The least one decode step at n takes: max(bytes / bandwidth, operations / rate)."""
-    read = demand.weight_bytes_per_token + demand.kv_bytes_per_token * kv_tokens_read(
-        demand, n, kv_read, length
-    )
-    flops = demand.flops_per_token + demand.attention_flops * attended(demand, n)
+    moved = demand.kv_bytes_per_token * kv_tokens_moved(demand, n, kv_read, length)
+    read = demand.weight_bytes_per_token + moved
+    flops = demand.flops_per_token + demand.attention_flops * attended(demand, n, kv_read, length)
     return max(read / ceiling.bytes_per_s, flops / ceiling.flops)
 
 
@@ -86,7 +84,7 @@ def B_s(demand: Demand, ceiling: Ceiling, kv_read: str = "grows", length: int | 
     """Latency at zero context, by bandwidth: the weights once, and with a static cache all of it."""
     read = demand.weight_bytes_per_token
     if kv_read == "full":
-        read += demand.kv_bytes_per_token * kv_tokens_read(demand, 0, kv_read, length)
+        read += demand.kv_bytes_per_token * kv_tokens_moved(demand, 0, kv_read, length)
     return read / ceiling.bytes_per_s
 
 
@@ -122,7 +120,8 @@ def prefill_floor_s(
         heads = end - start if lm_head == "every" else int(end == n)
         pairs = _pairs(demand, end) - _pairs(demand, start)
         blocks = range(start, end, block)
-        kv_tokens = sum(_in_reach(demand, first, min(first + block, end)) for first in blocks)
+        in_blocks = (_in_reach(demand, first, min(first + block, end)) for first in blocks)
+        kv_tokens = pairs if block == 1 else sum(in_blocks)
         read = demand.layer_bytes + (demand.lm_head_bytes if heads else 0)
         read += demand.kv_bytes_per_token * kv_tokens
         flops = 2.0 * (demand.layer_params * (end - start) + demand.lm_head_params * heads)
@@ -169,16 +168,25 @@ def max_ctx(memory_bytes: float, resident_bytes: float, kv_bytes_per_token: floa
     return tokens if tokens > 0 else None
 
 
-def speculative_speedup(acceptance: float, draft_length: int, draft_cost: float) -> float:
+def speculative_speedup(
+    acceptance: float, draft_length: int, draft_cost: float, verify_cost: float = 1
+) -> float:
     """Expected speed-up of speculative decoding over plain decoding: tokens per round over its cost.
 
-    (1 - a**(g + 1)) / (1 - a) / (g c + 1): Leviathan et al. 2023 (arXiv:2211.17192), theorem 3.8.
-    `acceptance`: probability that one drafted token is accepted; `draft_cost`: a draft step's time over a
-    decode step's. Verifying g + 1 tokens is taken to cost one step, true while decode is bound by bandwidth.
+    (1 - a**(g + 1)) / (1 - a) / (g c + v): Leviathan et al. 2023, arXiv:2211.17192, theorem 3.8 (v = 1).
+    `acceptance`: probability that one drafted token is accepted. `draft_cost` c, `verify_cost` v: time of a
+    draft step, and of verifying g + 1 tokens at once, over a decode step's.
     """
     a, g = acceptance, draft_length
     tokens = g + 1 if a == 1 else (1 - a ** (g + 1)) / (1 - a)
-    return tokens / (g * draft_cost + 1)
+    return tokens / (g * draft_cost + verify_cost)
+
+
+def verify_cost(demand: Demand, ceiling: Ceiling, tokens: int) -> float:
+    """Time of several tokens at once over that of one: 1 as long as reading the weights takes longer."""
+    read_s = demand.weight_bytes_per_token / ceiling.bytes_per_s
+    compute_s = demand.flops_per_token / ceiling.flops
+    return max(read_s, tokens * compute_s) / max(read_s, compute_s)
 
 
 def _roots(quadratic: float, linear: float, constant: float) -> tuple[float, float | None] | None:

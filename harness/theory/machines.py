@@ -124,6 +124,9 @@ _TOP500 = f"{_HPL}: https://github.com/geerlingguy/top500-benchmark"
 _PI_4 = f"the board of the article (8 GB are sold too): {_LLAMA_CPP}"
 _PI_4_READ = f"about, measured, https://forums.raspberrypi.com/viewtopic.php?t=281183, by {_LLAMA_CPP}"
 _PI_5 = "https://www.raspberrypi.com/products/raspberry-pi-5/"
+_ARM = "Arm's optimization guide of its core, from memory; not re-checked"
+_A72 = f"peak, 4 cores x 1.5 GHz x 8, a 128-bit NEON FMA a cycle: {_ARM}"
+_A76 = f"peak, 4 cores x 2.4 GHz x 16, two 128-bit NEON FMA a cycle: {_ARM}"
 _ZEUX = (
     "measured with AIDA64, by Kapoulkine, LLM inference speed of light: "
     "https://zeux.io/2024/03/15/llm-inference-sol/"
@@ -205,12 +208,14 @@ MACHINES: dict[str, Machine] = {
     "apple-m2-ultra": _machine(
         "Apple M2 Ultra", (192, _M2_ULTRA), (800, _M2_ULTRA), {"fp32": (27.2, f"all {_M2_CORES}")}
     ),
-    "rpi-4": _machine("Raspberry Pi 4", (4, _PI_4), (4, _PI_4_READ), {"fp64": (0.0135, _GREEN)}),
+    "rpi-4": _machine(
+        "Raspberry Pi 4", (4, _PI_4), (4, _PI_4_READ), {"fp64": (0.0135, _GREEN), "fp32": (0.048, _A72)}
+    ),
     "rpi-5": _machine(
         "Raspberry Pi 5",
         (8, f"the larger at launch (16 GB came later): {_PI_5}"),
         (17.068, f"32 bits x 4,267 MT/s: {_PI_5}"),
-        {"fp64": (0.030249, _TOP500)},
+        {"fp32": (0.1536, _A76), "fp64": (0.030249, _TOP500)},
     ),
     "ryzen-7950x": _machine(
         "Ryzen 9 7950X",

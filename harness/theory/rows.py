@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +26,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Form:
-    """The form that weights take: all at `bits`, or exactly these `tensors`. `label` names it in a table."""
+    """The form that weights take: all at `bits`, or exactly these `tensors` (of so many `parameters`, where a
+    file tells). `label` names it in a table."""
 
     label: str
     bits: float | None = None
     tensors: tuple[Tensor, ...] = ()
+    parameters: int | None = None
 
 
 @dataclass(frozen=True)
@@ -76,19 +79,24 @@ def row(
         "total_params": parameters(shape, norms),
         "kv_elements_per_token": kv_elements_per_token(shape),
         "kv_bits": ask.kv_bits,
+        "window": shape.window,
         "kv_bytes_per_token": asked.kv_bytes_per_token,
         "model_bytes": resident,
         "weight_bytes_per_token": asked.weight_bytes_per_token,
         "bytes_by_part": bytes_by_part(form.tensors) if form.tensors else None,
         "bytes_by_type": _by_type(form.tensors, shape.tied) if form.tensors else None,
         "flop_per_byte": asked.flops_per_token / asked.weight_bytes_per_token,
-        "speculative_speedup": floors.speculative_speedup(*ask.speculation) if ask.speculation else None,
+        "speculative_speedup": ask.speculation and floors.speculative_speedup(*ask.speculation),
     }
     return said | (_on_machine(asked, machine, ask) if machine else dict.fromkeys(ON_MACHINE))
 
 
+OF_SHAPE = (
+    *("layer_params", "lm_head_params", "active_params", "kv_elements_per_token", "kv_bytes_per_token"),
+    *("window", "flop_per_byte", "speculative_speedup"),
+)
 ON_MACHINE = (
-    *("bytes_per_s", "flops", "rate", "memory_bytes", "balance_flop_per_byte"),
+    *("bytes_per_s", "flops", "rate", "rates", "memory_bytes", "balance_flop_per_byte"),
     *("kv_read", "W_tokens_per_ms", "B_ms", "compute_ms", "bound", "tokens_per_s"),
     *("context", "latency_ms_at_context", "tokens_per_s_at_context"),
     *("max_ctx", "max_ctx_with_embedding", "compute_bound_batch"),
@@ -96,17 +104,46 @@ ON_MACHINE = (
 )
 
 
+def row_without_shape(
+    name: str, form: Form, tied: bool, machine_name: str | None, machine: Machine | None, ask: Ask
+) -> Row:
+    """The same for tensors whose model's shape is not known: bytes and B, and null for the rest."""
+    size = sum(tensor.bytes for tensor in form.tensors)
+    streamed = sum(streamed_bytes(tensor, tied) for tensor in form.tensors)
+    said: Row = dict.fromkeys((*OF_SHAPE, *ON_MACHINE)) | {
+        "model": name,
+        "machine": machine_name,
+        "weights": form.label,
+        "weight_bits": size * 8 / form.parameters if form.parameters else None,
+        "units": ask.units.name,
+        "total_params": form.parameters,
+        "kv_bits": ask.kv_bits,
+        "model_bytes": size,
+        "weight_bytes_per_token": streamed,
+        "bytes_by_part": bytes_by_part(form.tensors),
+        "bytes_by_type": _by_type(form.tensors, tied),
+    }
+    if machine is None:
+        return said
+    bytes_per_s = machine.bandwidth_bytes_per_s * ask.units.giga / 1e9
+    return said | {
+        "bytes_per_s": bytes_per_s,
+        "memory_bytes": machine.memory_bytes,
+        "B_ms": streamed / bytes_per_s * 1e3,
+        "tokens_per_s": bytes_per_s / streamed,
+        "bound": "memory",
+    }
+
+
 def _on_machine(asked: Demand, machine: Machine, ask: Ask) -> Row:
     rate = ask.rate or machine.rate
-    ceiling = Ceiling(
-        machine.bandwidth.value * ask.units.giga / 1e9, machine.rates[rate].value * ask.units.tera / 1e12
-    )
+    scale = ask.units.tera / 1e12
+    ceiling = Ceiling(machine.bandwidth_bytes_per_s * ask.units.giga / 1e9, machine.rates[rate].value * scale)
     W = floors.W_tokens_per_s(asked, ceiling, ask.kv_read)
     B_ms = floors.B_s(asked, ceiling, ask.kv_read, ask.length) * 1e3
     if ask.units.first_token_in_B and W is not None:
         B_ms += 1e3 / W
     compute_ms = asked.flops_per_token / ceiling.flops * 1e3
-    at_context = floors.decode_floor_s(asked, ceiling, ask.context, ask.kv_read, ask.length)
 
     def prefill_ms(lm_head: str, chunk: int | None = None) -> float:
         return floors.prefill_floor_s(asked, ceiling, ask.prompt, lm_head, ask.kv_block, chunk) * 1e3
@@ -115,10 +152,16 @@ def _on_machine(asked: Demand, machine: Machine, ask: Ask) -> Row:
         return floors.max_ctx(machine.memory_bytes, resident, asked.kv_bytes_per_token)
 
     whole = prefill_ms("last")
+    longest_with_embedding = longest(asked.weight_bytes_per_token + asked.embedding_bytes)
+    cache = ask.length if ask.kv_read == "full" and ask.length is not None else math.inf
+    at_context = None  # where the context, or the static cache, cannot hold so many
+    if longest_with_embedding is not None and ask.context <= min(longest_with_embedding, cache):
+        at_context = floors.decode_floor_s(asked, ceiling, ask.context, ask.kv_read, ask.length)
     return {
         "bytes_per_s": ceiling.bytes_per_s,
         "flops": ceiling.flops,
         "rate": rate,
+        "rates": {name: figure.value * scale for name, figure in machine.rates.items()},
         "memory_bytes": machine.memory_bytes,
         "balance_flop_per_byte": ceiling.flops / ceiling.bytes_per_s,
         "kv_read": ask.kv_read,
@@ -128,19 +171,25 @@ def _on_machine(asked: Demand, machine: Machine, ask: Ask) -> Row:
         "bound": "compute" if compute_ms > B_ms else "memory",
         "tokens_per_s": 1e3 / max(B_ms, compute_ms),
         "context": ask.context,
-        "latency_ms_at_context": at_context * 1e3,
-        "tokens_per_s_at_context": 1 / at_context,
+        "latency_ms_at_context": at_context and at_context * 1e3,
+        "tokens_per_s_at_context": at_context and 1 / at_context,
         "max_ctx": longest(asked.weight_bytes_per_token),
-        "max_ctx_with_embedding": longest(asked.weight_bytes_per_token + asked.embedding_bytes),
+        "max_ctx_with_embedding": longest_with_embedding,
         "compute_bound_batch": floors.compute_bound_batch(asked, ceiling),
+        "speculative_speedup": ask.speculation and _speedup(asked, ceiling, *ask.speculation),
         "prompt_tokens": ask.prompt,
         "prefill_ms": {"every": prefill_ms("every"), "last": whole},
         "prefill_knees": {which: _knees(asked, ceiling, which, ask.units) for which in ("every", "last")},
         "chunked_prefill": [
-            {"chunk": chunk, "ms": prefill_ms("last", chunk), "ratio": prefill_ms("last", chunk) / whole}
-            for chunk in ask.chunks
+            {"chunk": chunk, "ms": ms, "ratio": ms / whole}
+            for chunk, ms in ((chunk, prefill_ms("last", chunk)) for chunk in ask.chunks)
         ],
     }
+
+
+def _speedup(asked: Demand, ceiling: Ceiling, acceptance: float, length: int, cost: float) -> float:
+    verify = floors.verify_cost(asked, ceiling, length + 1)
+    return floors.speculative_speedup(acceptance, length, cost, verify)
 
 
 def _knees(asked: Demand, ceiling: Ceiling, lm_head: str, units: Units) -> list[int | None] | None:

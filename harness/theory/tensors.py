@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from harness.theory import ggml
 from harness.theory.shapes import Shape
@@ -41,7 +42,12 @@ class Tensor:
     @property
     def part(self) -> str:
         """embedding, lm_head, attn_q ... ffn_down, norm, or other."""
-        return next((part for part, names in _PARTS.items() if re.search(names, self.name)), "other")
+        return _part(self.name)
+
+
+@cache
+def _part(name: str) -> str:
+    return next((part for part, names in _PARTS.items() if re.search(names, name)), "other")
 
 
 def typed(name: str, type_name: str, dims: tuple[int, ...]) -> Tensor:

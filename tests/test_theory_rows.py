@@ -1,0 +1,276 @@
+"""Rows of the theory against numbers counted by hand, token by token, whatever is asked for."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.theory import demand, floors, gguf_types, rows
+from harness.theory.families import SHAPES
+from harness.theory.floors import Ceiling, Demand
+from harness.theory.machines import MACHINES, Figure, Machine
+from harness.theory.rows import Ask, Form
+from harness.theory.shapes import Shape
+from harness.theory.tensors import Tensor
+from harness.theory.units import PUBLISHED, SI
+
+# A model with GQA, its queries wider than its hidden size, and what it takes by hand: queries of 4 x 32, keys
+# and values of 2 x 32.
+MODEL = Shape(
+    "llama", 1000, hidden_size=64, layers=3, intermediate_size=192, heads=4, kv_heads=2, head_dim=32
+)
+LAYERS = 3 * (2 * 64 * 128 + 2 * 64 * 64 + 3 * 64 * 192 + 2 * 64) + 64
+LM_HEAD = 1000 * 64
+ACTIVE = LAYERS + LM_HEAD
+KV_ELEMENTS = 3 * (64 + 64)
+ATTENTION = 3 * (2 * 128 + 2 * 128)  # of one query and one cached token: q . k, and its share of p . v
+BANDWIDTH, RATES = 1e9, {"fast": 1e12, "slow": 1.5e9}
+
+EMBEDDING, OUTPUT, IN_LAYERS = 52_500, 70_000, 90_000 + 256 + 64
+STORED = (
+    Tensor("token_embd.weight", "q6_k", (1000, 64), EMBEDDING),
+    Tensor("blk.0.ffn_up.weight", "q4_0", (2500, 64), 90_000),
+    Tensor("blk.0.attn_norm.weight", "f32", (64,), 256),
+    Tensor("rope_freqs.weight", "f32", (16,), 64),
+    Tensor("output.weight", "q8_0", (1000, 64), OUTPUT),
+)
+
+
+def box(memory_bytes: float = 1e9) -> Machine:
+    rates = {name: Figure(value, "made up") for name, value in RATES.items()}
+    return Machine("box", Figure(memory_bytes, "made up"), Figure(BANDWIDTH, "made up"), rates, "fast")
+
+
+def row(form: Form, shape: Shape = MODEL, machine: Machine | None = None, **asked: Any) -> dict[str, Any]:
+    return rows.row("mine", shape, form, "box", machine or box(), Ask(**{"units": SI} | asked))
+
+
+def by_hand(form: Form, kv_bits: float, window: int | None) -> Demand:
+    layers, lm_head, embedding = float(IN_LAYERS), float(OUTPUT), float(EMBEDDING)
+    if form.bits is not None:
+        layers, lm_head = LAYERS * form.bits / 8, LM_HEAD * form.bits / 8
+        embedding = lm_head
+    kv = KV_ELEMENTS * kv_bits / 8
+    return Demand(LAYERS, LM_HEAD, layers, lm_head, embedding, kv, ATTENTION, window)
+
+
+# --- token by token -----------------------------------------------------------------------------------------
+
+
+def seen(asked: Demand, n: int, kv_read: str, length: int | None) -> int:
+    """Tokens that a step attends to, counted."""
+    cached = list(range(length if kv_read == "full" and length else n))
+    for window in (asked.window, length if kv_read == "window" else None):
+        cached = cached[-window:] if window else cached
+    return len(cached)
+
+
+def decode_s(
+    asked: Demand, ceiling: Ceiling, n: int, kv_read: str, length: int | None
+) -> tuple[float, float]:
+    """Reading and computing."""
+    tokens = moved = seen(asked, n, kv_read, length)
+    if kv_read == "copied":  # read by attention, read and written by the copy
+        moved = tokens + tokens + tokens
+    while kv_read == "padded256" and moved % 256:
+        moved += 1
+    read = asked.layer_bytes + asked.lm_head_bytes + asked.kv_bytes_per_token * moved
+    flops = 2 * asked.layer_params + 2 * asked.lm_head_params + asked.attention_flops * tokens
+    return read / ceiling.bytes_per_s, flops / ceiling.flops
+
+
+def prefill_s(
+    asked: Demand, ceiling: Ceiling, n: int, lm_head: str, kv_block: int | None, chunk: int | None
+) -> float:
+    def reach(token: int) -> set[int]:
+        return set(range(max(1, token + 1 - (asked.window or n)), token + 1))
+
+    def cut(tokens: Sequence[int], size: int | None) -> list[Sequence[int]]:
+        return [tokens[i : i + (size or n)] for i in range(0, len(tokens), size or n)]
+
+    seconds = 0.0
+    for tokens in cut(range(1, n + 1), chunk):
+        heads = [token for token in tokens if lm_head == "every" or token == n]
+        read = asked.layer_bytes + asked.lm_head_bytes * bool(heads)
+        for block in cut(tokens, kv_block):
+            read += asked.kv_bytes_per_token * len(set().union(*map(reach, block)))
+        flops = 2 * asked.layer_params * len(tokens) + 2 * asked.lm_head_params * len(heads)
+        flops += asked.attention_flops * sum(len(reach(token)) for token in tokens)
+        seconds += max(read / ceiling.bytes_per_s, flops / ceiling.flops)
+    return seconds
+
+
+def test_prefill_takes_what_a_count_token_by_token_gives():
+    chance = random.Random(1)
+    for _ in range(600):
+        asked = Demand(
+            layer_params=chance.randint(1, 1000),
+            lm_head_params=chance.randint(1, 300),
+            layer_bytes=chance.uniform(1, 2000),
+            lm_head_bytes=chance.uniform(1, 600),
+            embedding_bytes=0,
+            kv_bytes_per_token=chance.uniform(0.1, 50),
+            attention_flops=chance.uniform(0.1, 50),
+            window=chance.choice([None, chance.randint(1, 30)]),
+        )
+        ceiling = Ceiling(chance.uniform(1, 10), chance.uniform(1, 500))
+        how = (
+            chance.choice(["every", "last"]),
+            chance.choice([None, 1, 3, 64]),
+            chance.choice([None, 1, 4, 99]),
+        )
+        n = chance.randint(1, 60)
+        counted = prefill_s(asked, ceiling, n, *how)
+        assert floors.prefill_floor_s(asked, ceiling, n, *how) == pytest.approx(counted), (asked, n, how)
+
+
+def test_a_row_says_what_a_count_token_by_token_gives_whatever_is_asked():
+    chance = random.Random(2)
+    bounds = set()
+    for _ in range(300):
+        form = chance.choice([Form("bits", chance.choice([16, 4.5])), Form("types", tensors=STORED)])
+        kv_read = chance.choice(["grows", "padded256", "full", "copied", "window"])
+        context, window = chance.randint(1, 900), chance.choice([None, chance.randint(1, 1200)])
+        asked: dict[str, Any] = {
+            "kv_bits": chance.choice([16, 8, 4.5]),
+            "kv_read": kv_read,
+            "length": {"full": context + 100, "window": chance.randint(1, 900)}.get(kv_read),
+            "context": context,
+            "kv_block": chance.choice([None, 1, 7]),
+            "prompt": chance.randint(1, 60),
+            "chunks": [1, 9, 100],
+            "rate": chance.choice(["fast", "slow"]),
+        }
+        demanded, ceiling = by_hand(form, asked["kv_bits"], window), Ceiling(BANDWIDTH, RATES[asked["rate"]])
+        counted = counted_row(demanded, ceiling, asked)
+        said = row(form, replace(MODEL, window=window), **asked)
+        assert {key: said[key] for key in counted} == counted, asked
+        reading_s, computing_s = decode_s(demanded, ceiling, context, kv_read, asked["length"])
+        bounds.add((kv_read, reading_s < computing_s))
+    assert len(bounds) == 10  # every kv_read bound by memory, and by computing
+
+
+def counted_row(asked: Demand, ceiling: Ceiling, ask: dict[str, Any]) -> dict[str, Any]:
+    cache = ask["kv_read"], ask["length"]
+    B = asked.layer_bytes + asked.lm_head_bytes
+    added: float | None = asked.kv_bytes_per_token  # by one more token of context
+    if ask["kv_read"] == "full":  # its bytes are there from the first token on, and no more come
+        B, added = B + asked.kv_bytes_per_token * seen(asked, 1, *cache), None
+    elif ask["kv_read"] == "copied":
+        added = 3 * asked.kv_bytes_per_token
+
+    def ms(lm_head: str, chunk: int | None = None) -> float:
+        return 1e3 * prefill_s(asked, ceiling, ask["prompt"], lm_head, ask["kv_block"], chunk)
+
+    return {
+        "kv_bytes_per_token": asked.kv_bytes_per_token,
+        "model_bytes": asked.layer_bytes + asked.lm_head_bytes + asked.embedding_bytes,
+        "B_ms": pytest.approx(1e3 * B / BANDWIDTH),
+        "W_tokens_per_ms": added and pytest.approx(BANDWIDTH / added / 1e3),
+        "latency_ms_at_context": pytest.approx(1e3 * max(decode_s(asked, ceiling, ask["context"], *cache))),
+        "prefill_ms": pytest.approx({lm_head: ms(lm_head) for lm_head in ("every", "last")}),
+        "chunked_prefill": [
+            pytest.approx({"chunk": chunk, "ms": ms("last", chunk), "ratio": ms("last", chunk) / ms("last")})
+            for chunk in ask["chunks"]
+        ],
+    }
+
+
+# --- what follows -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kv_read", ["grows", "copied"])
+def test_a_step_bound_by_computing_counts_attention(kv_read):
+    asked, slow = by_hand(Form("", 16), 16, None), Ceiling(1e18, 1e6)
+    computing = 2 * ACTIVE + ATTENTION * 1000
+    assert floors.decode_floor_s(asked, slow, 1000, kv_read) == pytest.approx(computing / 1e6)
+
+
+@pytest.mark.parametrize(("rate", "bound"), [("fast", "memory"), ("slow", "compute")])
+def test_a_step_is_as_fast_as_the_slower_of_reading_and_computing(rate, bound):
+    said = row(Form("types", tensors=STORED), rate=rate)
+    reading_s, computing_s = (IN_LAYERS + OUTPUT) / BANDWIDTH, 2 * ACTIVE / RATES[rate]
+    assert said["bound"] == bound
+    assert (said["B_ms"], said["compute_ms"]) == pytest.approx((reading_s * 1e3, computing_s * 1e3))
+    assert said["tokens_per_s"] == pytest.approx(1 / max(reading_s, computing_s))
+    assert said["flop_per_byte"] == pytest.approx(2 * ACTIVE / (IN_LAYERS + OUTPUT))
+    assert said["compute_bound_batch"] * computing_s == pytest.approx(reading_s)  # so many compute as long
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_longest_context_is_told_beside_the_embedding_and_without_it(tied):
+    memory, token = 1_000_000, 2 * KV_ELEMENTS
+    said = row(Form("", 8), replace(MODEL, tied=tied), box(memory))
+    beside = {"max_ctx": ACTIVE, "max_ctx_with_embedding": ACTIVE if tied else ACTIVE + LM_HEAD}
+    for column, resident in beside.items():
+        assert resident + said[column] * token <= memory < resident + (said[column] + 1) * token
+
+
+def test_a_tied_embedding_is_streamed_as_the_lm_head_and_a_copy_of_it_is_not():
+    untied = demand.of_tensors(MODEL, STORED)
+    assert untied == by_hand(Form("", tensors=STORED), 16, None)
+    tied = replace(MODEL, tied=True)
+    for stored in (STORED, STORED[:-1]):
+        expected = replace(untied, lm_head_bytes=EMBEDDING, embedding_bytes=0)
+        assert demand.of_tensors(tied, stored) == expected
+        said = row(Form("", tensors=stored), tied)
+        assert said["model_bytes"] == said["weight_bytes_per_token"] == IN_LAYERS + EMBEDDING
+        assert said["flop_per_byte"] == pytest.approx(2 * ACTIVE / (IN_LAYERS + EMBEDDING))
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+
+def test_every_option_reaches_the_row(harness):
+    name, card = "mistral-7b-v0.1", "rtx-4090"
+    cache = ["--kv-bits", "8", "--kv-read", "window", "--length", "1000", "--kv-block", "1"]
+    where = ["--context", "3000", "--prompt", "700", "--chunk", "300", "50", "--rate", "fp16-tensor"]
+    draft = ["--acceptance", "0.7", "--draft-length", "6", "--draft-cost", "0.2"]
+    given = ["--quant", "q4_k_m", "--units", "published", *cache, *where, *draft]
+    form = Form("q4_k_m", tensors=tuple(gguf_types.quantized(SHAPES[name], "q4_k_m")))
+    asked: dict[str, Any] = {
+        "kv_bits": 8,
+        "kv_read": "window",
+        "length": 1000,
+        "kv_block": 1,
+        "context": 3000,
+        "prompt": 700,
+        "chunks": [300, 50],
+        "rate": "fp16-tensor",
+        "speculation": (0.7, 6, 0.2),
+    }
+    expected = rows.row(name, SHAPES[name], form, card, MACHINES[card], Ask(PUBLISHED, **asked))
+    assert harness("theory", name, "--machine", card, *given, "--json").json == [expected]
+    assert expected["speculative_speedup"] == pytest.approx(sum(0.7**i for i in range(7)) / (6 * 0.2 + 1))
+    plain = Ask(PUBLISHED)
+    for option in asked:  # and none of them is without effect here
+        other = asked | {option: 999 if option == "length" else getattr(plain, option)}
+        assert rows.row(name, SHAPES[name], form, card, MACHINES[card], Ask(PUBLISHED, **other)) != expected
+
+
+def test_published_units_take_the_types_of_the_published_files(harness):
+    asked = ("theory", "qwen1.5-1.8b", "--quant", "q2_k", "--json", "--units")
+    ((theirs,), (today,)) = (harness(*asked, units).json for units in ("published", "si"))
+    assert f"{theirs['model_bytes'] / 2**20:.2f}" == "817.81"
+    assert theirs["bytes_by_type"].keys() - today["bytes_by_type"].keys() == {"q4_1"}
+    assert today["model_bytes"] < theirs["model_bytes"]
+
+
+def test_a_name_is_answered_without_what_takes_longer_to_import():
+    script = (
+        "import json, sys; from harness.cli import main; "
+        "code = main(['theory', 'qwen1.5-7b', '--machine', 'rtx-4090', '--json']); "
+        "print(json.dumps(list(sys.modules)), file=sys.stderr); sys.exit(code)"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    imported = set(json.loads(ran.stderr))
+    assert json.loads(ran.stdout)[0]["model"] == "qwen1.5-7b"
+    assert "harness.theory.rows" in imported
+    assert not imported & {"pydantic", "yaml", "pyarrow", "plotly", "rich", "numpy", "psutil"}

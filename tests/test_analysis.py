@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from harness.analysis import rows, traffic
-from harness.analysis.fit import fit
 from harness.analysis.verdicts import invalid_because, status
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
@@ -27,29 +26,6 @@ def record(**changes: object) -> dict:
             place = place[name]
         place[last] = value
     return changed
-
-
-def test_the_line_comes_out_as_it_was_drawn():
-    n = list(range(26, 2026))
-    latency = [50_000_000] + [round((3.0 + (k - 1) / 250) * 1e6) for k in n[1:]]
-    found = fit(n, latency)
-    assert found.ttft_ms == 50
-    assert found.B_ms == pytest.approx(3.0, abs=1e-4)
-    assert found.W_tokens_per_ms == pytest.approx(250, rel=1e-4)
-    assert found.start_tokens_per_s == pytest.approx(1e3 / (3 + (26 + 63.5) / 250), rel=1e-3)
-
-
-@pytest.mark.parametrize("slope", [0.0, -0.001])
-def test_W_is_null_when_the_slope_is_not_positive(slope):
-    n = list(range(26, 126))
-    assert fit(n, [9_000_000] + [int((5 + slope * k) * 1e6) for k in n[1:]]).W_tokens_per_ms is None
-
-
-def test_one_token_has_a_ttft_and_no_line():
-    found = fit([26], [5_000_000])
-    assert (found.ttft_ms, found.B_ms, found.W_tokens_per_ms) == (5.0, None, None)
-    with pytest.raises(ValueError, match="without tokens"):
-        fit([], [])
 
 
 def test_the_golden_record_stands():
@@ -124,14 +100,17 @@ def test_a_cell_is_the_median_of_its_ok_repeats_and_tells_of_the_others():
     assert pooled["reasons"] == ["does not fit"]
 
 
-def test_no_slope_in_most_repeats_is_no_W_in_the_cell():
+def test_a_cells_W_is_that_of_its_mean_slope_with_the_interval_of_its_repeats():
     def cell(*slopes):
         lines = [rows.row(record(repeat=k), SERIES, None, None) for k in range(len(slopes))]
-        lines = [line | {"W_tokens_per_ms": slope} for line, slope in zip(lines, slopes, strict=True)]
-        return rows.per_cell(lines)[0]["W_tokens_per_ms"]
+        lines = [line | {"slope_ms": slope} for line, slope in zip(lines, slopes, strict=True)]
+        return rows.per_cell(lines)[0]
 
-    assert cell(None, None, 3196.0) is None
-    assert cell(None, 200.0, 100.0) == 200.0
+    assert cell(-0.2, -0.1, 0.1)["W_tokens_per_ms"] is None
+    found = cell(0.9e-3, 1.0e-3, 1.1e-3)
+    assert found["W_tokens_per_ms"] == pytest.approx(1000)
+    half = 4.302653 * 1e-4 / 3**0.5  # Student's t of 2 degrees of freedom
+    assert found["W_ci95"] == pytest.approx([1 / (1e-3 + half), 1 / (1e-3 - half)])
 
 
 def test_other_versions_or_devices_are_other_rows_and_a_repeat_measured_again_counts_once():

@@ -1,41 +1,56 @@
-"""Records -> rows: one flat object per repeat, as lists and reports show it, and their medians per cell.
+"""Records -> rows: one flat object per repeat, as lists and reports show it, and their summary per cell.
 Pure."""
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.analysis import traffic
-from harness.analysis.fit import Fit, fit
+import numpy as np
+
+from harness.analysis import line, series, traffic
+from harness.analysis.flags import Flag, Limit, flags, identical, published
+from harness.analysis.line import Floats
+from harness.analysis.series import Analysis, Unusable
 from harness.analysis.verdicts import status
 
 Record = dict[str, Any]
 Row = dict[str, Any]
 
 MEDIANS = (
-    "ttft_ms",
-    "B_ms",
-    "bpw",
-    "weight_bytes_per_token",
-    "start_tokens_per_s",
-    "end_tokens_per_s",
-    "bandwidth_share",
+    *("ttft_ms", "bpw", "weight_bytes_per_token", "start_tokens_per_s", "end_tokens_per_s"),
+    *("bandwidth_share", "B_ratio", "W_ratio", "B_measured_ratio", "W_measured_ratio", "B_as_w16_ms"),
+    *("robust_B_ms", "robust_W_tokens_per_ms", "slow_from_n", "median_ms"),
 )
 
 
-def row(record: Record, series: dict[str, list[int]], series_path: str | None, ceiling: float | None) -> Row:
-    """One repeat. Missing is null; names carry units; `ceiling`: bytes/s its share of the bandwidth is taken
-    of."""
-    state, reasons = status(record, ceiling, has_series=bool(series))
-    line = fit(series["n"], series["latency_ns"]) if series else Fit()
+def row(record: Record, columns: dict[str, list[int]], series_path: str | None, ceiling: float | None) -> Row:
+    """One repeat. Missing is null; names carry units; `columns`: its series; `ceiling`: bytes/s measured on
+    its machine, which shares of the bandwidth are taken of."""
+    reported = record.get("reported") or {}
+    state, reasons = status(record, ceiling, has_series=bool(columns))
+    found, unusable = _analysis(columns)
+    if unusable:
+        state, reasons = "invalid", [*reasons, f"its series is unusable: {unusable}"]
+    figures = series.row(found)
+    limits = traffic.limits(record, ceiling)
+    raised = flags(found, _higher(limits), _expected(record)) if columns else []
+    # A fault of the slope alone leaves what others published of B; of ours it leaves nothing.
+    spoiling = [f for f in raised if f.spoils == "all" or (f.spoils == "W" and record["kind"] == "measured")]
+    if state == "ok" and spoiling:
+        state, reasons = "invalid", [*reasons, *(flag.detail for flag in spoiling)]
+    if any(flag.spoils == "first token" for flag in raised):
+        figures["first_token_ms"] = None
+    if (record.get("loaded") or {}).get("kv_read") == "full":
+        figures["W_identifiable"] = False
     loaded = record.get("loaded") or {}
     weights = record["model"]["weights"]
     synthetic = weights.get("synthetic", weights["kind"] == "synthetic")
-    return {
+    said = {
         "cell": record["cell"],
+        "kind": record["kind"],
+        "source": record.get("source"),
         "repeat": record["repeat"],
         "model": record["model"]["name"],
         "stack": record["stack"],
@@ -43,19 +58,18 @@ def row(record: Record, series: dict[str, list[int]], series_path: str | None, c
         "weights": "synthetic" if synthetic else record["model"]["weights"]["kind"],
         "status": state,
         "reasons": reasons,
+        "flags": [flag.row() for flag in raised],
         "started_utc": record["started_utc"],
         "machine": record["machine"]["slug"],
-        "device": record.get("device", record["asked"]["device"]),
+        "device": record.get("device", record.get("asked", {}).get("device")),
         "content_key": record["content_key"],
         "prompt_tokens": record["workload"]["prompt_tokens"],
         "new_tokens": record["workload"]["new_tokens"],
         "tokens": record["tokens"],
         "n_ctx": (loaded.get("options") or {}).get("n_ctx"),
-        "ttft_ms": line.ttft_ms,
-        "B_ms": line.B_ms,
-        "W_tokens_per_ms": line.W_tokens_per_ms,
-        "start_tokens_per_s": line.start_tokens_per_s,
-        "end_tokens_per_s": line.end_tokens_per_s,
+        "kv_read": loaded.get("kv_read"),
+        "ttft_ms": figures.pop("first_token_ms"),
+        **figures,
         "bpw": traffic.bpw(record),
         "model_bytes": traffic.model_bytes(record),
         "weight_bytes_per_token": traffic.weight_bytes_per_token(record),
@@ -64,14 +78,75 @@ def row(record: Record, series: dict[str, list[int]], series_path: str | None, c
         "bandwidth_bytes_per_s": ceiling,
         "bandwidth_probes_bytes_per_s": [p["read_bytes_per_s"] for p in record.get("bandwidth_probes", [])],
         "peak_rss_bytes": peak_rss_bytes(record),
-        "peak_vram_bytes": record["memory"].get("peak_vram_bytes"),
+        "peak_vram_bytes": record.get("memory", {}).get("peak_vram_bytes"),
+        **_buffers(loaded),
+        **{key: reported[key] for key in REPORTED if reported.get(key) is not None},
+        "loaded_bytes": reported.get("vram_bytes"),
         "series": series_path,
     }
+    if not columns:
+        said |= {key: reported.get(key) for key in ("B_ms", "W_tokens_per_ms")}
+        said["ttft_ms"] = reported.get("prefill_ms")
+        raised = published(said["B_ms"], said["W_tokens_per_ms"], said["ttft_ms"], _higher(limits))
+        said["flags"] = [flag.row() for flag in raised]
+        said["W_identifiable"] = said["W_tokens_per_ms"] is not None and not any(
+            flag.code == "slope_faster_than_limit" for flag in raised
+        )
+    return said | _against(said, limits)
+
+
+REPORTED = (
+    *("prefill_ms", "file_bytes", "vram_bytes", "model_buffer_bytes", "kv_buffer_bytes", "max_ctx"),
+    "perplexity",
+)
+
+
+def _buffers(loaded: Record) -> Row:
+    """What the stack says it took, by part; and null for what is only known of others' figures."""
+    memory = loaded.get("memory") or {}
+    parts = {f"{part}_buffer_bytes": memory.get(part) for part in ("model", "kv", "compute")}
+    return dict.fromkeys(REPORTED) | {key: sum(by.values()) if by else None for key, by in parts.items()}
+
+
+def _analysis(columns: dict[str, list[int]]) -> tuple[Analysis, str | None]:
+    if not columns:
+        return Analysis(n_tokens=0), None
+    try:
+        n = np.asarray(columns["n"], dtype=float)
+        return series.analyse(n, np.asarray(columns["latency_ns"], dtype=float) / 1e6), None
+    except Unusable as reason:
+        return Analysis(n_tokens=0), str(reason)
+
+
+def _expected(record: Record) -> int | None:
+    return record["workload"]["new_tokens"] if record["outcome"] == "ok" else None
+
+
+def _higher(limits: Mapping[str, Limit]) -> Limit | None:
+    """The ceiling that allows more: what is faster than it is no measurement."""
+    return min(limits.values(), key=lambda limit: limit.B_ms, default=None)
+
+
+def _against(said: Row, limits: Mapping[str, Limit]) -> Row:
+    """What the data sheet's bandwidth and the measured one allow, and the shares of them reached."""
+    B, W, bpw = said["B_ms"], said["W_tokens_per_ms"], said["bpw"]
+    row: Row = {"B_as_w16_ms": B * 16 / bpw if B is not None and bpw else None}
+    for name, prefix in (("data sheet", ""), ("measured", "measured_")):
+        limit = limits.get(name)
+        B_theory = limit.B_ms if limit else None
+        W_theory = 1 / limit.slope_ms if limit and limit.slope_ms else None
+        row |= {
+            f"B_{prefix}theory_ms": B_theory,
+            f"W_{prefix}theory_tokens_per_ms": W_theory,
+            f"B_{prefix}ratio": B_theory / B if B_theory and B and B > 0 else None,
+            f"W_{prefix}ratio": W / W_theory if W and W_theory and said["W_identifiable"] else None,
+        }
+    return row
 
 
 def peak_rss_bytes(record: Record) -> int | None:
     """The highest of what the samples, the kernel's high-water mark and wait4 saw."""
-    memory, done = record["memory"], record.get("done") or {}
+    memory, done = record.get("memory", {}), record.get("done") or {}
     seen = (
         memory.get("peak_rss_bytes"),
         done.get("peak_rss_bytes"),
@@ -95,16 +170,51 @@ def per_cell(rows: Sequence[Row]) -> list[Row]:
 
 
 def _pooled(repeats: list[Row]) -> Row:
+    """Medians over a cell's ok repeats; of B and of the slope the mean, with its interval."""
     ok = [r for r in repeats if r["status"] == "ok"]
     shown = ok or repeats
     pooled = dict(shown[-1]) | {"repeats_ok": len(ok), "repeats": len(repeats)}
     for name in MEDIANS:
         values = [r[name] for r in shown if r[name] is not None]
         pooled[name] = statistics.median(values) if values else None
-    # No W is a slope that is not positive: more tokens per ms than any number.
-    W = statistics.median(math.inf if r["W_tokens_per_ms"] is None else r["W_tokens_per_ms"] for r in shown)
-    pooled["W_tokens_per_ms"] = W if math.isfinite(W) else None
+    pooled |= _line(shown)
     pooled["peak_rss_bytes"] = max((r["peak_rss_bytes"] for r in shown if r["peak_rss_bytes"]), default=None)
     pooled["ok_series"] = [r["series"] for r in ok if r["series"]]
     pooled["reasons"] = list(dict.fromkeys(reason for r in repeats for reason in r["reasons"]))
+    raised = {(flag["code"], flag["detail"]): flag for r in repeats for flag in r["flags"]}
+    pooled["flags"] = list(raised.values())
     return pooled
+
+
+def _line(shown: list[Row]) -> Row:
+    """Means of B and of the slope over repeats, whose intervals come from the repeats first."""
+    if len(shown) == 1:
+        return {}
+    said: Row = {"B_ms": None, "B_ci95_ms": None, "W_tokens_per_ms": None, "W_ci95": None}
+    Bs = [r["B_ms"] for r in shown if r["B_ms"] is not None]
+    if Bs:
+        said["B_ms"], said["B_ci95_ms"] = line.pooled(Bs, _mean_half([r["B_ci95_ms"] for r in shown]))
+    slopes = [r["slope_ms"] for r in shown if r["slope_ms"] is not None]
+    if slopes:
+        slope, ends = line.pooled(slopes, _mean_half([r["slope_ci95_ms"] for r in shown]))
+        said["W_tokens_per_ms"] = 1 / slope if slope > 0 else None
+        said["W_ci95"] = series.inverse(ends) if ends else None
+        said["W_identifiable"] = bool(ends and ends[0] > 0) and all(r["W_identifiable"] for r in shown)
+    return said
+
+
+def _mean_half(intervals: list[list[float] | None]) -> float | None:
+    known = [(ends[1] - ends[0]) / 2 for ends in intervals if ends]
+    return statistics.mean(known) if known else None
+
+
+def told_apart(rows: Sequence[Row], latencies: Sequence[Floats]) -> None:
+    """Flag rows of different cells whose series are equal to the last digit."""
+    cells = {
+        f"{r['cell']} {r['started_utc']}": ms for r, ms in zip(rows, latencies, strict=True) if len(ms) > 1
+    }
+    same: dict[str, Flag] = identical(cells)
+    for each in rows:
+        if flag := same.get(f"{each['cell']} {each['started_utc']}"):
+            each["flags"].append(flag.row())
+            each["status"], each["reasons"] = "invalid", [*each["reasons"], flag.detail]

@@ -28,7 +28,7 @@ def status(record: Record, ceiling: float | None = None, has_series: bool = True
     `ceiling`: read bandwidth in bytes/s; null: the best of the probes that the record itself has.
     `has_series`: whether its per-token file is still whole.
     """
-    if record["outcome"] != "ok":
+    if record["outcome"] != "ok" or record["kind"] == "reported":  # others' figures are shown as they stand
         return record["outcome"], [record["reason"]] if record.get("reason") else []
     reasons = invalid_because(record, ceiling or ceiling_bytes_per_s([record]))
     if not has_series:

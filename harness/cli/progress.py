@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import statistics
 import sys
 import time
 
-from harness.analysis.fit import fit
 from harness.analysis.verdicts import status
 from harness.plan import Cell
 from harness.results import Stored, series
@@ -55,10 +55,9 @@ class Progress:
         columns = series(stored)
         line = f"{self._place} {self._name}  {state}"
         if state == "ok" and columns:
-            figures = fit(columns["n"], columns["latency_ns"])
-            line += f"  TTFT {figures.ttft_ms:.1f} ms" + (
-                f", {figures.median_ms:.2f} ms/token" if figures.median_ms else ""
-            )
+            first, *rest = columns["latency_ns"]
+            line += f"  TTFT {first / 1e6:.1f} ms"
+            line += f", {statistics.median(rest) / 1e6:.2f} ms/token" if rest else ""
         if reasons:
             line += f": {'; '.join(reasons)}"
         self.clear()

@@ -1,0 +1,137 @@
+"""What is wrong with a series, as codes and sentences, from the series and the ceiling alone. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.analysis.line import Floats
+from harness.analysis.series import Analysis, plateau
+
+CEILING_TOLERANCE = 1.05  # faster than the ceiling by more than this is no measurement
+UNSYNCHRONISED = 0.9  # a prefill reads all weights too: it cannot take less than this of the steps after it
+SECOND_TOKEN = 5.0  # times the steps after it: where the time of an unsynchronised first token went
+JUMP, SAME_SLOPE = 0.05, 0.2  # a level that jumps while the slope stays: the machine got slower, not the work
+
+
+@dataclass(frozen=True)
+class Flag:
+    """`spoils`: which figures are none because of it: `all`, `W`, `first token`, or null for a remark."""
+
+    code: str
+    detail: str
+    spoils: str | None = "all"
+
+    def row(self) -> dict[str, str]:
+        return {"code": self.code, "detail": self.detail}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What the higher ceiling allows: ms to read the weights once, ms per token of context (null: none)."""
+
+    B_ms: float
+    slope_ms: float | None
+
+
+def flags(found: Analysis, limit: Limit | None = None, expected_tokens: int | None = None) -> list[Flag]:
+    """All that is wrong with one series; `expected_tokens`: how many were asked for, where that is known."""
+    raised = [*_first_token(found), *_shape(found)]
+    if expected_tokens is not None and found.n_tokens != expected_tokens:
+        raised.append(Flag("early_stop", f"{found.n_tokens} tokens of {expected_tokens}", spoils=None))
+    if limit is not None:
+        raised += _faster_than(found, limit)
+    return raised
+
+
+def published(
+    B_ms: float | None, W_tokens_per_ms: float | None, first_token_ms: float | None, limit: Limit | None
+) -> list[Flag]:
+    """What is wrong with figures that have no series: faster than the ceiling allows."""
+    if limit is None:
+        return []
+    raised = []
+    for code, what, ms in (
+        ("faster_than_limit", "B", B_ms),
+        ("first_token_faster_than_limit", "the first token", first_token_ms),
+    ):
+        if ms is not None and ms < limit.B_ms / CEILING_TOLERANCE:
+            detail = f"{what} took {ms:.2f} ms, and reading the weights takes {limit.B_ms:.2f}"
+            raised.append(Flag(code, detail, "first token" if what != "B" else "all"))
+    if limit.slope_ms and W_tokens_per_ms and 1 / W_tokens_per_ms < limit.slope_ms / CEILING_TOLERANCE:
+        raised.append(_slope(W_tokens_per_ms, limit.slope_ms))
+    return raised
+
+
+def identical(series: Mapping[str, Floats]) -> dict[str, Flag]:
+    """By name: those that are equal to the last digit to another one."""
+    names: dict[bytes, list[str]] = {}
+    for name, ms in series.items():
+        names.setdefault(hashlib.sha256(np.ascontiguousarray(ms).tobytes()).digest(), []).append(name)
+    return {
+        name: Flag(
+            "identical_series", f"equal to the last digit to {', '.join(o for o in same if o != name)}"
+        )
+        for same in names.values()
+        if len(same) > 1
+        for name in same
+    }
+
+
+def _first_token(found: Analysis) -> list[Flag]:
+    first, second, settled = found.first_token_ms, found.second_ms, found.settled_ms
+    if first is None or second is None or settled is None or first >= UNSYNCHRONISED * settled:
+        return []
+    detail = f"the first token took {first:.2f} ms, the steps after it {settled:.2f}, and a prefill reads"
+    detail += " the weights as often"
+    if second > SECOND_TOKEN * settled:
+        detail += f"; the second took {second:.0f}: the clock was read before the device was done"
+    return [Flag("first_token_unsynchronised", detail, spoils="first token")]
+
+
+def _shape(found: Analysis) -> list[Flag]:
+    if found.shape is None or found.median_ms is None:
+        return []
+    flat = plateau(found.shape, found.median_ms)
+    if flat:
+        detail = f"latency rises up to n = {flat.from_n - 1} and is flat from there: the cache rolled over"
+        return [Flag("plateau_past_window", detail)]
+    if found.shape.name != "mode change":
+        return []
+    first, second = (segment.line for segment in found.shape.segments)
+    x = found.shape.segments[1].from_n - 1
+    before, after = first.B_ms + first.slope_ms * x, second.B_ms + second.slope_ms * x
+    if after > before * (1 + JUMP) and abs(second.slope_ms - first.slope_ms) <= SAME_SLOPE * abs(
+        first.slope_ms
+    ):
+        detail = f"latency jumps from {before:.2f} to {after:.2f} ms at n = {x + 1}, its slope unchanged"
+        return [Flag("drift", f"{detail}: the machine slowed down", spoils=None)]
+    return []
+
+
+def _faster_than(found: Analysis, limit: Limit) -> list[Flag]:
+    raised = []
+    allowed = limit.B_ms / CEILING_TOLERANCE
+    if found.fastest_ms is not None and found.fastest_ms < allowed:
+        raised.append(
+            Flag(
+                "faster_than_limit",
+                f"{found.fastest_ms:.2f} ms, and reading the weights takes {limit.B_ms:.2f}",
+            )
+        )
+    if found.first_token_ms is not None and found.first_token_ms < allowed:
+        detail = f"the first token took {found.first_token_ms:.2f} ms, and reading the weights takes"
+        raised.append(Flag("first_token_faster_than_limit", f"{detail} {limit.B_ms:.2f}", "first token"))
+    if limit.slope_ms and found.line and found.slope_half_ms is not None and found.W_identifiable:
+        most = found.line.slope_ms + found.slope_half_ms
+        if most < limit.slope_ms / CEILING_TOLERANCE:
+            raised.append(_slope(1 / found.line.slope_ms, limit.slope_ms))
+    return raised
+
+
+def _slope(W: float, slope_ms: float) -> Flag:
+    detail = f"W is {W:.0f} tokens/ms, and bandwidth allows {1 / slope_ms:.0f}"
+    return Flag("slope_faster_than_limit", detail, "W")

@@ -1,0 +1,209 @@
+"""What one per-token series says: line, interval, shape, spikes, first token. Pure.
+
+`n` is a token's position as its log counts it (from 1 here; the published series count from 0, and nothing is
+shifted). The first token is prefill and stands apart.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from harness.analysis.line import Floats, Line, half_widths, least_squares, robust
+from harness.analysis.shapes import FLAT, Segment, Shape, is_flat, shape_of
+
+EDGE_TOKENS = 128  # what "at the start" and "at the end" are taken over, as llama-bench's tg128
+NEIGHBOURS = 65  # a spike stands out from the median of these
+SPIKE_SHARE, SPIKE_SIGMAS = 0.5, 10.0  # above that median: by half of it, and ten robust standard deviations
+LEAST_SPIKES = 4  # for a period
+SLOW_MS = 50.0  # 20 tokens/s, where reading feels slow
+SETTLED = slice(1, 65)  # of the tokens after the first: the steps at the start, the second token apart
+# A robust line is told beside the plain one when they differ by this.
+DIFFERS_W, DIFFERS_B = 0.02, 0.01
+
+
+class Unusable(ValueError):
+    """The series is no series of latencies; the message is a clause that says why."""
+
+
+@dataclass(frozen=True)
+class Spikes:
+    """Single tokens far above their neighbours: how many, by how much (median), every how many tokens."""
+
+    count: int = 0
+    size_ms: float | None = None
+    period_tokens: float | None = None
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """`W_identifiable`: the slope can be told from none, and is no mixture of a slope and a plateau. Half
+    widths are of 95% intervals within the series. `robust`: a line that spikes do not move, where it differs.
+    """
+
+    n_tokens: int
+    first_token_ms: float | None = None
+    second_ms: float | None = None
+    settled_ms: float | None = None
+    line: Line | None = None
+    B_half_ms: float | None = None
+    slope_half_ms: float | None = None
+    robust: Line | None = None
+    shape: Shape | None = None
+    W_identifiable: bool = False
+    spikes: Spikes = field(default_factory=Spikes)
+    start_tokens_per_s: float | None = None
+    end_tokens_per_s: float | None = None
+    slow_from_n: int | None = None
+    last_n: int | None = None
+    median_ms: float | None = None
+    fastest_ms: float | None = None
+
+
+def row(found: Analysis) -> dict[str, Any]:
+    """Its figures as lists, files and reports have them: missing is null, intervals are [low, high].
+
+    W_ci95 is the slope's interval turned over; its high end is null where the slope may be none.
+    """
+    line, steady, shape = found.line, found.robust, found.shape
+    B_ci95 = slope_ci95 = W_ci95 = None
+    if line and found.B_half_ms is not None and found.slope_half_ms is not None:
+        B_ci95 = [line.B_ms - found.B_half_ms, line.B_ms + found.B_half_ms]
+        slope_ci95 = [line.slope_ms - found.slope_half_ms, line.slope_ms + found.slope_half_ms]
+        W_ci95 = inverse(slope_ci95)
+    return {
+        "n_tokens": found.n_tokens,
+        "last_n": found.last_n,
+        "first_token_ms": found.first_token_ms,
+        "B_ms": line and line.B_ms,
+        "B_ci95_ms": B_ci95,
+        "slope_ms": line and line.slope_ms,
+        "slope_ci95_ms": slope_ci95,
+        "W_tokens_per_ms": line and line.W_tokens_per_ms,
+        "W_ci95": W_ci95,
+        "W_identifiable": found.W_identifiable,
+        "robust_B_ms": steady and steady.B_ms,
+        "robust_W_tokens_per_ms": steady and steady.W_tokens_per_ms,
+        "shape": shape and shape.name,
+        "segments": [
+            {
+                "from_n": segment.from_n,
+                "to_n": segment.to_n,
+                "B_ms": segment.line.B_ms,
+                "W_tokens_per_ms": segment.line.W_tokens_per_ms,
+            }
+            for segment in (shape.segments if shape else ())
+        ],
+        "spikes": asdict(found.spikes),
+        "median_ms": found.median_ms,
+        "start_tokens_per_s": found.start_tokens_per_s,
+        "end_tokens_per_s": found.end_tokens_per_s,
+        "slow_from_n": found.slow_from_n,
+    }
+
+
+def inverse(slope: list[float]) -> list[float | None] | None:
+    """An interval of a slope as one of W; null where the slope is surely not positive."""
+    low, high = slope
+    return None if high <= 0 else [1 / high, 1 / low if low > 0 else None]
+
+
+def analyse(n: Floats, ms: Floats) -> Analysis:
+    """Analyse one series, its first token first. Raises Unusable."""
+    check(n, ms)
+    first = float(ms[0])
+    n, ms = np.asarray(n[1:], dtype=float), np.asarray(ms[1:], dtype=float)
+    if len(ms) < 2:
+        return Analysis(n_tokens=len(ms) + 1, first_token_ms=first)
+    x = n - 1
+    line, halves, steady = least_squares(x, ms), half_widths(x, ms), robust(x, ms)
+    shape = shape_of(n, ms)
+    edge = min(EDGE_TOKENS, len(ms))
+    slow = _lasting(n, ms)
+    return Analysis(
+        n_tokens=len(ms) + 1,
+        first_token_ms=first,
+        second_ms=float(ms[0]),
+        settled_ms=float(np.median(ms[SETTLED])),
+        line=line,
+        B_half_ms=halves[0] if halves else None,
+        slope_half_ms=halves[1] if halves else None,
+        robust=steady if steady and _differ(line, steady) else None,
+        shape=shape,
+        W_identifiable=_identifiable(line, halves, shape, float(np.median(ms))),
+        spikes=_spikes(ms),
+        start_tokens_per_s=float(1e3 / ms[:edge].mean()),
+        end_tokens_per_s=float(1e3 / ms[-edge:].mean()),
+        slow_from_n=slow,
+        last_n=int(n[-1]),
+        median_ms=float(np.median(ms)),
+        fastest_ms=float(_running_median(ms).min()) if len(ms) >= NEIGHBOURS else float(np.median(ms)),
+    )
+
+
+def check(n: Floats, ms: Floats) -> None:
+    """Raises Unusable: nothing there, positions that do not rise, latencies that are no positive numbers."""
+    if len(n) == 0:
+        raise Unusable("it has no tokens")
+    if not np.isfinite(ms).all():
+        raise Unusable(f"the latency at n = {n[int(np.argmin(np.isfinite(ms)))]:.0f} is not a number")
+    if (np.diff(n) <= 0).any():
+        raise Unusable(f"n does not increase after {n[int(np.argmax(np.diff(n) <= 0))]:.0f}")
+    if (ms <= 0).any():
+        at = int(np.argmax(ms <= 0))
+        raise Unusable(f"the latency at n = {n[at]:.0f} is {ms[at]:g} ms")
+
+
+def _identifiable(line: Line, halves: tuple[float, float] | None, shape: Shape, level: float) -> bool:
+    if halves is None or shape.name in ("flat", "short") or line.slope_ms - halves[1] <= 0:
+        return False
+    return not (len(shape.segments) == 2 and _is_plateau(shape.segments[1], shape.segments[0], level))
+
+
+def _is_plateau(segment: Segment, other: Segment, level: float) -> bool:
+    steep = other.line.slope_ms
+    return is_flat(segment, level) and steep > 0 and segment.line.slope_ms < FLAT * steep
+
+
+def plateau(shape: Shape | None, level: float) -> Segment | None:
+    """The flat rest of a series that rose before: what a cache that rolled over looks like; else null."""
+    if shape is None or shape.name != "mode change":
+        return None
+    first, second = shape.segments
+    return second if _is_plateau(second, first, level) else None
+
+
+def _differ(line: Line, steady: Line) -> bool:
+    slope = abs(steady.slope_ms - line.slope_ms) > DIFFERS_W * abs(line.slope_ms)
+    return slope or abs(steady.B_ms - line.B_ms) > DIFFERS_B * abs(line.B_ms)
+
+
+def _running_median(ms: Floats) -> Floats:
+    """Of the neighbours around each token; the ends keep that of the nearest whole window."""
+    windows = np.lib.stride_tricks.sliding_window_view(ms, NEIGHBOURS)
+    return np.pad(np.median(windows, axis=1), NEIGHBOURS // 2, mode="edge")
+
+
+def _spikes(ms: Floats) -> Spikes:
+    if len(ms) < NEIGHBOURS:
+        return Spikes()
+    usual = _running_median(ms)
+    above = ms - usual
+    spread = 1.4826 * float(np.median(np.abs(above)))
+    at = np.flatnonzero((above > SPIKE_SHARE * usual) & (above > SPIKE_SIGMAS * spread))
+    at = at[at > 0]  # a slow second token is another matter: see flags
+    if len(at) == 0:
+        return Spikes()
+    period = float(np.median(np.diff(at))) if len(at) >= LEAST_SPIKES else None
+    return Spikes(len(at), float(np.median(above[at])), period)
+
+
+def _lasting(n: Floats, ms: Floats) -> int | None:
+    """The position from which the running median stays over 50 ms; null where it never does."""
+    usual = _running_median(ms) if len(ms) >= NEIGHBOURS else ms
+    fast = np.flatnonzero(usual <= SLOW_MS)
+    start = int(fast[-1]) + 1 if len(fast) else 0
+    return int(n[start]) if start < len(n) and not math.isnan(usual[-1]) else None

@@ -1,0 +1,69 @@
+"""What `harness fit` shows on a terminal: one line a variant, then what is wrong with each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.report.theory import Columns, short, table, whole
+
+Row = dict[str, Any]
+
+
+def interval(value: float | None, ends: list[float | None] | None, digits: int) -> str:
+    """`22.80 +- 0.04`; `> 512` where the high end is open."""
+    if value is None:
+        return "-"
+    if ends is None:
+        return f"{value:.{digits}f}"
+    low, high = ends
+    if low is None or high is None:
+        return f"{value:.{digits}f} (over {short(low)})"
+    return f"{value:.{digits}f} +- {(high - low) / 2:.{digits}f}"
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _W(row: Row) -> str:
+    if row["W_tokens_per_ms"] is None or not row["W_identifiable"]:
+        return "not identifiable"
+    return interval(row["W_tokens_per_ms"], row["W_ci95"], 0)
+
+
+COLUMNS: Columns = (
+    ("variant", lambda row: row["variant"]),
+    ("tokens", lambda row: whole(row["n_tokens"])),
+    ("first ms", lambda row: short(row["first_token_ms"])),
+    ("B ms", lambda row: interval(row["B_ms"], row["B_ci95_ms"], 2)),
+    ("W tok/ms", _W),
+    ("shape", lambda row: row["shape"] or "-"),
+    ("parts at n", lambda row: ", ".join(str(s["from_n"]) for s in row["segments"][1:]) or "-"),
+    ("spikes", lambda row: whole(row["spikes"]["count"])),
+    ("of every", lambda row: short(row["spikes"]["period_tokens"])),
+    ("50 ms from n", lambda row: whole(row["slow_from_n"])),
+)
+AGAINST: Columns = (
+    ("B theory", lambda row: short(row["B_theory_ms"])),
+    ("reached", lambda row: share(row["B_ratio"])),
+    ("W theory", lambda row: short(row["W_theory"])),
+    ("reached", lambda row: share(row["W_ratio"])),
+    ("B as w16", lambda row: short(row["B_as_w16_ms"])),
+)
+
+
+def show(rows: Sequence[Row]) -> None:
+    """The table of usable variants, what a robust line says where it differs, flags, and the unusable."""
+    usable = [row for row in rows if row["unusable"] is None]
+    if usable:
+        table((*COLUMNS, *(AGAINST if "B_theory_ms" in usable[0] else ())), usable)
+    for row in usable:
+        if row["robust_B_ms"] is not None:
+            line = f"B {row['robust_B_ms']:.2f} ms, W {short(row['robust_W_tokens_per_ms'])}"
+            print(f"{row['variant']}: without its spikes: {line}")
+        for flag in row["flags"]:
+            print(f"{row['variant']}: {flag['code']}: {flag['detail']}")
+    for row in rows:
+        if row["unusable"] is not None:
+            print(f"{row['variant']}: unusable, because {row['unusable']}")

@@ -1,0 +1,318 @@
+"""Series of known truth: line, interval, shape, spikes, flags; and `harness fit` on files good and bad."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.analysis import budget
+from harness.analysis.flags import Limit, flags, identical
+from harness.analysis.line import half_widths, least_squares, pooled
+from harness.analysis.series import Unusable, analyse, row
+
+B_MS, SLOPE = 20.0, 1e-3
+
+
+def positions(count: int) -> np.ndarray:
+    return np.arange(26, 26 + count, dtype=float)
+
+
+def noise(count: int, chance: np.random.Generator, deviation: float = 0.1, rho: float = 0.7) -> np.ndarray:
+    """Autoregressive of order one, stationary from the start."""
+    drawn = chance.normal(size=count) * deviation * (1 - rho * rho) ** 0.5
+    drawn[0] = chance.normal() * deviation
+    for i in range(1, count):
+        drawn[i] += rho * drawn[i - 1]
+    return drawn
+
+
+def stairs(n: np.ndarray) -> np.ndarray:
+    """What padding to 256 adds to a line: falling by 256 tokens' cost, then jumping; none on average."""
+    return (np.ceil(n / 256) * 256 - n - 127.5) * SLOPE
+
+
+def drawn(count: int = 9975, seed: int = 0, **kinds: bool) -> tuple[np.ndarray, np.ndarray]:
+    """First token, then a line with noise and, if asked for, stairs."""
+    n = positions(count)
+    ms = B_MS + (n - 1) * SLOPE + noise(count, np.random.default_rng(seed))
+    if kinds.get("staircase"):
+        ms += stairs(n)
+    return n, np.concatenate([[60.0], ms[1:]])
+
+
+@pytest.mark.parametrize("count", [2048, 4000, 9975])
+def test_intervals_cover_the_truth_as_often_as_they_say(count):
+    chance, draws = np.random.default_rng(count), 1000
+    n = positions(count)
+    x, truth = n - 1, B_MS + (n - 1) * SLOPE + stairs(n)
+    # A staircase cut anywhere leans a line through it by a little: the truth is the line without noise.
+    exact = least_squares(x, truth)
+    assert exact.slope_ms == pytest.approx(SLOPE, rel=0.02)
+    # All draws at once: columns are tokens.
+    errors = chance.normal(size=(draws, count)) * 0.1 * 0.51**0.5
+    errors[:, 0] = chance.normal(size=draws) * 0.1
+    for i in range(1, count):
+        errors[:, i] += 0.7 * errors[:, i - 1]
+    hits = np.zeros(2)
+    for error in errors:
+        ms = truth + error
+        line, halves = least_squares(x, ms), half_widths(x, ms)
+        assert halves is not None
+        hits += (
+            abs(line.B_ms - exact.B_ms) <= halves[0],
+            abs(line.slope_ms - exact.slope_ms) <= halves[1],
+        )
+    assert (hits / draws >= 0.93).all(), hits
+    assert (hits / draws <= 0.98).all(), hits
+
+
+def test_intervals_over_repeats_cover_what_differs_between_processes():
+    chance, covered = np.random.default_rng(0), 0
+    for _ in range(1000):
+        estimates = list(20 + chance.normal(size=3) * 0.3)  # processes differ by more than tokens within one
+        _, ends = pooled(estimates, half_width=0.05)
+        assert ends is not None
+        covered += ends[0] <= 20 <= ends[1]
+    assert 930 <= covered <= 980
+    assert pooled([20.0], None) == (20.0, None)
+    assert pooled([20.0], 0.1) == (20.0, [19.9, 20.1])
+
+
+def test_a_line_a_staircase_and_no_slope_are_told_apart():
+    for kind in ("line", "staircase"):
+        found = analyse(*drawn(staircase=kind == "staircase"))
+        assert found.shape.name == kind
+        assert found.W_identifiable
+        assert row(found)["W_tokens_per_ms"] == pytest.approx(1000, rel=0.01)
+    n = positions(9975)
+    found = analyse(n, np.concatenate([[60], 20 + noise(9975, np.random.default_rng(1))[1:]]))
+    assert found.shape.name == "flat"
+    assert not found.W_identifiable
+
+
+def test_a_hinge_has_a_plateau_and_the_slope_after_it():
+    n = positions(9975)
+    ms = 20 + np.maximum(n - 1 - 1500, 0) * 3e-3 + noise(9975, np.random.default_rng(2))
+    found = analyse(n, np.concatenate([[60], ms[1:]]))
+    assert found.shape.name == "hinge"
+    plateau, slope = found.shape.segments
+    assert plateau.to_n == pytest.approx(1501, abs=256)
+    assert plateau.line.slope_ms == 0
+    assert slope.line.slope_ms == pytest.approx(3e-3, rel=0.05)
+
+
+def test_a_change_of_mode_is_found_to_the_token():
+    n = positions(9975)
+    ms = np.where(n <= 2048, 12 + n * 1.6e-3, 10.7 + n * 1e-3) + noise(9975, np.random.default_rng(3), 0.02)
+    found = analyse(n, np.concatenate([[60], ms[1:]]))
+    assert found.shape.name == "mode change"
+    assert found.shape.segments[0].to_n == pytest.approx(2048, abs=3)
+    assert found.W_identifiable
+    assert not flags(found)
+
+
+def test_a_cache_that_rolls_over_is_a_plateau_and_no_W():
+    n = positions(9975)
+    ms = 5.7 + np.minimum(n, 2048) * 1.4e-3 + noise(9975, np.random.default_rng(4), 0.02)
+    found = analyse(n, np.concatenate([[60], ms[1:]]))
+    assert [flag.code for flag in flags(found)] == ["plateau_past_window"]
+    assert not found.W_identifiable
+
+
+def test_spikes_are_counted_and_the_robust_line_does_not_see_them():
+    n, ms = drawn()
+    ms[300::200] += np.linspace(50, 150, len(ms[300::200]))
+    found = analyse(n, ms)
+    assert found.spikes.count == len(ms[300::200])
+    assert found.spikes.period_tokens == 200
+    assert found.spikes.size_ms == pytest.approx(100, rel=0.05)
+    assert found.robust.slope_ms == pytest.approx(SLOPE, rel=0.02)
+    assert found.line.slope_ms > 1.02 * SLOPE
+    assert found.shape.name == "line"
+    assert analyse(*drawn()).robust is None  # it says nothing new
+
+
+def test_short_series_have_a_line_and_no_claim():
+    found = analyse(*drawn(600))
+    assert found.shape.name == "short"
+    assert found.B_half_ms is None
+    assert not found.W_identifiable
+    assert analyse(positions(1), np.array([5.0])).line is None
+
+
+def codes(
+    n: np.ndarray, ms: np.ndarray, limit: Limit | None = None, expected: int | None = None
+) -> list[str]:
+    return [flag.code for flag in flags(analyse(n, ms), limit, expected)]
+
+
+def test_flags_name_what_is_wrong_and_nothing_that_is_not():
+    n, ms = drawn(staircase=True)
+    fair = Limit(B_ms=13.0, slope_ms=0.75e-3)
+    assert codes(n, ms, fair, 9975) == []
+    early = ms.copy()
+    early[0], early[1] = 5.0, 300.0
+    assert codes(n, early) == ["first_token_unsynchronised"]
+    assert codes(n, early, fair) == ["first_token_unsynchronised", "first_token_faster_than_limit"]
+    assert codes(n, ms, Limit(25.0, SLOPE)) == ["faster_than_limit"]
+    assert codes(n, ms, Limit(13.0, 1.2e-3)) == ["slope_faster_than_limit"]
+    assert codes(n, ms, Limit(20.9, 1.04e-3)) == []  # within 5%
+    assert codes(n[:5000], ms[:5000], None, 9975) == ["early_stop"]
+    hot = ms.copy()
+    hot[6000:] += 3
+    assert codes(n, hot) == ["drift"]
+
+
+def test_two_names_of_one_series_are_told():
+    one, other = drawn()[1], drawn(seed=1)[1]
+    found = identical({"a": one, "b": other, "c": one.copy()})
+    assert set(found) == {"a", "c"}
+    assert "to c" in found["a"].detail
+
+
+@pytest.mark.parametrize(
+    ("n", "ms", "why"),
+    [
+        ([], [], "no tokens"),
+        ([1, 2, 2], [1, 1, 1], "n does not increase after 2"),
+        ([1, 2, 3], [1, -1, 1], "the latency at n = 2 is -1 ms"),
+        ([1, 2, 3], [1, 0, 1], "the latency at n = 2 is 0 ms"),
+        ([1, 2, 3], [1, 1, np.nan], "the latency at n = 3 is not a number"),
+    ],
+)
+def test_what_is_no_series_says_why(n, ms, why):
+    with pytest.raises(Unusable, match=why):
+        analyse(np.array(n, dtype=float), np.array(ms, dtype=float))
+
+
+# --- where the time goes
+
+
+def cell(**figures: object) -> dict:
+    usual = {
+        "status": "ok",
+        "model": "m",
+        "stack": "s",
+        "machine": "x",
+        "device": "cuda",
+        "W_identifiable": True,
+    }
+    return usual | {"kv_bytes_per_token": 1e5, "W_tokens_per_ms": 1000.0} | figures
+
+
+def test_a_fixed_cost_and_a_bandwidth_are_told_apart_across_quantizations():
+    rows = [cell(weight_bytes_per_token=gb * 1e9, B_ms=4 + gb / 0.8) for gb in (1, 2, 4, 8)]  # 800 GB/s
+    (found,) = budget.budgets(rows)
+    assert (found.of, found.cells) == ("B", 4)
+    assert found.fixed_ms == pytest.approx(4)
+    assert found.bytes_per_s == pytest.approx(800e9)
+    assert [row["dominated_by"] for row in budget.apart(rows)] == ["fixed", "fixed", "bytes", "bytes"]
+    assert budget.apart(rows[:2])[0]["dominated_by"] is None  # two always lie on a line
+    assert budget.budgets([row | {"status": "invalid"} for row in rows]) == []
+
+
+def test_attention_has_its_own_bandwidth_across_models():
+    rows = [
+        cell(
+            model=name,
+            weight_bytes_per_token=None,
+            B_ms=None,
+            kv_bytes_per_token=kv,
+            W_tokens_per_ms=1e3 / ms,
+        )
+        for name, kv, ms in (("a", 1e5, 0.3), ("b", 4e5, 0.6), ("c", 8e5, 1.0))
+    ]
+    (found,) = budget.budgets(rows)
+    assert (found.of, found.group) == ("W", ("s", "x", "cuda"))
+    assert found.bytes_per_s == pytest.approx(1e12)  # 1e5 bytes in 0.1 us
+    assert found.fixed_ms == pytest.approx(0.2e-3)
+
+
+# --- harness fit
+
+
+def write(path: Path, variants: dict[str, tuple[np.ndarray, np.ndarray]]) -> Path:
+    lines = ["variant,n,latency_ms"]
+    lines += [
+        f'"{name}",{k:.0f},{v:.6f}' for name, (n, ms) in variants.items() for k, v in zip(n, ms, strict=True)
+    ]
+    text = "\n".join(lines) + "\n"
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def test_fit_gives_each_variant_of_a_file_with_theory_beside_it(harness, tmp_path):
+    log = write(tmp_path / "log.csv.gz", {"q4_0, mine": drawn(staircase=True), "other": drawn(4000, seed=1)})
+    asked = ("--model", "qwen1.5-14b", "--machine", "rtx-4090", "--bpw", "q4_0, mine=4.5", "--json")
+    mine, other = harness("fit", log, *asked).json
+    assert mine["variant"] == "q4_0, mine"
+    assert mine["B_ci95_ms"][0] < mine["B_ms"] < mine["B_ci95_ms"][1]
+    assert mine["W_ci95"][0] < mine["W_tokens_per_ms"] < mine["W_ci95"][1]
+    assert mine["first_token_ms"] == 60
+    assert mine["flags"] == []
+    active = 13_388_723_200  # without the embedding
+    assert mine["B_theory_ms"] == pytest.approx(active * 4.5 / 8 / 1008e9 * 1e3)
+    assert mine["B_ratio"] == pytest.approx(mine["B_theory_ms"] / mine["B_ms"])
+    assert mine["W_theory"] == pytest.approx(1008e9 / 819_200 / 1e3)
+    assert mine["B_as_w16_ms"] == pytest.approx(mine["B_ms"] * 16 / 4.5)
+    assert (other["B_theory_ms"], other["B_as_w16_ms"]) == (None, None)  # its bits per weight are not known
+    assert [flag["code"] for flag in other["flags"]] == ["early_stop"]
+    text = harness("fit", log).out
+    assert "staircase" in text
+    assert "early_stop: 4000 tokens of 9975" in text
+
+
+def test_a_variant_that_is_no_series_is_told_and_the_rest_is_analysed(harness, tmp_path):
+    n, ms = drawn(600)
+    dead = np.concatenate([ms[:500], np.zeros(100)])
+    log = write(
+        tmp_path / "log.csv", {"good": (n, ms), "dead": (n, dead), "odd": (n, -ms), "none": (n, ms * 0)}
+    )
+    with log.open("a") as file:
+        file.write("words,1,fast\n")
+    ran = harness("fit", log, "--json")
+    assert ran.code == 0
+    good, died, odd, none, words = ran.json
+    assert good["unusable"] is None
+    assert died["n_tokens"] == 500
+    assert {"died", "early_stop"} <= {flag["code"] for flag in died["flags"]}
+    assert "is -60 ms" in odd["unusable"]
+    assert "is 0 ms" in none["unusable"]
+    assert "not a number" in words["unusable"]
+    assert "odd: unusable, because the latency at n = 26 is -60 ms" in harness("fit", log).out
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "said"),
+    [
+        ("variant,n,ms\na,1,2\n", [], "lacks the column latency_ms; it has variant, n, ms"),
+        ("", [], "is no CSV file"),
+        ("variant,n,latency_ms\n", [], "has no rows"),
+        ("variant,n,latency_ms\na,1,2\n", ["--model", "qwen1.5-7b"], "--model and --machine go together"),
+        ("variant,n,latency_ms\na,1,2\n", ["--bpw", "b=4"], "unknown variant b; there are a"),
+        ("variant,n,latency_ms\na,1,2\n", ["--bpw", "4"], "expected VARIANT=BITS"),
+        (
+            "variant,n,latency_ms\na,1,2\n",
+            ["--model", "qwen1.5-7", "--machine", "rtx-4090"],
+            "did you mean qwen1.5-7b",
+        ),
+    ],
+)
+def test_a_wrong_file_or_command_is_one_sentence(harness, tmp_path, content, arguments, said):
+    log = tmp_path / "log.csv"
+    log.write_text(content)
+    ran = harness("fit", log, *arguments)
+    assert ran.code == 2
+    assert said in ran.err
+    assert harness("fit", tmp_path / "none.csv").err.endswith("no such file\n")
+
+
+def test_extra_columns_are_told_and_not_used(harness, tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text("variant,when,n,latency_ms\na,x,1,2\na,y,2,3\na,z,3,3\n")
+    ran = harness("fit", log, "--json")
+    assert ran.json[0]["n_tokens"] == 3
+    assert "columns not used: when" in ran.err

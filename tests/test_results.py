@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
+import time
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from harness import results
@@ -20,7 +25,8 @@ BEGUN = {
     "started_utc": "2026-11-20T00:00:00+00:00",
     "workload": {"kind": "decode", "prompt_tokens": 25, "new_tokens": 4},
 }
-GOOD = BEGUN | {"schema": 1, "outcome": "ok"}
+GOOD = json.loads((GOLDEN / "record-1.json").read_text())
+PUBLISHED = Path(__file__).parent.parent / "results" / "published"
 SAID = [
     Phase("load", 1),
     Loaded({"versions": {}}),
@@ -32,6 +38,57 @@ SAID = [
 
 def refuse(damage: ResultsError) -> None:
     raise damage
+
+
+def changed(where: str, value: Any = ..., *gone: str) -> dict[str, Any]:
+    """The golden record with the value at `done.counters` replaced, or taken out, and others taken out."""
+    record = copy.deepcopy(GOOD)
+    for path, new in ((where, value), *((path, ...) for path in gone)):
+        *parents, last = path.split(".")
+        place = record
+        for name in parents:
+            place = place[name]
+        if new is ...:
+            del place[last]
+        else:
+            place[last] = new
+    return record
+
+
+INSTEAD = (None, True, 0, 1, -1, 2**70, 0.5, -1e308, float("inf"), float("nan"))
+INSTEAD = (*INSTEAD, "", "ok", "\ud800", [], [1], ["a"], {}, {"a": 1}, {"a": {"b": None}})
+
+
+def damage(record: dict[str, Any], chance: random.Random) -> None:
+    """Take out or replace one part at random, wherever it is."""
+    places: list[tuple[Any, Any]] = []
+
+    def collect(value: Any) -> None:
+        keys = (
+            list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+        )
+        for key in keys:
+            # One place of a list is as good as another.
+            if not isinstance(value, list) or key < 2:
+                places.append((value, key))
+                collect(value[key])
+
+    collect(record)
+    place, key = chance.choice(places)
+    if chance.random() < 0.4:
+        del place[key]
+    else:
+        place[key] = copy.deepcopy(chance.choice(INSTEAD))
+
+
+def flipped(content: bytes, chance: random.Random) -> bytes:
+    """With a few bytes changed, or cut off somewhere."""
+    if chance.random() < 0.2:
+        return content[: chance.randrange(len(content))]
+    changed = bytearray(content)
+    for _ in range(chance.choice((1, 3, 20))):
+        changed[chance.randrange(len(changed))] = chance.randrange(256)
+    return bytes(changed)
 
 
 def abandon(root: Path, said: bytes) -> Path:
@@ -46,10 +103,12 @@ def test_a_finished_repeat_is_a_record_and_a_series_and_nothing_else(tmp_path):
     running = results.begin(tmp_path / "machine" / "m" / "cell", BEGUN)
     memory = {"t_ns": [1, 2], "rss_anon_bytes": [3, 4], "rss_file_bytes": [5, 6], "vram_bytes": [None, None]}
     series = {"token_id": [1, 2], "latency_ns": [10, 11]}
-    stored = running.finish(BEGUN | {"outcome": "ok"}, series, memory)
+    stored = running.finish(GOOD, series, memory)
     names = {path.name for path in stored.folder.iterdir()}
     assert names == {"record.json", "tokens.parquet", "memory.parquet"}
     assert results.series(stored) == {"n": [26, 27], "token_id": [1, 2], "latency_ns": [10, 11]}
+    assert results.memory_series(stored) == memory
+    assert results.prefill_series(stored) == {}
     assert [s.record["schema"] for s in results.records(tmp_path, refuse)] == [results.SCHEMA]
 
 
@@ -97,7 +156,7 @@ def test_the_golden_record_of_every_schema_still_reads():
 
 
 def test_a_record_of_a_newer_harness_is_told_and_passed_over(tmp_path):
-    contents = {"new": GOOD | {"schema": 99}, "odd": [1], "bare": {"schema": 1}, "good": GOOD}
+    contents = {"new": {"schema": 99}, "odd": [1], "bare": {"schema": 1}, "good": GOOD}
     for name, content in contents.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "record.json").write_text(json.dumps(content))
@@ -110,9 +169,146 @@ def test_a_record_of_a_newer_harness_is_told_and_passed_over(tmp_path):
     assert any("newer than this harness reads" in line for line in told)
 
 
-def test_a_folder_that_cannot_be_recovered_is_told_and_passed_over(tmp_path):
+def test_what_a_record_lacks_is_told_in_one_sentence(tmp_path):
+    """Written by hand: what was passed on to the readers before, and ended there."""
+    bare = {name: GOOD[name] for name in ("schema", "kind", "cell", "repeat", "started_utc", "outcome")}
+    wrong: dict[str, tuple[object, str]] = {
+        "bare": (bare, "not a record: content_key is missing"),
+        "list": ([GOOD], "not a record: it must be a mapping"),
+        "text": (changed("schema", "1"), "not a record: schema must be a whole number from 1"),
+        "kind": (changed("kind", "guessed"), "its kind must be one of measured, reported"),
+        "outcome": (changed("outcome", ["ok"]), "outcome must be one of ok, oom"),
+        "weights": (changed("model.weights", None), "model.weights must be a mapping"),
+        "zone": (changed("started_utc", "2026-11-20"), "started_utc must be a time with its zone"),
+        "shape": (changed("model.shape.layer", 2), "model.shape.layer is no part of a shape"),
+        "type": (changed("options.type_k", "q9"), "options.type_k must be one of ggml's types"),
+        "stamps": (changed("timing.first_token_ns"), "timing must have both"),
+        "backwards": (changed("timing.last_token_ns", 1), "last_token_ns must be after first_token_ns"),
+        "ended": (changed("done"), "done is missing"),
+        "kernels": (changed("loaded.kernel_asked", "marlin", "loaded.kernels"), "loaded.kernels is missing"),
+        "probe": (changed("bandwidth_probes", [{}]), "bandwidth_probes[0].read_bytes_per_s is missing"),
+        "half": (changed("variant", "\ud800"), "surrogates not allowed"),
+        "nan": (changed("done.counters.stack_decode_ms", float("nan")), "not JSON compliant"),
+        "huge": (changed("done.counters.stack_decode_ms", 10**400), "stack_decode_ms must be a number"),
+        "deep": ("[" * 100_000, "not a record"),
+    }
+    for name, (content, sentence) in wrong.items():
+        path = tmp_path / name / "record.json"
+        path.parent.mkdir()
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        with pytest.raises(ResultsError) as told:
+            results.read(path)
+        assert sentence in str(told.value)
+        assert str(told.value).startswith(f"{path}: ")
+        assert "\n" not in str(told.value)
+
+
+def test_a_record_with_more_than_is_read_is_read(tmp_path):
+    (tmp_path / "record.json").write_text(
+        json.dumps(GOOD | {"later": [1], "loaded": GOOD["loaded"] | {"more": 1}})
+    )
+    assert results.read(tmp_path / "record.json")["later"] == [1]
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_a_folder_of_damaged_records_and_series_lists_what_can_be_listed(harness, tmp_path, form):
+    """500 with random parts gone or replaced: each is listed or passed over, and none ends the listing."""
+    chance = random.Random(20261120)
+    series = {"token_id": list(range(40)), "latency_ns": [10**6 + 17 * k for k in range(40)]}
+    whole = results.begin(tmp_path / "whole", BEGUN).finish(GOOD, series, None)
+    content = (whole.folder / "tokens.parquet").read_bytes()
+    for number in range(500):
+        folder = tmp_path / "damaged" / f"{number:03}"
+        folder.mkdir(parents=True)
+        record = copy.deepcopy(GOOD)
+        for _ in range(chance.choice((1, 1, 2, 5))):
+            damage(record, chance)
+        (folder / "record.json").write_text(json.dumps(record))
+        if chance.random() < 0.7:
+            (folder / "tokens.parquet").write_bytes(
+                content if chance.random() < 0.5 else flipped(content, chance)
+            )
+    ran = harness("list", tmp_path / "damaged", *form)
+    assert ran.code == 0
+    told = ran.err.splitlines()
+    assert all(line.startswith("harness: ") for line in told)
+    over = sum(line.startswith("harness: passed over: ") for line in told)
+    assert 100 < over < 400  # as many as that lacked what is read
+    if form:
+        assert len(ran.json) == 500 - over
+
+
+def test_a_damaged_series_is_columns_or_one_sentence(tmp_path):
+    series = {"token_id": list(range(500)), "latency_ns": [10**6 + 17 * k for k in range(500)]}
+    stored = results.begin(tmp_path / "cell", BEGUN).finish(GOOD, series, None)
+    path = stored.folder / "tokens.parquet"
+    content, chance, refused = path.read_bytes(), random.Random(3), 0
+    for _ in range(300):
+        path.write_bytes(flipped(content, chance))
+        try:
+            columns = results.series(stored)
+        except ResultsError:
+            refused += 1
+        else:
+            assert {"n", "latency_ns"} <= columns.keys()
+            assert all(type(value) is int for value in columns["latency_ns"])
+    assert refused > 100
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ({"n": [1, 2]}, "it has no column latency_ns"),
+        ({"n": [1, 2], "latency_ns": [None, 3]}, "its column latency_ns has gaps"),
+        ({"n": [1, 2], "latency_ns": ["1", "2"]}, "its column latency_ns is not of whole numbers"),
+    ],
+)
+def test_a_series_of_other_columns_is_told(tmp_path, columns, sentence):
+    pq.write_table(pa.table(columns), tmp_path / "tokens.parquet")
+    with pytest.raises(ResultsError, match=sentence):
+        results.series(Stored(tmp_path, GOOD))
+
+
+def test_two_hundred_records_read_in_well_under_a_second(tmp_path):
+    for number in range(200):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "record.json").write_text(json.dumps(GOOD, indent=1))
+    begun = time.process_time()
+    assert len(list(results.records(tmp_path, refuse))) == 200
+    assert time.process_time() - begun < 0.5
+
+
+def test_a_reported_record_is_kept_once_and_read_back(tmp_path):
+    path = next(PUBLISHED.rglob("record.json"))
+    record = {key: value for key, value in json.loads(path.read_text()).items() if key != "schema"}
+    series, prefill = {"n": [25, 26], "latency_ns": [9, 10]}, {"n": [1], "latency_ns": [11]}
+    stored = results.keep(tmp_path / "cell", record, series, prefill)
+    assert [s.record for s in results.records(tmp_path, refuse)] == [stored.record]
+    assert results.series(stored) == series
+    assert results.prefill_series(stored) == prefill
+    with pytest.raises(ResultsError, match="cannot write results here"):
+        results.keep(tmp_path / "cell", record, {}, {})
+    with pytest.raises(ResultsError, match=r"source\.license is missing"):
+        results.keep(tmp_path / "other", record | {"source": {"title": "t", "url": "u"}}, {}, {})
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_damaged_reported_record_is_read_or_told(tmp_path):
+    chance = random.Random(4)
+    good = json.loads(next(PUBLISHED.rglob("record.json")).read_text())
+    told: list[str] = []
+    for _ in range(300):
+        record = copy.deepcopy(good)
+        damage(record, chance)
+        (tmp_path / "record.json").write_text(json.dumps(record))
+        list(results.records(tmp_path, lambda sentence: told.append(str(sentence))))
+    assert 100 < len(told) < 300
+
+
+@pytest.mark.parametrize("begun", ["{", "[]", "{}", '{"started_utc": "2026-11-20T00:00:00+00:00"}'])
+def test_a_folder_that_cannot_be_recovered_is_told_and_passed_over(tmp_path, begun):
     folder = abandon(tmp_path, b"")
-    (folder / "begun.json").write_text("{")
+    (folder / "begun.json").write_text(begun)
     told: list[str] = []
     assert results.recover(tmp_path, lambda damage: told.append(str(damage))) == []
     assert "cannot be recovered" in told[0]
@@ -153,7 +349,7 @@ def test_a_results_folder_that_cannot_be_written_is_one_sentence(tmp_path):
 
 def test_a_full_disk_is_an_error_and_loses_nothing_finished(small_disk):
     disk = small_disk("128k")
-    finished = results.begin(disk / "cell", BEGUN).finish(BEGUN | {"outcome": "ok"}, {}, None)
+    finished = results.begin(disk / "cell", BEGUN).finish(GOOD, {}, None)
     running: Running = results.begin(disk / "cell", BEGUN)
     with pytest.raises(ResultsError, match="cannot be written"):
         running.finish(BEGUN | {"outcome": "ok", "log_tail": ["x" * 200_000]}, {}, None)

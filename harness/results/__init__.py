@@ -2,12 +2,12 @@
 
 results/<machine>/<model>/<cell>/<when>/ holds record.json, tokens.parquet, memory.parquet and worker.log.
 While a repeat runs, its folder holds begun.json and events.jsonl instead of a record; whoever finds such a
-folder unlocked makes an interrupted record of what is there.
+folder unlocked makes an interrupted record of what is there. A record that its readers could not use is told
+and passed over.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -17,9 +17,30 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from harness.results.files import ResultsError, read_columns, write_columns, write_whole
+from harness.results.form import BEGUN, OUTCOMES, POSITIVE, Record, misfit, wrong_with
 from runners.protocol import Event, Loaded, NonsenseError, Phase, Tokens, decode
 
-Record = dict[str, Any]
+__all__ = [
+    "OUTCOMES",
+    "SCHEMA",
+    "Record",
+    "ResultsError",
+    "Running",
+    "Stored",
+    "begin",
+    "check_writable",
+    "columns_of",
+    "events_in",
+    "keep",
+    "memory_series",
+    "prefill_series",
+    "read",
+    "records",
+    "recover",
+    "series",
+    "tail",
+]
 
 # Schema history (bump SCHEMA, add an upgrade, keep a sample in tests/golden/):
 #   1  first version
@@ -27,14 +48,6 @@ SCHEMA = 1
 UPGRADES: dict[int, Callable[[Record], Record]] = {}  # from this number to the next
 
 LOG_TAIL_LINES = 20
-OUTCOMES = ("ok", "oom", "error", "crash", "timeout", "interrupted", "refused", "unavailable")
-
-
-NEEDED_KEYS = {"kind", "cell", "repeat", "started_utc", "outcome"}  # of every schema, newer ones too
-
-
-class ResultsError(RuntimeError):
-    """The results folder cannot be read or written; the message is a sentence."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ class Running:
         # Locked before begun.json makes the folder recoverable; released by the kernel when the controller
         # dies.
         fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _write_whole(folder / "begun.json", json.dumps(begun).encode())
+        write_whole(folder / "begun.json", json.dumps(begun).encode())
 
     def finish(
         self, record: Record, series: dict[str, list[int]], memory: dict[str, list[int | None]] | None
@@ -120,39 +133,68 @@ def records(root: Path, unreadable: Callable[[ResultsError], None]) -> Iterator[
 
 
 def read(path: Path) -> Record:
-    """One record, upgraded. Raises ResultsError when it is damaged or of a newer harness."""
+    """One record, upgraded; all that readers use is there, and of its type.
+
+    Raises ResultsError when it is damaged, of a newer harness, or lacks what readers use.
+    """
     try:
         record: Record = json.loads(path.read_text(encoding="utf-8"))
+        if wrong := misfit(record, {"schema": POSITIVE}):
+            raise ValueError(wrong)
         number = record["schema"]
-        if type(number) is int and number > SCHEMA:
+        if number > SCHEMA:
             raise ResultsError(
                 f"{path}: record schema {number} is newer than this harness reads ({SCHEMA}); update it"
             )
-        if type(number) is not int or not record.keys() >= NEEDED_KEYS:
-            raise ValueError(f"lacks {', '.join(sorted(NEEDED_KEYS - record.keys())) or 'a schema number'}")
+        # What could not be shown or written again: NaN, and halves of characters.
+        json.dumps(record, allow_nan=False, ensure_ascii=False).encode()
     except OSError as refusal:
         raise ResultsError(f"{path}: {refusal.strerror}") from refusal
-    except (ValueError, KeyError, TypeError, AttributeError) as damage:
+    except (ValueError, RecursionError) as damage:
         raise ResultsError(f"{path}: not a record: {damage}") from damage
     while number < SCHEMA:
         record = UPGRADES[number](record)
         number = record["schema"]
+    if wrong := wrong_with(record):
+        raise ResultsError(f"{path}: not a record: {wrong}")
     return record
 
 
 def series(stored: Stored) -> dict[str, list[int]]:
-    """The per-token columns (`n, token_id, latency_ns`, the stack's own), empty where there is no series."""
-    if stored.series_path is None:
-        return {}
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    """The per-token columns (`n` and `latency_ns`; where measured `token_id` and the stack's own), empty
+    where there is no series. `n` is as its source counts it. Raises ResultsError."""
+    return read_columns(stored.folder / "tokens.parquet", ("n", "latency_ns"))
 
+
+def prefill_series(stored: Stored) -> dict[str, list[int]]:
+    """`n`, the tokens of a prompt, and `latency_ns` of its one forward pass; empty where there is none.
+    Raises ResultsError."""
+    return read_columns(stored.folder / "prefill.parquet", ("n", "latency_ns"))
+
+
+def memory_series(stored: Stored) -> dict[str, list[Any]]:
+    """`t_ns` on the clock of the stamps, and `rss_anon_bytes`, `rss_file_bytes` and `vram_bytes`, each null
+    where it could not be read; empty where there are no samples. Raises ResultsError."""
+    return read_columns(stored.folder / "memory.parquet", ("t_ns",))
+
+
+def keep(folder: Path, record: Record, series: dict[str, list[int]], prefill: dict[str, list[int]]) -> Stored:
+    """Write a record of kind `reported` and its series, if any (`n`, `latency_ns`), into a folder of its own.
+
+    Raises ResultsError: it is no record, the folder is there already or cannot be written.
+    """
+    record = {"schema": SCHEMA, **record}
+    if wrong := wrong_with(record):
+        raise ResultsError(f"{folder}: not a record: {wrong}")
     try:
-        with pq.ParquetFile(stored.series_path) as file:  # read_table would import all of pandas
-            columns: dict[str, list[int]] = file.read().to_pydict()
-    except (OSError, pa.ArrowException) as damage:
-        raise ResultsError(f"{stored.series_path}: not a series: {damage}") from damage
-    return columns
+        folder.mkdir(parents=True)
+    except OSError as refusal:
+        raise ResultsError(f"{folder}: cannot write results here: {refusal.strerror}") from refusal
+    for name, columns in (("tokens", series), ("prefill", prefill)):
+        if columns:
+            write_columns(folder / f"{name}.parquet", columns)
+    write_whole(folder / "record.json", _text(record))
+    return Stored(folder, record)
 
 
 def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stored]:
@@ -175,7 +217,9 @@ def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stor
                 continue  # another campaign is writing it now
             try:
                 begun: Record = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError) as damage:
+                if wrong := misfit(begun, BEGUN):
+                    raise ValueError(wrong)
+            except (OSError, ValueError, RecursionError) as damage:
                 unreadable(ResultsError(f"{path}: cannot be recovered: {damage}"))
                 continue
             said = list(events_in((folder / "events.jsonl").read_bytes()))
@@ -233,11 +277,11 @@ def _finish(
     if series:
         first = record["workload"]["prompt_tokens"] + 1
         n = list(range(first, first + len(series["latency_ns"])))
-        _write_parquet(folder / "tokens.parquet", {"n": n, **series})
+        write_columns(folder / "tokens.parquet", {"n": n, **series})
     if memory and memory["t_ns"]:
-        _write_parquet(folder / "memory.parquet", memory)
+        write_columns(folder / "memory.parquet", memory)
     record = {"schema": SCHEMA, **record}
-    _write_whole(folder / "record.json", json.dumps(record, indent=1, allow_nan=False).encode())
+    write_whole(folder / "record.json", _text(record))
     _tidy(folder)
     return Stored(folder, record)
 
@@ -249,35 +293,5 @@ def _tidy(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _write_parquet(path: Path, columns: dict[str, Any]) -> None:
-    """Deltas and zstd: 10,000 latencies take 26 KB where pyarrow's defaults take 83."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.table({name: pa.array(values, pa.int64()) for name, values in columns.items()})
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        table,
-        sink,
-        compression="zstd",
-        use_dictionary=False,
-        column_encoding=dict.fromkeys(columns, "DELTA_BINARY_PACKED"),
-        write_statistics=False,
-        store_schema=False,
-    )
-    _write_whole(path, sink.getvalue().to_pybytes())
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write beside, flush to disk, rename: a reader sees the whole file or none. Raises ResultsError."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as refusal:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise ResultsError(f"{path}: cannot be written: {refusal.strerror}") from refusal
+def _text(record: Record) -> bytes:
+    return json.dumps(record, indent=1, allow_nan=False).encode()

@@ -36,7 +36,18 @@ def test_the_readme_lists_every_module_in_one_line():
 
 
 def test_every_subcommand_and_config_is_in_the_readme():
-    for command in ("run", "list", "validate", "synth", "env", "doctor", "theory", "machine"):
+    for command in (
+        "run",
+        "list",
+        "validate",
+        "synth",
+        "env",
+        "doctor",
+        "theory",
+        "machine",
+        "fit",
+        "report",
+    ):
         assert f"harness {command}" in README
     for config in (ROOT / "configs").glob("*.yaml"):
         assert f"configs/{config.name}" in README

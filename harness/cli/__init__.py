@@ -40,6 +40,10 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         from harness.cli import theory
 
         return theory.run(arguments)
+    if arguments.command == "fit":
+        from harness.cli import fit
+
+        return fit.run(arguments)
     from harness.cache import CacheError
     from harness.cli import commands
     from harness.config import ConfigError
@@ -104,6 +108,25 @@ def _parser() -> argparse.ArgumentParser:
     env.add_argument("--json", action="store_true")
 
     theory_options.add(_command(commands, "theory", "what the hardware allows, before anything runs"))
+
+    report = _command(commands, "report", "one page, or tables alone, from folders of records")
+    report.add_argument("dir", nargs="+", type=Path, metavar="DIR", help="a results folder")
+    report.add_argument("-o", "--output", type=Path, metavar="FILE", help="the page (default: in reports/)")
+    report.add_argument(
+        "--baseline", type=Path, metavar="DIR", help="records to show beside these, cell by cell"
+    )
+    report.add_argument("--format", choices=["md", "csv", "json"], help="print the tables alone")
+    report.add_argument("--png", type=Path, metavar="DIR", help="write the figures as PNG files")
+
+    fit = _command(commands, "fit", "line, interval, shape and faults of any per-token log")
+    fit.add_argument("series", type=Path, metavar="SERIES", help="a .csv or .csv.gz: variant, n, latency_ms")
+    fit.add_argument("--model", metavar="NAME", help="with --machine: what the hardware allows, beside it")
+    fit.add_argument("--machine", metavar="NAME")
+    fit.add_argument(
+        "--bpw", nargs="+", default=[], metavar="VARIANT=X", help="bits per weight, e.g. q4_0.gguf=4.62"
+    )
+    fit.add_argument("--units", choices=["si", "published"], default="si", help="as in `harness theory`")
+    fit.add_argument("--json", action="store_true", help="one array, one object per variant")
 
     machine = _command(commands, "machine", "what this machine is, and what it can do at most")
     machine.add_argument("--measure", action="store_true", help="measure read bandwidth and matrix rate")

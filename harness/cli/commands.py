@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness import campaign, config, plan, results
-from harness.analysis import rows, traffic
 from harness.cli import NOT_OK, NOT_STARTED, OK
 from harness.cli.progress import Progress
-from harness.results import ResultsError, Stored
+from harness.results import ResultsError
+
+if TYPE_CHECKING:
+    from harness.report.gather import Gathered
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,20 +45,21 @@ def run(arguments: argparse.Namespace) -> int:
     except (campaign.DeviceBusy, campaign.Stopped) as stop:
         print(f"harness: {stop}", file=sys.stderr)
         return NOT_OK
-    table = _rows(stored)
-    _print(table, arguments.json)
-    from harness.report import page as report
+    from harness.report import document
+    from harness.report.gather import Gathered
 
+    gathered = Gathered(stored)
+    _print(gathered, arguments.json)
     # A run of some cells must not take the place of the page of all.
     name = experiment.name + ("-only" if arguments.only else "")
     page = (root if arguments.out else Path("reports")) / f"{name}.html"
     try:
-        report.write(page, name, rows.per_cell(table), table, stored)
+        document.write(page, gathered.study(name))
     except ResultsError as refusal:  # all is measured: this is not "nothing was started"
         print(f"harness: {refusal}", file=sys.stderr)
         return NOT_OK
     print(f"records: {root}\nreport: {page.absolute()}", file=sys.stderr if arguments.json else sys.stdout)
-    return OK if all(row["status"] == "ok" for row in table) else NOT_OK
+    return OK if all(row["status"] == "ok" for row in gathered.repeats) else NOT_OK
 
 
 def list(arguments: argparse.Namespace) -> int:
@@ -67,9 +69,18 @@ def list(arguments: argparse.Namespace) -> int:
             f"{arguments.dir}: {'not a' if arguments.dir.exists() else 'no such'} results folder"
         )
     unreadable: Any = lambda damage: print(f"harness: passed over: {damage}", file=sys.stderr)  # noqa: E731
+    from harness.report.gather import Gathered
+
     stored = [s for s in results.records(arguments.dir, unreadable) if s.record["kind"] == "measured"]
-    _print(_rows(stored), arguments.json)
+    _print(Gathered(stored), arguments.json)
     return OK
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Write a page, or tables alone, of results folders."""
+    from harness.cli import report as command
+
+    return command.make(arguments)
 
 
 def validate(arguments: argparse.Namespace) -> int:
@@ -118,40 +129,23 @@ def doctor(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _rows(stored: Sequence[Stored]) -> Sequence[rows.Row]:
-    """One row a record; the bandwidth ceiling is the best that its campaign measured."""
-    campaigns: dict[str, Any] = {}
-    for each in stored:
-        campaigns.setdefault(each.record["campaign"]["id"], []).append(each.record)
-    ceilings = {key: traffic.ceiling_bytes_per_s(found) for key, found in campaigns.items()}
-    table = []
-    for each in stored:
-        try:
-            series = results.series(each)
-        except ResultsError as damage:
-            print(f"harness: {damage}", file=sys.stderr)
-            series = {}
-        path = str(each.series_path) if series else None
-        table.append(rows.row(each.record, series, path, ceilings[each.record["campaign"]["id"]]))
-    return table
-
-
-def _print(table: Sequence[rows.Row], as_json: bool) -> None:
+def _print(gathered: Gathered, as_json: bool) -> None:
+    for warning in gathered.warnings:
+        print(f"harness: {warning}", file=sys.stderr)
     if as_json:
-        print(json.dumps(table, indent=1, allow_nan=False))
+        print(json.dumps(gathered.repeats, indent=1, allow_nan=False))
         return
     from rich.console import Console
 
     from harness.report import tables
 
-    pooled = tables.named(rows.per_cell(table))
     # A narrow terminal wraps a line; it must not cut figures off.
     console = Console(width=200, soft_wrap=True, highlight=False)
-    console.print(tables.terminal(pooled))
-    if said := tables.bandwidth(table):
+    console.print(tables.terminal(gathered.cells))
+    if said := tables.bandwidth(gathered.repeats):
         console.print(said, style="dim")
-    if any(row["weights"] == "synthetic" for row in pooled):
+    if any(row["weights"] == "synthetic" for row in gathered.cells):
         console.print("synthetic weights: sizes are exact, latency nearly so", style="dim")
-    for row in pooled:
+    for row in gathered.cells:
         for reason in row["reasons"]:
             console.print(f"{row['name']}: {reason}", style="yellow", markup=False)

@@ -1,0 +1,56 @@
+"""`harness report`: a page, or the tables alone, from folders of records; no GPU and no stack is needed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from harness import results
+from harness.cli import NOT_OK, OK
+from harness.report import document, export
+from harness.report.gather import Gathered
+from harness.results import ResultsError, Stored
+
+
+def make(arguments: argparse.Namespace) -> int:
+    """Print the tables, or write the page and say where. Raises ResultsError when nothing can be shown."""
+    gathered = _gathered(arguments.dir)
+    baseline = _gathered([arguments.baseline]) if arguments.baseline else None
+    title = ", ".join(folder.resolve().name for folder in arguments.dir)
+    study = gathered.study(title, baseline)
+    for warning in study.warnings:
+        print(f"harness: {warning}", file=sys.stderr)
+    if arguments.png:
+        try:
+            for path in export.png(arguments.png, study):
+                print(path)
+        except export.FiguresError as refusal:
+            print(f"harness: {refusal}", file=sys.stderr)
+            return NOT_OK
+    if arguments.format:
+        table = {"md": export.markdown, "csv": export.csv, "json": export.json}[arguments.format]
+        print(table(study.rows), end="")
+        return OK
+    if arguments.output or not arguments.png:
+        page = arguments.output or Path("reports") / f"{gathered.cells[0]['machine']}.html"
+        document.write(page, study)
+        print(page.absolute())
+    return OK
+
+
+def _gathered(folders: list[Path]) -> Gathered:
+    """The records of some folders. Raises ResultsError: a folder that is none, or not one record in them."""
+    stored: list[Stored] = []
+    damages: list[str] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise ResultsError(f"{folder}: {'not a' if folder.exists() else 'no such'} results folder")
+        stored += results.records(folder, lambda damage: damages.append(f"passed over: {damage}"))
+    if not stored:
+        for damage in damages:
+            print(f"harness: {damage}", file=sys.stderr)
+        raise ResultsError(f"{', '.join(map(str, folders))}: no records")
+    gathered = Gathered(stored)
+    gathered.warnings = [*damages, *gathered.warnings]
+    return gathered

@@ -1,0 +1,187 @@
+"""Figures of B and W: a bar a variant with its interval, beside the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from harness.report.columns import failure, hidden, interval
+from harness.report.drawing import FAINT, INK, Figure, Mark, Named, Trace, layout, plain
+from harness.report.study import Row, bounds, figure
+
+BAR_HEIGHT = 24
+TICK = 24  # characters of a name beside its bar
+CEILINGS = {"": "limit by the data sheet", "_measured": "limit measured here"}
+
+
+def bars(model: str, named: Named, marks: Mapping[str, Mark]) -> list[Figure]:
+    """B, and W, of each variant with its interval, beside the limits."""
+    drawn = (
+        _bars(
+            model, named, marks, "B", "B_ms", "B_ci95_ms", "B: latency at zero context, ms", limit=_B_limit
+        ),
+        _bars(
+            *(model, named, marks, "W", "W_tokens_per_ms", "W_ci95"),
+            "W: tokens of context per further ms",
+            limit=_W_limit,
+        ),
+    )
+    return [each for each in drawn if each]
+
+
+def _B_limit(row: Row, which: str) -> float | None:
+    B_ms, ratio = figure(row, "B_ms"), figure(row, f"B{which}_ratio")
+    said = figure(row, "B_theory_ms") if not which else None
+    return said if said is not None else B_ms * ratio if B_ms is not None and ratio is not None else None
+
+
+def _W_limit(row: Row, which: str) -> float | None:
+    W, ratio = figure(row, "W_tokens_per_ms"), figure(row, f"W{which}_ratio")
+    said = figure(row, "W_theory_tokens_per_ms") if not which else None
+    return said if said is not None else W / ratio if W is not None and ratio else None
+
+
+def _bars(
+    model: str,
+    named: Named,
+    marks: Mapping[str, Mark],
+    name: str,
+    key: str,
+    interval_key: str,
+    title: str,
+    limit: Callable[[Row, str], float | None],
+) -> Figure | None:
+    values = [_shown(row, key) for _, row in named]
+    if not any(value is not None for value in values):
+        return None
+    names = [plain(label) for label, _ in named]
+    low, high = zip(*(bounds(row, interval_key) for _, row in named), strict=True)
+    data: list[Trace] = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "y": names,
+            "x": values,
+            "marker": {
+                "color": [marks[row["name"]].colour for _, row in named],
+                "opacity": 0.6,  # what lies on it is seen
+                "pattern": {"shape": ["/" if row.get("status") == "invalid" else "" for _, row in named]},
+            },
+            "error_x": {
+                "type": "data",
+                "symmetric": False,
+                "array": [_over(v, end) for v, end in zip(values, high, strict=True)],
+                "arrayminus": [_over(end, v) for v, end in zip(values, low, strict=True)],
+                "color": INK,
+                "thickness": 1.5,
+                "width": 4,
+            },
+            "showlegend": False,
+            "hovertemplate": f"%{{y}}: {name} %{{x:,.2f}}<extra></extra>",
+        }
+    ]
+    limits = {which: [limit(row, which) for _, row in named] for which in CEILINGS}
+    beside = [figure(row.get("baseline"), key) for _, row in named]
+    overlays = {}
+    for points, word, symbol, sign in (
+        (limits[""], CEILINGS[""], "line-ns-open", "|"),
+        (limits["_measured"], CEILINGS["_measured"], "x-thin-open", "x"),
+        (beside, "baseline", "diamond-open", "◇"),
+    ):
+        if any(point is not None for point in points):
+            data.append(_ticks(names, points, word, symbol))
+            overlays[word] = f"{sign} {word}"
+    missing = [
+        (y, _why(row, key)) for y, value, (_, row) in zip(names, values, named, strict=True) if value is None
+    ]
+    if missing:
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "text",
+                "y": [y for y, _ in missing],
+                "x": [0] * len(missing),
+                "text": [f" {plain(why.split(':')[0])}" for _, why in missing],
+                "textposition": "middle right",
+                "textfont": {"color": FAINT, "size": 12},
+                "hoverinfo": "skip",
+                "showlegend": False,
+            }
+        )
+    digits = 3 if name == "B" else 0
+    return Figure(
+        name,
+        title,
+        f"{title}, of each variant of {model}: bars with their 95% intervals (an open end has no"
+        " whisker), beside the limits.",
+        data,
+        layout(
+            "",
+            "",
+            yaxis={
+                "type": "category",
+                "autorange": "reversed",
+                "gridcolor": "rgba(0,0,0,0)",
+                "tickvals": names,
+                "ticktext": [plain(_short(label)) for label, _ in named],
+            },
+            xaxis={"rangemode": "tozero", "tickformat": ",~r"},
+            margin={"l": 50, "r": 16, "t": 8, "b": 30},
+            bargap=0.35,
+        ),
+        ["variant", name, "95% interval", *CEILINGS.values(), "baseline"],
+        [
+            [
+                label,
+                _told(value, digits) if value is not None else _why(row, key),
+                interval(row, interval_key, digits),
+                *(_told(limits[which][place], digits) for which in CEILINGS),
+                _told(beside[place], digits),
+            ]
+            for place, ((label, row), value) in enumerate(zip(named, values, strict=True))
+        ],
+        height=60 + BAR_HEIGHT * len(named),
+        across=2,
+        overlays=overlays,
+    )
+
+
+def _short(label: str) -> str:
+    """Both ends of a long name, as variants differ in the last."""
+    half = TICK // 2
+    return label if len(label) <= TICK else f"{label[: half - 1]}…{label[-half:]}"
+
+
+def _shown(row: Row, key: str) -> float | None:
+    """The figure, unless it is a W that cannot be told."""
+    return None if key == "W_tokens_per_ms" and hidden(row) else figure(row, key)
+
+
+def _why(row: Row, key: str) -> str:
+    return "not identifiable" if key == "W_tokens_per_ms" and hidden(row) else failure(row) or "-"
+
+
+def _over(low: float | None, high: float | None) -> float:
+    return max(0.0, high - low) if low is not None and high is not None else 0.0
+
+
+def _told(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _ticks(names: Sequence[str], points: Sequence[float | None], word: str, symbol: str) -> Trace:
+    big = symbol.startswith("line")
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": word,
+        "y": names,
+        "x": points,
+        "marker": {
+            "symbol": symbol,
+            "size": 16 if big else 9,
+            "color": INK,
+            "line": {"width": 2.5 if big else 1.5, "color": INK},
+        },
+        "meta": {"kind": word},
+        "hovertemplate": f"%{{y}}: {word} %{{x:,.2f}}<extra></extra>",
+    }

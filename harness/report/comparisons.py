@@ -1,0 +1,175 @@
+"""Figures that set variants and models against each other: what is traded for what, shares of the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from harness.report.drawing import FAINT, Figure, Mark, Named, Trace, layout, legend, plain
+from harness.report.study import Row, Study, figure, labels
+
+FRONT_NAMED = 6  # of a Pareto front, in its text
+SIZES = ("model_bytes", "file_bytes", "loaded_bytes")  # the first that any cell tells
+
+
+def tradeoffs(model: str, named: Named, marks: Mapping[str, Mark]) -> list[Figure]:
+    """Size, perplexity and latency, two by two; the Pareto front is what no other variant beats in both."""
+    axes = {
+        "size": (next((key for key in SIZES if _known(named, key)), SIZES[0]), 1e9, "size, GB"),
+        "latency": ("B_ms", 1.0, "B, ms"),
+        "perplexity": ("perplexity", 1.0, "perplexity"),
+    }
+    pairs = (("size", "latency"), ("latency", "perplexity"), ("size", "perplexity"))
+    drawn = (_tradeoff(model, named, marks, axes[x], axes[y], f"{x}-{y}") for x, y in pairs)
+    found = [each for each in drawn if each]
+    return [replace(each, across=len(found)) for each in found]
+
+
+def _known(named: Named, key: str) -> bool:
+    return any(figure(row, key) is not None for _, row in named)
+
+
+def share(study: Study, marks: Mapping[str, Mark]) -> Figure | None:
+    """B's share of the limit against model size, one line a variant: what small models leave unused."""
+    by_label: dict[str, list[tuple[float, float, Row]]] = {}
+    for model, rows in study.models.items():
+        for row, label in zip(rows, labels(rows, model), strict=True):
+            size, ratio = figure(row, "weight_bytes_per_token"), figure(row, "B_ratio")
+            if size is not None and ratio is not None and row.get("status") == "ok":
+                by_label.setdefault(label, []).append((size / 1e9, ratio, row))
+    if max((len(points) for points in by_label.values()), default=0) < 2:
+        return None
+    data: list[Trace] = []
+    for place, (label, points) in enumerate(by_label.items()):
+        points.sort(key=lambda point: point[0])
+        mark = marks[points[0][2]["name"]]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": plain(label),
+                "x": [round(x, 6) for x, _, _ in points],
+                "y": [round(y, 5) for _, y, _ in points],
+                "text": [plain(str(row["model"])) for *_, row in points],
+                "line": {"color": mark.colour, "width": 1.3},
+                "marker": {"color": mark.colour, "symbol": mark.symbol, "size": 8},
+                "hovertemplate": "%{text}: %{y:.1%} of the limit, %{x:.3f} GB a token"
+                "<extra>%{fullData.name}</extra>",
+                "meta": {"v": place},
+            }
+        )
+    return Figure(
+        "share-of-limit",
+        "Share of the limit against model size",
+        "How much of the data sheet's bandwidth each variant's B reaches, against the GB of weights that a"
+        " token reads: a fixed cost per token weighs most where there is little to read.",
+        data,
+        layout(
+            "weights read per token, GB",
+            "B, share of the limit",
+            xaxis={"type": "log", "dtick": "D2"},
+            yaxis={"tickformat": ".0%", "rangemode": "tozero"},
+        ),
+        ["variant", "model", "GB per token", "share"],
+        [
+            [label, str(row["model"]), f"{x:.3f}", f"{y:.1%}"]
+            for label, points in by_label.items()
+            for x, y, row in points
+        ],
+        legend=[(label, marks[points[0][2]["name"]]) for label, points in by_label.items()],
+    )
+
+
+def _tradeoff(
+    model: str,
+    named: Named,
+    marks: Mapping[str, Mark],
+    x_axis: tuple[str, float, str],
+    y_axis: tuple[str, float, str],
+    name: str,
+) -> Figure | None:
+    (x_key, x_unit, x_title), (y_key, y_unit, y_title) = x_axis, y_axis
+    points: list[tuple[int, str, Row, float, float]] = []
+    for place, (label, row) in enumerate(named):
+        x, y = figure(row, x_key), figure(row, y_key)
+        if x is not None and y is not None and row.get("status") != "invalid":
+            points.append((place, label, row, x / x_unit, y / y_unit))
+    if len(points) < 2:
+        return None
+    front = pareto([(x, y) for *_, x, y in points])
+    corners = sorted((points[i][3], points[i][4]) for i in front)
+    data: list[Trace] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "Pareto front",
+            "x": [x for x, _ in corners],
+            "y": [y for _, y in corners],
+            "line": {"color": FAINT, "width": 1.5, "dash": "dot", "shape": "hv"},
+            "hoverinfo": "skip",
+        }
+    ]
+    labelled: set[tuple[float, float]] = set()
+    for i, (place, label, row, x, y) in enumerate(points):
+        told = i in front and (x, y) not in labelled  # of variants that coincide, the first
+        labelled.add((x, y))
+        mark = marks[row["name"]]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers+text" if told else "markers",
+                "name": plain(label),
+                "x": [x],
+                "y": [y],
+                "text": [plain(str(row.get("variant") or label))],
+                "textposition": "top right",
+                "textfont": {"size": 11},
+                "cliponaxis": False,
+                "marker": {
+                    "color": mark.colour,
+                    "symbol": mark.symbol,
+                    "size": 12,
+                    "opacity": 1 if i in front else 0.75,
+                },
+                "hovertemplate": f"{x_title}: %{{x:.3f}}<br>{y_title}: %{{y:.3f}}"
+                "<extra>%{fullData.name}</extra>",
+                "meta": {"v": place},
+            }
+        )
+    title = f"{_word(y_title)} against {_word(x_title)}"
+    title = title[0].upper() + title[1:]
+    best = [points[i][1] for i in sorted(front)]
+    named_best = ", ".join(best[:FRONT_NAMED]) + (
+        f" and {len(best) - FRONT_NAMED} more" * (len(best) > FRONT_NAMED)
+    )
+    return Figure(
+        name,
+        title,
+        f"{title} of {model}'s variants; less is better in both. On the Pareto front (dotted), where no other"
+        f" variant is as good in both: {named_best}.",
+        data,
+        layout(x_title, y_title),
+        ["variant", x_title, y_title, "Pareto front"],
+        [
+            [label, f"{x:.3f}", f"{y:.3f}", "yes" if i in front else ""]
+            for i, (_, label, _, x, y) in enumerate(points)
+        ],
+        height=380,
+        legend=legend(named, marks),
+    )
+
+
+def _word(title: str) -> str:
+    return title.split(",")[0]
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> set[int]:
+    """Places of the points that no other is as good as in both and better than in one; less is better."""
+    found: set[int] = set()
+    best = float("inf")
+    last: tuple[float, float] | None = None
+    for i in sorted(range(len(points)), key=lambda i: points[i]):
+        if points[i][1] < best or points[i] == last:
+            found.add(i)
+            best, last = points[i][1], points[i]
+    return found

@@ -1,0 +1,265 @@
+"""One self-contained HTML file of a Study: summary, tables, figures, methods. It opens offline."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from html import escape
+from importlib import resources
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from harness.report import columns, figures, summary
+from harness.report.drawing import Figure
+from harness.report.study import Row, Study, ok
+from harness.results import ResultsError
+
+MEANINGS = (
+    "latency(n) = B + (n - 1) / W, by plain least squares over the decode tokens; the first token is prefill"
+    " and stands apart as TTFT. B: latency at zero context. W: tokens of context per further millisecond.",
+    "Figures of a cell are pooled over its ok repeats, each a process of its own. Curves show one repeat,"
+    " thinned for display (min-max and LTTB, the highest spikes kept); everything else is computed from every"
+    " token.",
+    "A share of the data sheet's, or of the measured bandwidth, is the time that reading the bytes once would"
+    " take, over the time it took. MB are 1e6 bytes.",
+)
+Sections = Mapping[str, tuple[str, Sequence[Figure]]]
+SYNTHETIC = "Synthetic: random weights of the real model's exact shape; sizes are exact, latency nearly so."
+
+
+def write(path: Path, study: Study) -> None:
+    """Write the page. Raises ResultsError when it cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page(study), encoding="utf-8", newline="\n")
+    except OSError as refusal:
+        raise ResultsError(f"{path}: the page cannot be written: {refusal.strerror}") from refusal
+
+
+def page(study: Study) -> str:
+    """The whole file as text."""
+    from plotly.offline import get_plotlyjs
+
+    sections = figures.sections(study)
+    scripts = [get_plotlyjs(), _asset("page.js")]
+    # Only these two scripts may run, and nothing may be fetched: the second lock behind escaping.
+    hashes = " ".join(f"'sha256-{b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    policy = (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:;"
+        " base-uri 'none'; form-action 'none'"
+    )
+    body = [
+        f"<header><h1>{escape(study.title)}</h1>",
+        *_summary(study, sections),
+        "</header><main>",
+        *_tables(study),
+        *_figures(sections),
+        *_methods(study),
+        "</main>",
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
+        f"<title>{escape(study.title)}</title><style>{_asset('page.css')}</style></head>"
+        f"<body>{''.join(body)}{''.join(f'<script>{script}</script>' for script in scripts)}</body></html>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    return (resources.files("harness.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _summary(study: Study, sections: Sections) -> Iterable[str]:
+    yield f"<p class=lead>{escape(summary.counts(study))}</p>"
+    yield _list(f"<b>{escape(model)}</b>: {escape(said)}" for model, said in summary.per_model(study))
+    failed = summary.failures(study)
+    if failed:
+        yield "<h2>What failed, and why</h2>"
+        yield _list(f"{escape(said)} <small>({_names(names)})</small>" for said, names in failed)
+    flagged = summary.flagged(study)
+    if flagged or study.warnings:
+        yield "<h2>What to mind</h2>"
+        yield _list(map(escape, study.warnings))
+        for code, cells in flagged:
+            heading = f"{escape(_spoken(code))} <small>({len(cells)})</small>"
+            details = _list(f"{escape(name)}: {escape(detail)}" for name, detail in cells)
+            yield f"<details><summary>{heading}</summary>{details}</details>"
+    links = [
+        ("tables", "Tables"),
+        *((key, title) for key, (title, _) in sections.items()),
+        ("methods", "Methods"),
+    ]
+    yield (
+        "<nav aria-label=Contents>" + " ".join(f'<a href="#{i}">{escape(t)}</a>' for i, t in links) + "</nav>"
+    )
+
+
+def _tables(study: Study) -> Iterable[str]:
+    yield '<section id="tables"><h2>Tables</h2>'
+    models = list(study.models)
+    if len(models) > 1:
+        options = "".join(f'<option value="{i}">{escape(model)}</option>' for i, model in enumerate(models))
+        yield f'<p><label>Model <select id="only"><option value="">all</option>{options}</select></label></p>'
+    for title, every in columns.TABLES.items():
+        chosen = columns.used(every, study.rows)
+        if chosen:
+            yield f"<h3>{title}</h3>{_cells(title, chosen, study)}"
+            yield _glossary(chosen)
+    if any(row.get("weights") == "synthetic" for row in study.cells):
+        yield f"<p class=note>{SYNTHETIC}</p>"
+    yield "</section>"
+
+
+def _cells(title: str, chosen: Sequence[columns.Column], study: Study) -> str:
+    heads = [("cell", False, "model, stack and variant"), ("status", False, "what became of the repeats")]
+    heads += [(column.heading, column.numeric, column.meaning) for column in chosen]
+    head = "".join(
+        f'<th scope="col" title="{escape(meaning)}"{" class=num" if numeric else ""}>'
+        f"<button type=button>{escape(heading)}</button></th>"
+        for heading, numeric, meaning in heads
+    )
+    lines = []
+    for number, rows in enumerate(study.models.values()):
+        for row in rows:
+            cells = [f"<td>{escape(columns.state(row))}</td>"]
+            for column in chosen:
+                kind = "num" if column.numeric else "text"
+                text = columns.cell(row, column)
+                if not ok(row) and text.startswith(str(row.get("status"))):
+                    kind += f' why" title="{escape("; ".join(map(str, row.get("reasons") or [])))}'
+                cells.append(f'<td class="{kind}">{escape(text)}</td>')
+            kind = "" if ok(row) else " class=bad"
+            lines.append(
+                f'<tr data-m="{number}"{kind}><th scope="row">{escape(str(row["name"]))}{_badges(row)}</th>'
+                + "".join(cells)
+                + "</tr>"
+            )
+    table = f"<table class=sortable><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f'<div class="scroll tall" tabindex="0" role="region" aria-label="{escape(title)}">{table}</div>'
+
+
+def _badges(row: Row) -> str:
+    return " <small>synthetic</small>" if row.get("weights") == "synthetic" else ""
+
+
+def _glossary(chosen: Sequence[columns.Column]) -> str:
+    items = "".join(f"<dt>{escape(c.heading)}</dt><dd>{escape(c.meaning)}</dd>" for c in chosen)
+    return f"<details><summary>What the columns mean</summary><dl>{items}</dl></details>"
+
+
+def _figures(sections: Sections) -> Iterable[str]:
+    for section, (title, drawn) in sections.items():
+        yield f'<section id="{section}"><h2>{escape(title)}</h2><div class=figures>'
+        yield "".join(_figure(each, section) for each in drawn) or "<p class=note>Nothing to draw.</p>"
+        yield "</div></section>"
+
+
+def _figure(figure: Figure, group: str) -> str:
+    told = {
+        "group": group,
+        "legend": [[label, mark.colour, mark.symbol] for label, mark in figure.legend],
+        "overlays": figure.overlays,
+        "switch": figure.switch,
+        "data": figure.data,
+        "layout": figure.layout,
+    }
+    text = json.dumps(told, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    text = text.replace("<", "\\u003c")  # no name can end the script
+    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in figure.headers)
+    lines = "".join(
+        f'<tr><th scope="row">{escape(first)}</th>'
+        + "".join(f"<td class=num>{escape(v)}</td>" for v in rest)
+        + "</tr>"
+        for first, *rest in figure.rows
+    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    kind = f" class=of{figure.across}" if figure.across > 1 else ""
+    text_of = escape(figure.text)
+    return (
+        f"<figure{kind}><h3>{escape(figure.title)}</h3><div class=tools></div>"
+        f'<div class=plot role="img" aria-label="{text_of}" style="height:{figure.height}px"></div>'
+        f"<figcaption>{text_of}</figcaption>"
+        f"<details><summary>Data</summary><div class=scroll tabindex=0>{table}</div></details>"
+        f'<script type="application/json">{text}</script></figure>'
+    )
+
+
+def _methods(study: Study) -> Iterable[str]:
+    yield '<section id="methods"><h2>Methods</h2>'
+    yield "".join(f"<p>{escape(said)}</p>" for said in MEANINGS)
+    costs = summary.costs(study)
+    if costs:
+        yield "<h3>Where the time goes</h3>" + _list(map(escape, costs))
+    for heading, value in study.methods.items():
+        lines = [value] if isinstance(value, str) else value if isinstance(value, (list, tuple)) else []
+        typed = "repeat" in heading or "command" in heading  # it stands as it may be typed
+        shown = (
+            _typed(lines)
+            if typed and lines and all(isinstance(each, str) for each in lines)
+            else _facts(value)
+        )
+        yield f"<h3>{escape(_spoken(heading))}</h3>{shown}"
+    for number, machine in enumerate(study.machines):
+        name = str(machine.get("slug") or number + 1)
+        yield f"<h3>Machine {escape(name)}</h3>{_facts(machine)}"
+    yield "</section>"
+
+
+def _typed(lines: Sequence[str]) -> str:
+    return f"<pre>{escape(chr(10).join(lines))}</pre>"
+
+
+def _plain(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _spoken(key: str) -> str:
+    text = _plain(key)
+    return text[:1].upper() + text[1:]
+
+
+def _facts(value: Any) -> str:
+    """Any plain value: mappings as terms, lists as items, a text of several lines as it is."""
+    if isinstance(value, Mapping):
+        known = {str(key): inner for key, inner in value.items() if inner is not None}
+        items = "".join(f"<dt>{escape(_plain(key))}</dt><dd>{_fact(key, v)}</dd>" for key, v in known.items())
+        return f"<dl>{items}</dl>"
+    if isinstance(value, (list, tuple)):
+        if (
+            all(not isinstance(each, (Mapping, list, tuple)) for each in value)
+            and sum(len(str(v)) for v in value) < 100
+        ):
+            return escape(", ".join(map(str, value))) or "-"
+        return _list(_facts(each) for each in value)
+    text = "-" if value is None else str(value)
+    return f"<pre>{escape(text)}</pre>" if "\n" in text else _linked(text)
+
+
+def _fact(key: str, value: Any) -> str:
+    big = key.endswith("bytes") and isinstance(value, (int, float)) and value >= 2**20
+    return f"{value / 2**30:,.2f} GiB" if big else _facts(value)
+
+
+def _linked(text: str) -> str:
+    """Text whose web addresses are links."""
+    parts = re.split(r"(https?://[^\s<>\"',;]+)", text)
+    links = (f'<a href="{escape(each)}" rel="noreferrer">{escape(each)}</a>' for each in parts[1::2])
+    plain = map(escape, parts[::2])
+    return "".join(piece for pair in zip_longest(plain, links, fillvalue="") for piece in pair)
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[: summary.NAMES_SHOWN])
+    more = len(names) - summary.NAMES_SHOWN
+    return escape(shown + (f" and {more} more" if more > 0 else ""))
+
+
+def _list(items: Iterable[str]) -> str:
+    lines = "".join(f"<li>{item}</li>" for item in items)
+    return f"<ul>{lines}</ul>" if lines else ""

@@ -1,0 +1,160 @@
+"""What all figures share: colours, symbols, layout, and series thinned and packed for a page.
+
+Figures are plain dicts of plotly.js, complete and light; assets/page.js swaps colours for dark ones, and
+draws each once it is scrolled into view.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from harness.report.study import Floats, Row, Study, labels
+
+Trace = dict[str, Any]
+Named = Sequence[tuple[str, Row]]  # label and row, in the order of a legend
+
+# Okabe and Ito's palette, told apart by colour-blind readers, without the yellow that white paper swallows.
+# Symbols go round with another period, so that 56 variants differ, and the first seven in both. Dashes are
+# kept for the theory: on a noisy series nobody sees them.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "triangle-down", "cross", "star")
+INK, PAPER, GRID, FAINT = "#1a1a1a", "#ffffff", "#dddddd", "#666666"
+
+POINTS = 1000  # of a curve on the page, about one a pixel, and beside them:
+TALLEST = 100  # none of its highest spikes is thinned away
+USUAL = 0.99  # the view opens on all but the highest hundredth, so that spikes do not flatten the rest
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How a variant looks in every figure, of every model."""
+
+    colour: str
+    symbol: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of plotly.js with its text alternatives.
+
+    `name`: of a file. `text`: what it shows, in a sentence. `headers`, `rows`: its data as a table. `switch`:
+    its y axis may be switched to logarithmic. `across`: how many stand beside each other where there is room.
+    `overlays`: kind -> label, of traces that may be hidden as one. Traces tell page.js by their `meta`: `v`,
+    which variant of the legend; `kind`, of an overlay; `low`, `top` and `peak` of their y.
+    """
+
+    name: str
+    title: str
+    text: str
+    data: list[Trace]
+    layout: dict[str, Any]
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    height: int = 460
+    switch: bool = False
+    across: int = 1
+    legend: Sequence[tuple[str, Mark]] = ()
+    overlays: Mapping[str, str] = field(default_factory=dict)
+
+
+def legend(named: Named, marks: Mapping[str, Mark]) -> list[tuple[str, Mark]]:
+    return [(label, marks[row["name"]]) for label, row in named]
+
+
+def marks(study: Study) -> dict[str, Mark]:
+    """A mark for each cell's name; the same variant of two models looks the same."""
+    kinds: dict[str, int] = {}
+    found = {}
+    for model, rows in study.models.items():
+        for row, label in zip(rows, labels(rows, model), strict=True):
+            place = kinds.setdefault(label, len(kinds))
+            found[str(row["name"])] = Mark(COLOURS[place % len(COLOURS)], SYMBOLS[place % len(SYMBOLS)])
+    return found
+
+
+def layout(x_title: str, y_title: str, **more: Any) -> dict[str, Any]:
+    """Plain axes without a legend; `more` goes into the layout, `xaxis` and `yaxis` into theirs."""
+    axis = {"gridcolor": GRID, "linecolor": FAINT, "zerolinecolor": GRID, "automargin": True}
+    return {
+        "font": {"family": "system-ui, sans-serif", "size": 13, "color": INK},
+        "paper_bgcolor": PAPER,
+        "plot_bgcolor": PAPER,
+        "margin": {"l": 50, "r": 16, "t": 16, "b": 44},
+        "showlegend": False,
+        "hovermode": "closest",
+        "hoverlabel": {"namelength": -1},
+        "autosize": True,
+        **{key: value for key, value in more.items() if key not in ("xaxis", "yaxis")},
+        "xaxis": {**axis, "title": {"text": x_title, "standoff": 8}, **more.get("xaxis", {})},
+        "yaxis": {**axis, "title": {"text": y_title, "standoff": 8}, **more.get("yaxis", {})},
+    }
+
+
+def plain(text: str) -> str:
+    """Text that plotly.js, which knows some tags, shows as it is."""
+    return escape(text, quote=False)
+
+
+def thinned(x: Floats, y: Floats, points: int = POINTS) -> tuple[Floats, Floats]:
+    """At most `points`, of a long curve also its TALLEST, all of them measured ones: for display alone."""
+    usable = np.isfinite(x) & np.isfinite(y)
+    x, y = np.ascontiguousarray(x[usable], float), np.ascontiguousarray(y[usable], float)
+    if len(x) <= points:
+        return x, y
+    import tsdownsample
+
+    downsampler: Any = tsdownsample.MinMaxLTTBDownsampler
+    kept = downsampler().downsample(x, y, n_out=points).astype(np.int64)
+    if points > TALLEST * 4:
+        kept = np.union1d(kept, np.argpartition(y, -TALLEST)[-TALLEST:])
+    return x[kept], y[kept]
+
+
+def packed(values: Floats) -> dict[str, str]:
+    """An array as plotly.js reads it, of 2 or 4 bytes a value; whole numbers stay whole up to 2^24."""
+    whole = len(values) > 0 and values.min() >= 0 and values.max() < 1 << 16 and (values % 1 == 0).all()
+    dtype, stored = ("u2", "<u2") if whole else ("f4", "<f4")
+    return {"dtype": dtype, "bdata": b64encode(values.astype(stored).tobytes()).decode()}
+
+
+def line(
+    x: Floats, y: Floats, label: str, variant: int, mark: Mark, hover: str, points: int = POINTS
+) -> Trace:
+    """A thinned curve with a symbol here and there. `hover`: how a point is told."""
+    extents = extent(y)
+    x, y = thinned(x, y, points)
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": plain(label),
+        "x": packed(x),
+        "y": packed(y),
+        "line": {"color": mark.colour, "width": 1.3},
+        "marker": {"color": mark.colour, "symbol": mark.symbol, "size": 7, "maxdisplayed": 8},
+        "hovertemplate": hover + "<extra>%{fullData.name}</extra>",
+        "meta": {"v": variant, **extents},
+    }
+
+
+def extent(y: Floats) -> dict[str, float]:
+    """Lowest, usual highest and highest, for the range of the axis."""
+    y = y[np.isfinite(y)]
+    if not len(y):
+        return {}
+    return {
+        "low": round(float(y.min()), 4),
+        "top": round(float(np.quantile(y, USUAL)) * 1.1, 4),
+        "peak": round(float(y.max()), 4),
+    }
+
+
+def from_zero(data: Sequence[Trace]) -> list[float] | None:
+    """The range a linear y axis opens with; what has no `top`, a theory's line, does not widen it."""
+    tops = [trace["meta"]["top"] for trace in data if trace.get("meta", {}).get("top")]
+    return [0, max(tops) * 1.03] if tops else None

@@ -1,0 +1,190 @@
+"""The tables alone, as Markdown, CSV or JSON, and the figures as PNG files."""
+
+from __future__ import annotations
+
+import csv as csv_format
+import io
+import json as json_format
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.report import columns, figures
+from harness.report.drawing import Figure, plain
+from harness.report.study import Row, Study, bounds
+from harness.results import ResultsError
+
+WIDTH, SCALE = 1200, 2  # of a PNG file: CSS pixels, and device pixels of each
+LEGEND_ROW, LEGEND_COLUMNS = 22, 4
+
+# Of the CSV, in this order; intervals become two columns.
+FIELDS = (
+    *(
+        "cell",
+        "name",
+        "model",
+        "stack",
+        "variant",
+        "kind",
+        "weights",
+        "status",
+        "reasons",
+        "repeats_ok",
+        "repeats",
+    ),
+    *("machine", "device", "tokens", "n_ctx", "bpw", "perplexity", "ttft_ms"),
+    *("W_tokens_per_ms", "W_ci95", "W_identifiable", "robust_W_tokens_per_ms", "W_theory_tokens_per_ms"),
+    *(
+        "W_ratio",
+        "W_measured_ratio",
+        "B_ms",
+        "B_ci95_ms",
+        "robust_B_ms",
+        "B_as_w16_ms",
+        "B_theory_ms",
+        "B_ratio",
+    ),
+    *("B_measured_ratio", "shape", "slow_from_n", "last_n", "start_tokens_per_s", "end_tokens_per_s"),
+    *("file_bytes", "model_bytes", "weight_bytes_per_token", "kv_bytes_per_token", "loaded_bytes"),
+    *("peak_rss_bytes", "peak_vram_bytes", "kv_buffer_bytes", "compute_buffer_bytes", "max_ctx"),
+    *("bandwidth_share", "bandwidth_bytes_per_s", "fixed_ms", "dominated_by", "flags"),
+    *("baseline_B_ms", "baseline_W_tokens_per_ms"),
+)
+INTERVALS = ("W_ci95", "B_ci95_ms")
+
+
+class FiguresError(Exception):
+    """The figures cannot be made into pictures; the message says why, in a sentence."""
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The page's tables, as they are shown there, each below a heading. Rows as of Study.rows."""
+    parts = []
+    for title, every in columns.TABLES.items():
+        chosen = columns.used(every, rows)
+        if not chosen:
+            continue
+        lines = [["cell", "status", *(column.heading for column in chosen)]]
+        lines += [
+            [str(row["name"]), columns.state(row), *(columns.cell(row, column) for column in chosen)]
+            for row in rows
+        ]
+        text = ["| " + " | ".join(map(_in_markdown, line)) + " |" for line in lines]
+        rule = "| --- | --- | " + " | ".join("---:" if column.numeric else "---" for column in chosen) + " |"
+        parts.append("\n".join([f"## {title}", "", text[0], rule, *text[1:]]))
+    return "\n\n".join(parts) + "\n"
+
+
+def csv(rows: Sequence[Row]) -> str:
+    """One line a cell, all figures in full; empty where there is none. `status` and `reasons` say why."""
+    out = io.StringIO()
+    writer = csv_format.writer(out, lineterminator="\n")
+    writer.writerow([name for field in FIELDS for name in _headings(field)])
+    for row in rows:
+        writer.writerow([value for field in FIELDS for value in _values(row, field)])
+    return out.getvalue()
+
+
+def json(rows: Sequence[Row]) -> str:
+    """One array with an object a cell; missing is null, never NaN."""
+    return json_format.dumps([_finite(row) for row in rows], indent=1, allow_nan=False, default=str) + "\n"
+
+
+def png(folder: Path, study: Study) -> list[Path]:
+    """Write every figure as `<section>-<figure>.png` and return the paths.
+
+    Draws in the Chrome or Chromium of this machine, without the network. Raises FiguresError where there is
+    none or it fails, ResultsError when the folder cannot be written.
+    """
+    wanted: list[dict[str, Any]] = []
+    for title, drawn in figures.sections(study).values():
+        for figure in drawn:
+            path = folder / f"{_file_name(title)}-{figure.name}.png"
+            if path in [each["path"] for each in wanted]:
+                path = path.with_stem(f"{path.stem}-{len(wanted)}")
+            opts = {"format": "png", "width": WIDTH, "height": figure.height, "scale": SCALE}
+            wanted.append({"fig": _whole(figure, title), "path": path, "opts": opts})
+            opts["height"] = wanted[-1]["fig"]["layout"]["height"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as refusal:
+        raise ResultsError(f"{folder}: the figures cannot be written: {refusal.strerror}") from refusal
+    if wanted:
+        _draw(wanted)
+    return [each["path"] for each in wanted]
+
+
+def _draw(wanted: Sequence[dict[str, Any]]) -> None:
+    import kaleido
+    from choreographer.errors import ChromeNotFoundError
+
+    try:
+        kaleido.write_fig_from_object_sync(wanted, kopts={"mathjax": False}, cancel_on_error=True)
+    except ChromeNotFoundError as lack:
+        hint = "install one, or name it in BROWSER_PATH"
+        raise FiguresError(f"figures are drawn by Chrome or Chromium, and none was found; {hint}") from lack
+    except (RuntimeError, OSError) as failed:
+        why = failed.args[0] if failed.args else type(failed).__name__
+        raise FiguresError(f"the browser that draws the figures failed: {why}") from failed
+
+
+def _whole(figure: Figure, title: str) -> dict[str, Any]:
+    """A figure with what stands around it on the page: its title, and its legend."""
+    shown: set[int] = set()
+    data = []
+    for trace in figure.data:
+        meta = trace.get("meta", {})
+        own = "v" in meta and "kind" not in meta and meta["v"] not in shown
+        shown |= {meta["v"]} if own else set()
+        data.append({**trace, "showlegend": trace.get("showlegend", own if figure.legend else True)})
+    lines = math.ceil(len(shown) / LEGEND_COLUMNS) * LEGEND_ROW
+    legend = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"}
+    if shown:
+        entry = {"entrywidthmode": "fraction", "entrywidth": 0.98 / LEGEND_COLUMNS}
+        legend |= {"y": -60 / figure.height, "yanchor": "top", **entry}
+    given = {
+        "title": {"text": f"{plain(title)}: {plain(figure.title)}", "x": 0.01, "font": {"size": 15}},
+        "margin": {**figure.layout["margin"], "t": 60 if shown else 90},
+        "height": figure.height + 60 + lines,
+        "showlegend": True,
+        "legend": legend,
+    }
+    return {"data": data, "layout": {**figure.layout, **given}}
+
+
+def _file_name(text: str) -> str:
+    """Letters, digits and `.-`, so that no model's name leaves the folder."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:80] or "model"
+
+
+def _in_markdown(text: str) -> str:
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\`*|\[\]])", r"\\\1", text)
+
+
+def _headings(field: str) -> list[str]:
+    return [f"{field}_low", f"{field}_high"] if field in INTERVALS else [field]
+
+
+def _values(row: Row, field: str) -> list[Any]:
+    if field in INTERVALS:
+        return list(bounds(row, field))
+    if field.startswith("baseline_"):
+        return [(row.get("baseline") or {}).get(field.removeprefix("baseline_"))]
+    value = row.get(field)
+    if field == "flags":
+        return ["; ".join(f"{flag.get('code')}: {flag.get('detail')}" for flag in value or [])]
+    if isinstance(value, (list, tuple)):
+        return ["; ".join(map(str, value))]
+    return [_finite(value)]
+
+
+def _finite(value: Any) -> Any:
+    """Plain values, with null for what is no number."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

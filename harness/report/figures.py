@@ -1,0 +1,27 @@
+"""Which figures a study has: those of all models together, then each model's own."""
+
+from __future__ import annotations
+
+from harness.report import bars, comparisons, curves, drawing
+from harness.report.drawing import Figure
+from harness.report.study import Study, labels
+
+
+def sections(study: Study) -> dict[str, tuple[str, list[Figure]]]:
+    """Id of a section -> its title and its figures."""
+    marks = drawing.marks(study)
+    found = {}
+    across = comparisons.share(study, marks)
+    if across:
+        found["across"] = ("All models", [across])
+    for number, (model, rows) in enumerate(study.models.items()):
+        named = list(zip(labels(rows, model), rows, strict=True))
+        drawn = (
+            curves.latency(model, named, study.series, marks),
+            *bars.bars(model, named, marks),
+            *comparisons.tradeoffs(model, named, marks),
+            curves.memory(model, named, study.memory, marks),
+            curves.prefill(model, named, study.prefill, marks),
+        )
+        found[f"m{number}"] = (model, [figure for figure in drawn if figure])
+    return found

@@ -1,0 +1,146 @@
+"""Records and their files -> a Study: rows analysed, the curves to draw, what was passed over and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from harness import results
+from harness.analysis import budget, rows, traffic
+from harness.report import tables
+from harness.report.study import Curve, MemoryCurve, Study
+from harness.results import ResultsError, Stored
+
+Row = dict[str, Any]
+
+
+class Gathered:
+    """All rows of some records, one a repeat, and their series, each file read once."""
+
+    def __init__(self, stored: Sequence[Stored]) -> None:
+        self.stored = sorted(stored, key=lambda each: _by_size(str(each.record["model"]["name"])))
+        self.warnings: list[str] = []
+        self.curves: dict[str, Curve] = {}
+        ceilings = _ceilings(self.stored)
+        self.repeats: list[Row] = []
+        for each in self.stored:
+            columns = self._read(results.series, each)
+            path = str(each.series_path) if columns else None
+            ceiling = ceilings.get(each.record["campaign"]["id"])
+            self.repeats.append(rows.row(each.record, columns, path, ceiling))
+            if path:
+                n, ns = (np.asarray(columns[key], dtype=float) for key in ("n", "latency_ns"))
+                self.curves[path] = Curve(n, ns / 1e6)
+        nothing = Curve(np.empty(0), np.empty(0))
+        rows.told_apart(self.repeats, [self.curves.get(str(r["series"]), nothing).ms for r in self.repeats])
+        self.cells: list[Row] = tables.named(budget.apart(rows.per_cell(self.repeats)))
+
+    def study(self, title: str, baseline: Gathered | None = None) -> Study:
+        """The Study of these records; `baseline`: others, shown beside cells of the same model, stack and
+        variant."""
+        drawn = {cell["name"]: self._of(cell) for cell in self.cells}
+        memory, prefill = {}, {}
+        for name, each in drawn.items():
+            if each is None:
+                continue
+            if samples := self._read(results.memory_series, each):
+                memory[name] = _memory(samples)
+            if prompts := self._read(results.prefill_series, each):
+                prefill[name] = Curve(
+                    np.asarray(prompts["n"], dtype=float),
+                    np.asarray(prompts["latency_ns"], dtype=float) / 1e6,
+                )
+        return Study(
+            title=title,
+            cells=self.cells,
+            repeats=self.repeats,
+            series={
+                c["name"]: self.curves[str(c["series"])] for c in self.cells if c["series"] in self.curves
+            },
+            memory=memory,
+            prefill=prefill,
+            baseline=_beside(self.cells, baseline.cells) if baseline else {},
+            machines=list({r.record["machine"]["slug"]: r.record["machine"] for r in self.stored}.values()),
+            methods=_methods(self.stored),
+            warnings=[*self.warnings, *(baseline.warnings if baseline else [])],
+        )
+
+    def _of(self, cell: Row) -> Stored | None:
+        """The record of the repeat that stands for a cell: the one its row is of."""
+        wanted = (cell["content_key"], cell["repeat"], cell["started_utc"])
+        for each in self.stored:
+            record = each.record
+            if (record["content_key"], record["repeat"], record["started_utc"]) == wanted:
+                return each
+        return None
+
+    def _read(self, reader: Any, each: Stored) -> dict[str, list[Any]]:
+        try:
+            columns: dict[str, list[Any]] = reader(each)
+        except ResultsError as damage:
+            self.warnings.append(str(damage))
+            return {}
+        return columns
+
+
+def _by_size(model: str) -> list[tuple[float, str]]:
+    """A model's name in the order people count: 0.5b, 1.8b, 14b, 110b."""
+    return [(float(number or 0), word) for number, word in re.findall(r"(\d+(?:\.\d+)?)|(\D+)", model)]
+
+
+def _ceilings(stored: Sequence[Stored]) -> dict[str, float | None]:
+    """By campaign: the best bandwidth that it measured."""
+    campaigns: dict[str, list[Row]] = {}
+    for each in stored:
+        campaigns.setdefault(each.record["campaign"]["id"], []).append(each.record)
+    return {key: traffic.ceiling_bytes_per_s(found) for key, found in campaigns.items()}
+
+
+def _memory(samples: Mapping[str, Sequence[Any]]) -> MemoryCurve:
+    seconds = np.asarray(samples["t_ns"], dtype=float) / 1e9
+    anonymous, mapped, vram = (
+        np.asarray([np.nan if value is None else value for value in samples.get(key) or []], dtype=float)
+        for key in ("rss_anon_bytes", "rss_file_bytes", "vram_bytes")
+    )
+    has_vram = len(vram) > 0 and bool(np.isfinite(vram).any())
+    return MemoryCurve(seconds - seconds[0], anonymous + mapped, vram if has_vram else None)
+
+
+def _beside(cells: Sequence[Row], others: Sequence[Row]) -> dict[str, Row]:
+    """By name: the other row of the same model, stack and variant, where there is one."""
+    keys = ("model", "stack", "variant")
+    known = {tuple(str(row[key]).lower() for key in keys): row for row in others}
+    found = {cell["name"]: known.get(tuple(str(cell[key]).lower() for key in keys)) for cell in cells}
+    return {name: row for name, row in found.items() if row is not None}
+
+
+def _methods(stored: Sequence[Stored]) -> dict[str, Any]:
+    """How it was made, and how to make it again: what differs between records is listed."""
+
+    def distinct(values: Sequence[Any]) -> list[Any]:
+        return list({str(value): value for value in values if value}.values())
+
+    records = [each.record for each in stored]
+    measured = [record for record in records if record["kind"] == "measured"]
+    methods: dict[str, Any] = {
+        "Sources": distinct([_source(record) for record in records if record.get("source")]),
+        "Protocol": distinct([record.get("protocol") for record in measured]),
+        "Stacks": distinct([_versions(record) for record in measured]),
+        "Harness": distinct([record.get("harness") for record in measured]),
+        "To repeat it": distinct([" ".join(r["campaign"].get("command_line") or []) for r in measured]),
+    }
+    return {heading: said for heading, said in methods.items() if said}
+
+
+def _source(record: Row) -> str:
+    source = record["source"]
+    return f"{source.get('title')}, {source.get('url')}, {source.get('license')}"
+
+
+def _versions(record: Row) -> str | None:
+    versions = (record.get("loaded") or {}).get("versions")
+    said = ", ".join(f"{name} {version}" for name, version in versions.items()) if versions else "not loaded"
+    return f"{record['stack']}: {said}"

@@ -1,0 +1,98 @@
+"""What a report is made of: rows and series as plain values. Nothing here reads or draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Row = Mapping[str, Any]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Latency in ms against `n`: a token's position, or a prompt's length. At full length: it is thinned for
+    display alone."""
+
+    n: Floats
+    ms: Floats
+
+
+@dataclass(frozen=True)
+class MemoryCurve:
+    """Memory of a worker while it ran. `vram_bytes` is null where no GPU was used."""
+
+    seconds: Floats
+    rss_bytes: Floats | None
+    vram_bytes: Floats | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """All that a report shows.
+
+    `cells`: one row a cell, each with a `name` that no other has; a figure that is null or missing is shown
+    as a dash. `repeats`: one row a record. The rest goes by a cell's name: `series`, the repeat that is
+    drawn, its first token first (which is prefill, and left out); `memory`; `prefill`; `baseline`, the row to
+    show beside. `machines`: facts. `methods`: heading -> text, list or mapping, in the order they are shown;
+    what may be typed, below a heading with "repeat" or "command" in it. `warnings`: what was passed over.
+    """
+
+    title: str
+    cells: Sequence[Row]
+    repeats: Sequence[Row] = ()
+    series: Mapping[str, Curve] = field(default_factory=dict)
+    memory: Mapping[str, MemoryCurve] = field(default_factory=dict)
+    prefill: Mapping[str, Curve] = field(default_factory=dict)
+    baseline: Mapping[str, Row] = field(default_factory=dict)
+    machines: Sequence[Mapping[str, Any]] = ()
+    methods: Mapping[str, Any] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
+
+    @property
+    def rows(self) -> list[Row]:
+        """The cells, each with its `baseline`: a row or null."""
+        return [{**row, "baseline": self.baseline.get(row["name"])} for row in self.cells]
+
+    @property
+    def models(self) -> dict[str, list[Row]]:
+        """The rows of each model, in order of first appearance."""
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(str(row.get("model")), []).append(row)
+        return found
+
+
+def ok(row: Row) -> bool:
+    return row.get("status") == "ok"
+
+
+def figure(row: Row | None, key: str) -> float | None:
+    """A figure of a row as a finite number; null where there is none."""
+    value = (row or {}).get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if np.isfinite(value) else None
+
+
+def bounds(row: Row | None, key: str) -> tuple[float | None, float | None]:
+    """An interval, [low, high], either of which may be open (null); both null where there is none."""
+    value = (row or {}).get(key)
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        return None, None
+    low, high = (figure({"end": end}, "end") for end in value)
+    return low, high
+
+
+def labels(rows: Sequence[Row], model: str) -> list[str]:
+    """What tells a model's cells apart: their names without the model's and without a device that all share,
+    where that is enough."""
+    names = [str(row["name"]) for row in rows]
+    devices = {str(row.get("device")) for row in rows}
+    shared = f" on {devices.pop()}" if len(devices) == 1 else ""
+    short = [name.removeprefix(f"{model} ").removesuffix(shared) for name in names]
+    return short if len(set(short)) == len(short) else names

@@ -1,0 +1,144 @@
+"""From folders of records to a report: the shipped study, flags on it, bad folders, a baseline beside."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness import results
+from harness.report.gather import Gathered
+
+STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
+GOLDEN = Path(__file__).parent / "golden" / "record-1.json"
+
+
+@pytest.fixture(scope="module")
+def study() -> Gathered:
+    return Gathered(list(results.records(STUDY, lambda damage: pytest.fail(str(damage)))))
+
+
+def flagged(study: Gathered, **wanted: str) -> dict[str, set[str]]:
+    rows = [row for row in study.cells if all(row[key] == value for key, value in wanted.items())]
+    return {row["variant"]: {flag["code"] for flag in row["flags"]} for row in rows}
+
+
+def test_no_gguf_row_of_the_real_series_is_flagged(study):
+    assert study.warnings == []
+    assert len(flagged(study, stack="llamacpp")) >= 8
+    assert set().union(*flagged(study, stack="llamacpp").values()) == set()
+
+
+def test_every_transformers_row_of_the_14b_series_was_not_synchronised(study):
+    rows = [row for row in study.cells if row["model"] == "qwen1.5-14b" and row["series"]]
+    assert len(rows) == 17
+    for row in rows:
+        codes = {flag["code"] for flag in row["flags"]}
+        assert ("first_token_unsynchronised" in codes) == (row["stack"] != "llamacpp"), row["variant"]
+        assert row["status"] == "ok"  # B and W stand
+        assert (row["ttft_ms"] is None) == (row["stack"] != "llamacpp")
+
+
+def test_of_the_two_window_series_one_is_broken(study):
+    rows = [row for row in study.cells if row["model"] == "qwen1.5-4b" and row["series"]]
+    broken = {
+        row["variant"]: row for row in rows if any(f["code"] == "plateau_past_window" for f in row["flags"])
+    }
+    assert len(rows) == 2
+    assert len(broken) == 1
+    assert "2048" in next(iter(broken))
+    assert not next(iter(broken.values()))["W_identifiable"]
+
+
+def test_shapes_of_the_real_series_are_what_their_stacks_do(study):
+    rows = [row for row in study.cells if row["model"] == "qwen1.5-14b" and row["series"]]
+    shapes = {row["variant"]: row["shape"] for row in rows}
+    gguf = {row["variant"] for row in rows if row["stack"] == "llamacpp"}
+    assert {shapes[variant] for variant in gguf} == {"staircase"}
+    assert {shapes[row["variant"]] for row in rows if row["stack"] == "bnb"} == {"hinge"}
+    fused = [row for row in rows if "fused" in row["variant"]]
+    assert len(fused) == 3
+    for row in fused:
+        assert row["shape"] == "mode change"
+        assert row["segments"][0]["to_n"] == pytest.approx(2048, abs=3)
+    spiky = [row for row in rows if row["spikes"]["count"]]
+    assert {row["stack"] for row in spiky} == {"bnb", "gptq", "autoawq"}
+    assert all(row["spikes"]["period_tokens"] == pytest.approx(204, abs=2) for row in spiky)
+
+
+def test_where_the_time_goes_is_told_for_each_quantization(study):
+    rows = [row for row in study.cells if row["model"] == "qwen1.5-14b" and row["stack"] == "llamacpp"]
+    known = [row for row in rows if row["dominated_by"]]
+    assert len(known) == 8
+    assert {row["fixed_ms"] for row in known} == {known[0]["fixed_ms"]}
+    assert 0 < known[0]["fixed_ms"] < 14
+
+
+def test_the_page_and_the_tables_come_from_the_command(harness, tmp_path):
+    ran = harness("report", STUDY, "-o", tmp_path / "x.html")
+    assert ran.code == 0
+    page = (tmp_path / "x.html").read_text()
+    assert "CC0" in page
+    assert len(page) < 8e6
+    rows = harness("report", STUDY, "--format", "json").json
+    assert len(rows) > 100
+    q4_0 = next(row for row in rows if (row["model"], row["variant"]) == ("qwen1.5-14b", "q4_0"))
+    assert q4_0["B_ratio"] == pytest.approx(0.448 * 1e9 * 1.0737 / 1e9, rel=0.01)  # the study's, in SI
+    for form, begins in (("md", "## Speed"), ("csv", "")):
+        assert harness("report", STUDY, "--format", form).out.startswith(begins)
+
+
+def measured(folder: Path, **changes: object) -> Path:
+    """A record of a folder of its own, with its series."""
+    cell = folder / "m" / "c" / str(changes.get("started_utc", "t")).replace(":", "")
+    cell.mkdir(parents=True)
+    (cell / "record.json").write_text(json.dumps(json.loads(GOLDEN.read_text()) | changes))
+    series = next(STUDY.glob("qwen1.5-14b/*q4_0*/**/tokens.parquet"))
+    shutil.copy(series, cell / "tokens.parquet")
+    return cell
+
+
+def test_a_baseline_is_shown_beside_a_users_own_run(harness, tmp_path):
+    record = json.loads(GOLDEN.read_text())
+    model = record["model"] | {"name": "qwen1.5-14b"}
+    measured(tmp_path / "mine", model=model, variant="q4_0")
+    rows = harness("report", tmp_path / "mine", "--baseline", STUDY, "--format", "json").json
+    assert rows[0]["baseline"]["B_ms"] == pytest.approx(15.95, abs=0.03)
+    assert harness("report", tmp_path / "mine", "--baseline", STUDY, "-o", tmp_path / "x.html").code == 0
+
+
+def test_damaged_records_and_series_are_told_and_the_rest_is_shown(harness, tmp_path):
+    measured(tmp_path / "r", started_utc="2026-01-01T00:00:00+00:00", cell="good", content_key="a")
+    newer = measured(tmp_path / "r", started_utc="2026-01-02T00:00:00+00:00", cell="newer", content_key="b")
+    (newer / "record.json").write_text(json.dumps(json.loads(GOLDEN.read_text()) | {"schema": 99}))
+    cut = measured(tmp_path / "r", started_utc="2026-01-03T00:00:00+00:00", cell="cut", content_key="c")
+    (cut / "tokens.parquet").write_bytes(b"PAR1 nothing of the kind PAR1")
+    bare = measured(tmp_path / "r", started_utc="2026-01-04T00:00:00+00:00", cell="bare", content_key="d")
+    keys = ("schema", "kind", "cell", "repeat", "started_utc", "outcome")
+    record = json.loads(GOLDEN.read_text())
+    (bare / "record.json").write_text(json.dumps({key: record[key] for key in keys}))
+    ran = harness("report", tmp_path / "r", "--format", "json")
+    assert ran.code == 0
+    assert {row["cell"]: row["status"] for row in ran.json} == {
+        "good": ran.json[0]["status"],
+        "cut": "invalid",
+    }
+    for said in ("schema 99 is newer", "tokens.parquet", "not a record"):
+        assert said in ran.err
+    assert harness("list", tmp_path / "r").code == 0
+
+
+@pytest.mark.parametrize("make", ["nothing", "empty", "file"])
+def test_a_folder_without_records_is_one_sentence(harness, tmp_path, make):
+    folder = tmp_path / "f"
+    if make == "empty":
+        folder.mkdir()
+    elif make == "file":
+        folder.write_text("x")
+    ran = harness("report", folder)
+    assert ran.code == 2
+    assert {"nothing": "no such results folder", "empty": "no records", "file": "not a results folder"}[
+        make
+    ] in ran.err

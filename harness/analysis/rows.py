@@ -82,6 +82,8 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         **_buffers(loaded),
         **{key: reported[key] for key in REPORTED if reported.get(key) is not None},
         "loaded_bytes": reported.get("vram_bytes"),
+        "max_ctx_is_target": bool(reported.get("max_ctx_is_target")),
+        "prefill_knees": traffic.prefill_knees(record),
         "series": series_path,
     }
     if not columns:

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from harness.analysis.flags import Limit
-from harness.theory import demand
+from harness.theory import demand, floors
 from harness.theory.ggml import element_bytes
-from harness.theory.machines import MACHINES
+from harness.theory.machines import MACHINES, Machine
 from harness.theory.shapes import Shape
+from harness.theory.units import SI
 
 Record = dict[str, Any]
 
@@ -58,13 +59,26 @@ def ceiling_bytes_per_s(records: Iterable[Record]) -> float | None:
     return max(rates, default=None)
 
 
-def data_sheet_bytes_per_s(record: Record) -> float | None:
-    """The bandwidth of the GPU's data sheet; null on a CPU, whose memory no name tells, and for others."""
+def data_sheet(record: Record) -> Machine | None:
+    """The GPU's data sheet; null on a CPU, whose memory no name tells, and for others."""
     if record.get("device") == "cpu":
         return None
     names = [str(gpu.get("name")).lower() for gpu in record["machine"].get("gpus") or []]
-    known = [m for m in MACHINES.values() if any(n.endswith(m.name.lower()) for n in names)]
-    return known[0].bandwidth_bytes_per_s if known else None
+    known = (m for m in MACHINES.values() if any(name.endswith(m.name.lower()) for name in names))
+    return next(known, None)
+
+
+def prefill_knees(record: Record) -> dict[str, list[int | None] | None] | None:
+    """Prompt lengths between which prefill is bound by compute, as `harness theory` gives them."""
+    machine, shape, bits = data_sheet(record), _shape(record), bpw(record)
+    if machine is None or shape is None or bits is None:
+        return None
+    ceiling = floors.Ceiling(machine.bandwidth_bytes_per_s, machine.flops)
+    found: dict[str, list[int | None] | None] = {}
+    for lm_head in ("every", "last"):
+        knees = floors.prefill_knees(demand.of_bits(shape, bits), ceiling, lm_head)
+        found[lm_head] = knees and [None if knee is None else SI.knee(knee) for knee in knees]
+    return found
 
 
 def limits(record: Record, ceiling: float | None) -> dict[str, Limit]:
@@ -81,7 +95,8 @@ def limits(record: Record, ceiling: float | None) -> dict[str, Limit]:
         read, slope = read + (kv or 0) * ((loaded.get("options") or {}).get("n_ctx") or 0), None
     if record.get("device") == "cpu":
         read = max(0.0, read - (record["machine"].get("last_level_cache_bytes") or 0))
-    ceilings = {"data sheet": data_sheet_bytes_per_s(record), "measured": ceiling}
+    machine = data_sheet(record)
+    ceilings = {"data sheet": machine and machine.bandwidth_bytes_per_s, "measured": ceiling}
     return {
         name: Limit(read / rate * 1e3, slope / rate * 1e3 if slope else None)
         for name, rate in ceilings.items()

@@ -87,6 +87,16 @@ def slow_from(row: Row, key: str) -> str:
     return f"not by {last:,.0f}" if last is not None else NONE
 
 
+def tokens(row: Row, key: str) -> str:
+    """A dash for none: of a reported row no series is known."""
+    return number(row, key, "{:,.0f}") if row.get(key) else NONE
+
+
+def longest(row: Row, key: str) -> str:
+    """`36,076`; `100,000+` where a target was reached and nothing beyond was tried."""
+    return number(row, key, "{:,.0f}") + ("+" if row.get("max_ctx_is_target") else "")
+
+
 def segments(row: Row, key: str) -> str:
     """`26 to 2,048: B 12.10, W 900; 2,049 to ...`; a single segment is the line of the other table."""
     found: Sequence[Mapping[str, object]] = row.get(key) or []
@@ -174,10 +184,16 @@ MEMORY: tuple[Column, ...] = (
     _mb("KV buffer MB", "kv_buffer_bytes", "the KV cache as the stack allocates it"),
     _mb("compute buffer MB", "compute_buffer_bytes", "what the stack computes in"),
     _number("n_ctx", "n_ctx", "{:,.0f}", "context that the stack was asked for"),
-    _number("longest context", "max_ctx", "{:,.0f}", "tokens of context reached, or that fit", telling=True),
+    Column(
+        "longest context",
+        "max_ctx",
+        longest,
+        "tokens of context reached, or that fit; +: a target",
+        telling=True,
+    ),
 )
 SHAPE: tuple[Column, ...] = (
-    Column("tokens", "tokens", partial(number, form="{:,.0f}"), "decoded in a repeat", telling=True),
+    Column("tokens", "tokens", tokens, "decoded in a repeat", telling=True),
     Column("shape", "shape", word, "which shape latency(n) has", numeric=False),
     Column("segments", "segments", segments, "lines of a hinge or a mode change", numeric=False),
     Column("spikes", "spikes", spikes, "single tokens far above their neighbours"),

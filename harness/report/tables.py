@@ -26,9 +26,9 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 
 
 def shown(row: Row, key: str, form: str) -> str:
-    """One figure as text; a dash where there is none. MB are 1e6 bytes."""
+    """One figure as text; a dash where there is none, or where it cannot be told. MB are 1e6 bytes."""
     value = row[key]
-    if value is None:
+    if value is None or (key == "W_tokens_per_ms" and not row["W_identifiable"]):
         return "-"
     return f"{value / 1e6:.0f}" if form == "mb" else form.format(value)
 

@@ -123,8 +123,9 @@ class Figure {
     const layout = coloured(this.layout);
     // What the reader has zoomed to stays, until the axis becomes another.
     layout.uirevision = `${this.logarithmic} ${this.spikes}`;
-    layout.dragmode = touch ? false : "zoom"; // a finger scrolls the page
-    if (this.logarithmic) Object.assign(layout.yaxis, { type: "log", dtick: undefined });
+    layout.dragmode = touch ? false : "zoom";
+    if (touch) layout.xaxis.fixedrange = layout.yaxis.fixedrange = true; // a finger scrolls the page, a tap reads a value
+    if (this.logarithmic) Object.assign(layout.yaxis, { type: "log", dtick: "D2" });
     layout.yaxis.range = this.range(data) ?? layout.yaxis.range;
     for (const each of this.element.querySelectorAll(".variant")) {
       each.setAttribute("aria-pressed", !off.has(Number(each.dataset.v)));

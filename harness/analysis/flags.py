@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.analysis.line import Floats
-from harness.analysis.series import Analysis, plateau
+from harness.analysis.series import Analysis, jump, plateau
 
 CEILING_TOLERANCE = 1.05  # faster than the ceiling by more than this is no measurement
 UNSYNCHRONISED = 0.9  # a prefill reads all weights too: it cannot take less than this of the steps after it
 SECOND_TOKEN = 5.0  # times the steps after it: where the time of an unsynchronised first token went
-JUMP, SAME_SLOPE = 0.05, 0.2  # a level that jumps while the slope stays: the machine got slower, not the work
 
 
 @dataclass(frozen=True)
@@ -99,16 +98,10 @@ def _shape(found: Analysis) -> list[Flag]:
     if flat:
         detail = f"latency rises up to n = {flat.from_n - 1} and is flat from there: the cache rolled over"
         return [Flag("plateau_past_window", detail)]
-    if found.shape.name != "mode change":
-        return []
-    first, second = (segment.line for segment in found.shape.segments)
-    x = found.shape.segments[1].from_n - 1
-    before, after = first.B_ms + first.slope_ms * x, second.B_ms + second.slope_ms * x
-    if after > before * (1 + JUMP) and abs(second.slope_ms - first.slope_ms) <= SAME_SLOPE * abs(
-        first.slope_ms
-    ):
-        detail = f"latency jumps from {before:.2f} to {after:.2f} ms at n = {x + 1}, its slope unchanged"
-        return [Flag("drift", f"{detail}: the machine slowed down", spoils=None)]
+    if levels := jump(found.shape):
+        at = found.shape.segments[1].from_n
+        detail = f"latency jumps from {levels[0]:.2f} to {levels[1]:.2f} ms at n = {at}"
+        return [Flag("drift", f"{detail}: the machine changed, not the work", spoils=None)]
     return []
 
 
@@ -125,8 +118,8 @@ def _faster_than(found: Analysis, limit: Limit) -> list[Flag]:
     if found.first_token_ms is not None and found.first_token_ms < allowed:
         detail = f"the first token took {found.first_token_ms:.2f} ms, and reading the weights takes"
         raised.append(Flag("first_token_faster_than_limit", f"{detail} {limit.B_ms:.2f}", "first token"))
-    if limit.slope_ms and found.line and found.slope_half_ms is not None and found.W_identifiable:
-        most = found.line.slope_ms + found.slope_half_ms
+    if limit.slope_ms and found.line and found.interval and found.W_identifiable:
+        most = found.interval.centre.slope_ms + found.interval.slope_half_ms
         if most < limit.slope_ms / CEILING_TOLERANCE:
             raised.append(_slope(1 / found.line.slope_ms, limit.slope_ms))
     return raised

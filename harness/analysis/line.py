@@ -45,10 +45,18 @@ def blocks(values: Floats, size: int = BLOCK) -> Floats:
     return values[: count * size].reshape(count, size)
 
 
-def half_widths(x: Floats, ms: Floats) -> tuple[float, float] | None:
-    """Of the 95% intervals of B (ms) and of the slope (ms a token); null for fewer than three blocks.
+@dataclass(frozen=True)
+class Interval:
+    """95% intervals of B (ms) and of the slope (ms a token) around those of `centre`."""
 
-    Ordinary least squares through block means, with Student's t of blocks - 2 degrees of freedom.
+    centre: Line
+    B_half_ms: float
+    slope_half_ms: float
+
+
+def interval(x: Floats, ms: Floats) -> Interval | None:
+    """Least squares through block means, with Student's t of blocks - 2 degrees of freedom; null for fewer
+    than three blocks. Around this line, not that of all tokens, which a last stair cut short leans a little.
     """
     centres, means = blocks(x).mean(axis=1), blocks(ms).mean(axis=1)
     count = len(centres)
@@ -60,7 +68,7 @@ def half_widths(x: Floats, ms: Floats) -> tuple[float, float] | None:
     spread = float(((centres - centres.mean()) ** 2).sum())
     t = float(stdtrit(count - 2, (1 + CONFIDENCE) / 2))
     B_half = t * math.sqrt(variance * (1 / count + float(centres.mean()) ** 2 / spread))
-    return B_half, t * math.sqrt(variance / spread)
+    return Interval(line, B_half, t * math.sqrt(variance / spread))
 
 
 def robust(x: Floats, ms: Floats) -> Line | None:

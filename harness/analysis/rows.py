@@ -35,7 +35,7 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         state, reasons = "invalid", [*reasons, f"its series is unusable: {unusable}"]
     figures = series.row(found)
     limits = traffic.limits(record, ceiling)
-    raised = flags(found, _higher(limits), _expected(record)) if columns else []
+    raised = flags(found, _higher(limits), _expected(record)) if columns and not unusable else []
     # A fault of the slope alone leaves what others published of B; of ours it leaves nothing.
     spoiling = [f for f in raised if f.spoils == "all" or (f.spoils == "W" and record["kind"] == "measured")]
     if state == "ok" and spoiling:
@@ -86,7 +86,7 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         "prefill_knees": traffic.prefill_knees(record),
         "series": series_path,
     }
-    if not columns:
+    if found.line is None and reported:
         said |= {key: reported.get(key) for key in ("B_ms", "W_tokens_per_ms")}
         said["ttft_ms"] = reported.get("prefill_ms")
         raised = published(said["B_ms"], said["W_tokens_per_ms"], said["ttft_ms"], _higher(limits))
@@ -113,9 +113,10 @@ def _buffers(loaded: Record) -> Row:
 def _analysis(columns: dict[str, list[int]]) -> tuple[Analysis, str | None]:
     if not columns:
         return Analysis(n_tokens=0), None
+    n, ns = (np.asarray(columns[key], dtype=float) for key in ("n", "latency_ns"))
+    n, ms, _ = series.without_end(n, ns / 1e6)
     try:
-        n = np.asarray(columns["n"], dtype=float)
-        return series.analyse(n, np.asarray(columns["latency_ns"], dtype=float) / 1e6), None
+        return series.analyse(n, ms), None
     except Unusable as reason:
         return Analysis(n_tokens=0), str(reason)
 
@@ -199,6 +200,7 @@ def _line(shown: list[Row]) -> Row:
     slopes = [r["slope_ms"] for r in shown if r["slope_ms"] is not None]
     if slopes:
         slope, ends = line.pooled(slopes, _mean_half([r["slope_ci95_ms"] for r in shown]))
+        said["slope_ms"], said["slope_ci95_ms"] = slope, ends
         said["W_tokens_per_ms"] = 1 / slope if slope > 0 else None
         said["W_ci95"] = series.inverse(ends) if ends else None
         said["W_identifiable"] = bool(ends and ends[0] > 0) and all(r["W_identifiable"] for r in shown)

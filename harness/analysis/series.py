@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.line import Floats, Line, half_widths, least_squares, robust
+from harness.analysis.line import Floats, Interval, Line, interval, least_squares, robust
 from harness.analysis.shapes import FLAT, Segment, Shape, is_flat, shape_of
 
 EDGE_TOKENS = 128  # what "at the start" and "at the end" are taken over, as llama-bench's tg128
@@ -21,6 +21,8 @@ SPIKE_SHARE, SPIKE_SIGMAS = 0.5, 10.0  # above that median: by half of it, and t
 LEAST_SPIKES = 4  # for a period
 SLOW_MS = 50.0  # 20 tokens/s, where reading feels slow
 SETTLED = slice(1, 65)  # of the tokens after the first: the steps at the start, the second token apart
+JUMP, SAME_SLOPE = 0.05, 0.2  # of the level, of the slope
+LONGEST_MS = 1e9  # 12 days a token
 # A robust line is told beside the plain one when they differ by this.
 DIFFERS_W, DIFFERS_B = 0.02, 0.01
 
@@ -40,8 +42,8 @@ class Spikes:
 
 @dataclass(frozen=True)
 class Analysis:
-    """`W_identifiable`: the slope can be told from none, and is no mixture of a slope and a plateau. Half
-    widths are of 95% intervals within the series. `robust`: a line that spikes do not move, where it differs.
+    """`W_identifiable`: the slope can be told from none, and is not that of a jump or of a rise and a
+    plateau. `interval`: within the series. `robust`: a line that spikes do not move, where it differs.
     """
 
     n_tokens: int
@@ -49,8 +51,7 @@ class Analysis:
     second_ms: float | None = None
     settled_ms: float | None = None
     line: Line | None = None
-    B_half_ms: float | None = None
-    slope_half_ms: float | None = None
+    interval: Interval | None = None
     robust: Line | None = None
     shape: Shape | None = None
     W_identifiable: bool = False
@@ -70,9 +71,10 @@ def row(found: Analysis) -> dict[str, Any]:
     """
     line, steady, shape = found.line, found.robust, found.shape
     B_ci95 = slope_ci95 = W_ci95 = None
-    if line and found.B_half_ms is not None and found.slope_half_ms is not None:
-        B_ci95 = [line.B_ms - found.B_half_ms, line.B_ms + found.B_half_ms]
-        slope_ci95 = [line.slope_ms - found.slope_half_ms, line.slope_ms + found.slope_half_ms]
+    if known := found.interval:
+        centre = known.centre
+        B_ci95 = [centre.B_ms - known.B_half_ms, centre.B_ms + known.B_half_ms]
+        slope_ci95 = [centre.slope_ms - known.slope_half_ms, centre.slope_ms + known.slope_half_ms]
         W_ci95 = inverse(slope_ci95)
     return {
         "n_tokens": found.n_tokens,
@@ -119,7 +121,7 @@ def analyse(n: Floats, ms: Floats) -> Analysis:
     if len(ms) < 2:
         return Analysis(n_tokens=len(ms) + 1, first_token_ms=first)
     x = n - 1
-    line, halves, steady = least_squares(x, ms), half_widths(x, ms), robust(x, ms)
+    line, known, steady = least_squares(x, ms), interval(x, ms), robust(x, ms)
     shape = shape_of(n, ms)
     edge = min(EDGE_TOKENS, len(ms))
     slow = _lasting(n, ms)
@@ -129,11 +131,10 @@ def analyse(n: Floats, ms: Floats) -> Analysis:
         second_ms=float(ms[0]),
         settled_ms=float(np.median(ms[SETTLED])),
         line=line,
-        B_half_ms=halves[0] if halves else None,
-        slope_half_ms=halves[1] if halves else None,
+        interval=known,
         robust=steady if steady and _differ(line, steady) else None,
         shape=shape,
-        W_identifiable=_identifiable(line, halves, shape, float(np.median(ms))),
+        W_identifiable=_identifiable(known, shape, float(np.median(ms))),
         spikes=_spikes(ms),
         start_tokens_per_s=float(1e3 / ms[:edge].mean()),
         end_tokens_per_s=float(1e3 / ms[-edge:].mean()),
@@ -144,12 +145,22 @@ def analyse(n: Floats, ms: Floats) -> Analysis:
     )
 
 
+def without_end(n: Floats, ms: Floats) -> tuple[Floats, Floats, int | None]:
+    """A series without the zeros that some tools write once a run has died, and the n they begin at."""
+    alive = np.flatnonzero(ms != 0)
+    end = int(alive[-1]) + 1 if len(alive) else 0
+    return (n, ms, None) if end in (0, len(ms)) else (n[:end], ms[:end], int(n[end]))
+
+
 def check(n: Floats, ms: Floats) -> None:
     """Raises Unusable: nothing there, positions that do not rise, latencies that are no positive numbers."""
     if len(n) == 0:
         raise Unusable("it has no tokens")
-    if not np.isfinite(ms).all():
-        raise Unusable(f"the latency at n = {n[int(np.argmin(np.isfinite(ms)))]:.0f} is not a number")
+    if not np.isfinite(n).all():
+        raise Unusable(f"n is not a number in row {int(np.argmin(np.isfinite(n))) + 1}")
+    if not (np.isfinite(ms) & (ms < LONGEST_MS)).all():
+        at = int(np.argmin(np.isfinite(ms) & (ms < LONGEST_MS)))
+        raise Unusable(f"the latency at n = {n[at]:.0f} is not a number of milliseconds")
     if (np.diff(n) <= 0).any():
         raise Unusable(f"n does not increase after {n[int(np.argmax(np.diff(n) <= 0))]:.0f}")
     if (ms <= 0).any():
@@ -157,15 +168,41 @@ def check(n: Floats, ms: Floats) -> None:
         raise Unusable(f"the latency at n = {n[at]:.0f} is {ms[at]:g} ms")
 
 
-def _identifiable(line: Line, halves: tuple[float, float] | None, shape: Shape, level: float) -> bool:
-    if halves is None or shape.name in ("flat", "short") or line.slope_ms - halves[1] <= 0:
+def _identifiable(known: Interval | None, shape: Shape, level: float) -> bool:
+    if known is None or shape.name in ("flat", "short") or known.centre.slope_ms <= known.slope_half_ms:
         return False
-    return not (len(shape.segments) == 2 and _is_plateau(shape.segments[1], shape.segments[0], level))
+    if shape.name != "mode change":
+        return True
+    first, second = shape.segments
+    return not (_is_plateau(second, first, level) or jump(shape) or both_flat(shape, level))
+
+
+def both_flat(shape: Shape, level: float) -> bool:
+    """Whether a series lies on one level and then on another."""
+    return all(is_flat(segment, level) for segment in shape.segments)
+
+
+def jump(shape: Shape | None) -> tuple[float, float] | None:
+    """The levels in ms before and after a jump that the work does not explain; null where there is none.
+
+    The level changes by over 5%, and the slope stays, or changes as the level does: the machine's speed did.
+    """
+    if shape is None or shape.name != "mode change":
+        return None
+    first, second = (segment.line for segment in shape.segments)
+    x = shape.segments[1].from_n - 1
+    before, after = first.B_ms + first.slope_ms * x, second.B_ms + second.slope_ms * x
+    if before <= 0 or abs(after / before - 1) <= JUMP:
+        return None
+    as_it_was = [first.slope_ms, first.slope_ms * after / before]
+    same = any(abs(second.slope_ms - slope) <= SAME_SLOPE * abs(slope) for slope in as_it_was)
+    return (before, after) if same or both_flat(shape, before) else None
 
 
 def _is_plateau(segment: Segment, other: Segment, level: float) -> bool:
     steep = other.line.slope_ms
-    return is_flat(segment, level) and steep > 0 and segment.line.slope_ms < FLAT * steep
+    rises = steep > 0 and not is_flat(other, level)
+    return rises and is_flat(segment, level) and segment.line.slope_ms < FLAT * steep
 
 
 def plateau(shape: Shape | None, level: float) -> Segment | None:

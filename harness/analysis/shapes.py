@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.line import BLOCK, Floats, Line, blocks, half_widths, least_squares
+from harness.analysis.line import BLOCK, Floats, Line, blocks, interval, least_squares
 
 FEWEST_BLOCKS = 8  # under 2,048 tokens a bend and noise look alike
 FEWEST_IN_SEGMENT = 3
@@ -52,7 +52,7 @@ def shape_of(n: Floats, ms: Floats) -> Shape:
     count, level = len(centres), float(np.median(medians))
     straight, straight_rss = _line(centres, medians)
     hinge, hinge_knee, hinge_rss = _hinge(centres, medians)
-    two, mode_knee, mode_rss = _two_lines(centres, medians)
+    two, mode_block, mode_rss = _two_lines(centres, medians)
 
     def better(rss: float, terms: int, than: float, than_terms: int) -> bool:
         evidence = _bic(than, count, than_terms) - _bic(rss, count, terms)
@@ -62,7 +62,7 @@ def shape_of(n: Floats, ms: Floats) -> Shape:
         bends = better(hinge_rss, 3, straight_rss, 2)
         breaks = better(mode_rss, 5, straight_rss, 2)
         if breaks and not (bends and not better(mode_rss, 5, hinge_rss, 3)):
-            return Shape("mode change", _cut(n, _parting(x, ms, mode_knee, two), two))
+            return Shape("mode change", _cut(n, _parting(x, ms, mode_block, two), two))
         if bends:
             plateau = Line(hinge.B_ms, 0.0)
             slope = Line(hinge.B_ms - hinge.slope_ms * hinge_knee, hinge.slope_ms)
@@ -79,8 +79,8 @@ def is_flat(segment: Segment, level_ms: float) -> bool:
 
 def _is_flat(x: Floats, ms: Floats, line: Line, level: float) -> bool:
     """No rise that could be told from none, or none that matters."""
-    halves = half_widths(x, ms)
-    hidden = halves is not None and line.slope_ms - halves[1] <= 0
+    known = interval(x, ms)
+    hidden = known is not None and abs(known.centre.slope_ms) <= known.slope_half_ms
     return hidden or abs(line.slope_ms) * float(x[-1] - x[0]) < 0.01 * level
 
 
@@ -120,19 +120,19 @@ def _hinge(x: Floats, y: Floats) -> tuple[Line, float, float]:
     return line, knee, rss
 
 
-def _two_lines(x: Floats, y: Floats) -> tuple[tuple[Line, Line], float, float]:
-    """Two lines that need not meet: the best place to part, and their residuals."""
+def _two_lines(x: Floats, y: Floats) -> tuple[tuple[Line, Line], int, float]:
+    """Two lines that need not meet: the block that the second begins with, and their residuals."""
     found = []
     for at in range(FEWEST_IN_SEGMENT, len(x) - FEWEST_IN_SEGMENT + 1):
         (first, first_rss), (second, second_rss) = _line(x[:at], y[:at]), _line(x[at:], y[at:])
-        found.append((first_rss + second_rss, float(x[at - 1] + x[at]) / 2, (first, second)))
-    rss, knee, lines = min(found, key=lambda each: each[0])
-    return lines, knee, rss
+        found.append((first_rss + second_rss, at, (first, second)))
+    rss, block, lines = min(found, key=lambda each: each[0])
+    return lines, block, rss
 
 
-def _parting(x: Floats, ms: Floats, knee: float, lines: tuple[Line, Line]) -> float:
-    """The place to part two lines, to the token, within a block of the best one between blocks."""
-    near = (x > knee - BLOCK) & (x < knee + BLOCK)
+def _parting(x: Floats, ms: Floats, block: int, lines: tuple[Line, Line]) -> float:
+    """Where two lines part, to the token, within a block of the best place between blocks."""
+    near = slice((block - 1) * BLOCK, (block + 1) * BLOCK)
     first, second = (np.abs(ms[near] - line.B_ms - line.slope_ms * x[near]) for line in lines)
     cost = np.cumsum(first) + second.sum() - np.cumsum(second)
     return float(x[near][int(cost.argmin())])

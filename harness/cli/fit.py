@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from harness.analysis import series
 from harness.analysis.flags import Flag, Limit, flags, identical
 from harness.analysis.line import Floats
@@ -71,21 +69,23 @@ def analysed(
     variants: dict[str, tuple[Floats, Floats]], theory: Theory | None, bpw: dict[str, float]
 ) -> list[Row]:
     """A row per variant, in the order of the file; one that is no series says why in `unusable`."""
-    cut = {name: _without_end(n, ms) for name, (n, ms) in variants.items()}
+    cut = {name: series.without_end(n, ms) for name, (n, ms) in variants.items()}
     same = identical({name: ms for name, (_, ms, _) in cut.items() if len(ms) > 1})
     longest = max((len(ms) for _, ms, _ in cut.values()), default=0)
     rows = []
     for name, (n, ms, died) in cut.items():
         bits = bpw.get(name)
         limit = theory.limit(bits) if theory else None
-        row: Row = {"variant": name, "unusable": None, "bpw": bits}
+        row: Row = {"variant": printable(name), "unusable": None, "bpw": bits}
         try:
             found = series.analyse(n, ms)
         except Unusable as reason:
             rows.append(row | _unusable(str(reason), theory is not None))
             continue
         raised = flags(found, limit, longest)
-        raised += [flag for flag in (died, same.get(name)) if flag]
+        if died is not None:
+            raised.append(Flag("died", f"zeros from n = {died} on, taken as its end", spoils=None))
+        raised += [same[name]] if name in same else []
         row |= series.row(found) | {"flags": [flag.row() for flag in raised]}
         rows.append(row | (_against(row, limit) if limit else {}))
     return rows
@@ -109,15 +109,6 @@ def _unusable(reason: str, with_theory: bool) -> Row:
     empty = series.row(series.Analysis(n_tokens=0)) | {"n_tokens": None}
     theory = dict.fromkeys(("B_theory_ms", "W_theory", "B_ratio", "W_ratio", "B_as_w16_ms"))
     return empty | {"unusable": reason, "flags": []} | (theory if with_theory else {})
-
-
-def _without_end(n: Floats, ms: Floats) -> tuple[Floats, Floats, Flag | None]:
-    """A series without the zeros that some tools write after a run has died."""
-    alive = np.flatnonzero(ms != 0)
-    end = int(alive[-1]) + 1 if len(alive) else 0
-    if end == len(ms) or end == 0:
-        return n, ms, None
-    return n[:end], ms[:end], Flag("died", f"zeros from n = {n[end]:.0f} on, taken as its end", spoils=None)
 
 
 def _read(path: Path) -> dict[str, tuple[Floats, Floats]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import math
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from functools import cache
@@ -25,6 +27,9 @@ BLAS_THREADS = (
     "VECLIB_MAXIMUM_THREADS",
     "BLIS_NUM_THREADS",
 )
+
+
+PR_SET_PDEATHSIG = 1  # prctl.h
 
 
 class DeviceError(RuntimeError):
@@ -170,7 +175,7 @@ def matrix_rate(threads: int) -> dict[str, Any]:
 
 
 def _probe(module: str, threads: int, blas_threads: int, what: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", f"harness.machine.{module}", str(threads)]
+    command = [sys.executable, "-m", f"harness.machine.{module}", str(threads), str(os.getpid())]
     variables = os.environ | dict.fromkeys(BLAS_THREADS, str(blas_threads))
     folder = Path(__file__).parent.parent.parent  # `-m` looks there first, not among the user's files
     try:
@@ -184,6 +189,14 @@ def _probe(module: str, threads: int, blas_threads: int, what: str) -> dict[str,
     except (subprocess.SubprocessError, OSError, ValueError) as failure:
         raise ProbeError(f"{what} could not be measured: {failure}") from failure
     return measured
+
+
+def end_with(parent_pid: int) -> None:
+    """Let this process be killed when its parent ends (Linux): a probe must not outlive its campaign."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent_pid:  # it died before the call above
+            sys.exit(1)
 
 
 def _cpu_name() -> str:

@@ -1,9 +1,9 @@
 """Read bandwidth of main memory by several named kernels, all threads; the best of them is the ceiling.
 
-Run as a process of its own: `python -m harness.machine.bandwidth THREADS` prints one JSON object. The kernel
-decides the answer (a plain summation reads half of what a comparison does), and which is best differs from
-machine to machine: of each kind (a dot product, a SIMD reduction, the C library's; one stream and two) one is
-timed and named.
+Run as a process of its own: `python -m harness.machine.bandwidth THREADS PARENT_PID` prints one JSON object.
+The kernel decides the answer (a plain summation reads half of what a comparison does), and which is best
+differs from machine to machine: of each kind (a dot product, a SIMD reduction, the C library's; one stream
+and two) one is timed and named.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.machine import last_level_cache_bytes
+from harness.machine import end_with, last_level_cache_bytes
 from harness.machine.limits import free_memory_bytes
 
 # Of 8 last-level caches up to an eighth is still in the cache when it is read again: a kernel read 94 GB/s of
@@ -160,4 +160,5 @@ def _kernels(part: np.ndarray[Any, np.dtype[np.float32]]) -> dict[str, Callable[
 
 
 if __name__ == "__main__":
+    end_with(int(sys.argv[2]))
     print(json.dumps(measure(int(sys.argv[1]))))

@@ -1,7 +1,7 @@
 """The matrix rate of the CPU: floating-point operations a second of a dense float32 product, by NumPy's BLAS.
 
 Run as a process of its own, because a BLAS takes its threads from the environment it starts in:
-`python -m harness.machine.matrix THREADS` prints one JSON object.
+`python -m harness.machine.matrix THREADS PARENT_PID` prints one JSON object.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.machine import end_with
 from harness.machine.limits import free_memory_bytes
 
 SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
@@ -73,4 +74,5 @@ def _multiply(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> tuple[
 
 
 if __name__ == "__main__":
+    end_with(int(sys.argv[2]))
     print(json.dumps(measure(int(sys.argv[1]))))

@@ -11,7 +11,7 @@ Row = dict[str, Any]
 
 
 def interval(value: float | None, ends: list[float | None] | None, digits: int) -> str:
-    """`22.80 +- 0.04`; `> 512` where the high end is open."""
+    """`22.80 (22.75 to 22.84)`; `900 (over 512)` where the high end is open."""
     if value is None:
         return "-"
     if ends is None:
@@ -19,7 +19,7 @@ def interval(value: float | None, ends: list[float | None] | None, digits: int) 
     low, high = ends
     if low is None or high is None:
         return f"{value:.{digits}f} (over {short(low)})"
-    return f"{value:.{digits}f} +- {(high - low) / 2:.{digits}f}"
+    return f"{value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def share(value: float | None) -> str:
@@ -39,7 +39,6 @@ COLUMNS: Columns = (
     ("B ms", lambda row: interval(row["B_ms"], row["B_ci95_ms"], 2)),
     ("W tok/ms", _W),
     ("shape", lambda row: row["shape"] or "-"),
-    ("parts at n", lambda row: ", ".join(str(s["from_n"]) for s in row["segments"][1:]) or "-"),
     ("spikes", lambda row: whole(row["spikes"]["count"])),
     ("of every", lambda row: short(row["spikes"]["period_tokens"])),
     ("50 ms from n", lambda row: whole(row["slow_from_n"])),
@@ -61,7 +60,13 @@ def show(rows: Sequence[Row]) -> None:
     for row in usable:
         if row["robust_B_ms"] is not None:
             line = f"B {row['robust_B_ms']:.2f} ms, W {short(row['robust_W_tokens_per_ms'])}"
-            print(f"{row['variant']}: without its spikes: {line}")
+            print(f"{row['variant']}: the robust line is {line}")
+        if len(row["segments"]) > 1:
+            parts = (
+                f"to n = {part['to_n']:,} B {part['B_ms']:.2f} ms, W {short(part['W_tokens_per_ms'])}"
+                for part in row["segments"]
+            )
+            print(f"{row['variant']}: {row['shape']}: {'; '.join(parts)}")
         for flag in row["flags"]:
             print(f"{row['variant']}: {flag['code']}: {flag['detail']}")
     for row in rows:

@@ -104,12 +104,16 @@ def _fastest(named: Named) -> tuple[str, str] | None:
 
 
 def _leanest(named: Named) -> tuple[str, str] | None:
-    for key, words in SIZES:
-        known = [(size, label) for label, row in named if (size := figure(row, key))]
-        if known:
-            size, label = min(known)
-            return label, f"is the leanest ({size / 1e6:,.0f} MB {words})"
-    return None
+    """By the measure that the most variants have; only what was measured alike is compared."""
+    sizes = [
+        (words, [(size, label) for label, row in named if (size := figure(row, key))]) for key, words in SIZES
+    ]
+    words, known = max(sizes, key=lambda each: len(each[1]))
+    if not known:
+        return None
+    size, label = min(known)
+    of = "" if len(known) == len(named) else f" of the {len(known)} whose figure is known"
+    return label, f"is the leanest{of} ({size / 1e6:,.0f} MB {words})"
 
 
 def _longest(named: Named) -> tuple[str, str] | None:
@@ -117,7 +121,9 @@ def _longest(named: Named) -> tuple[str, str] | None:
     if not known:
         return None
     length, label = max(known, key=lambda each: each[0])
-    return label, f"has the longest context ({length:,.0f} tokens)"
+    ties = sum(other == length for other, _ in known) - 1
+    also = f", as {ties} more" if ties else ""
+    return label, f"has the longest context ({length:,.0f} tokens{also})"
 
 
 def _best(named: Named) -> tuple[str, str] | None:

@@ -64,7 +64,7 @@ class Gathered:
             prefill=prefill,
             baseline=_beside(self.cells, baseline.cells) if baseline else {},
             machines=list({r.record["machine"]["slug"]: r.record["machine"] for r in self.stored}.values()),
-            methods=_methods(self.stored),
+            methods=_attention(self.cells) | _methods(self.stored),
             warnings=[*self.warnings, *(baseline.warnings if baseline else [])],
         )
 
@@ -115,6 +115,20 @@ def _beside(cells: Sequence[Row], others: Sequence[Row]) -> dict[str, Row]:
     known = {tuple(str(row[key]).lower() for key in keys): row for row in others}
     found = {cell["name"]: known.get(tuple(str(cell[key]).lower() for key in keys)) for cell in cells}
     return {name: row for name, row in found.items() if row is not None}
+
+
+def _attention(cells: Sequence[Row]) -> dict[str, Any]:
+    """Where the time of context goes: across the models of a stack, a fixed cost and the bandwidth of the
+    cache."""
+    said = []
+    for found in budget.budgets(cells):
+        if found.of == "W" and found.bytes_per_s:
+            fixed = (
+                f"{found.fixed_ms * 1e6:.0f} ns a token of context" if found.fixed_ms > 0 else "no fixed cost"
+            )
+            rate = f"{found.bytes_per_s / 1e9:,.0f} GB/s of KV cache"
+            said.append(f"{', '.join(found.group)}: {fixed}, and {rate} ({found.cells} cells).")
+    return {"Where the time of context goes": said} if said else {}
 
 
 def _methods(stored: Sequence[Stored]) -> dict[str, Any]:

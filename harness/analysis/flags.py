@@ -35,6 +35,18 @@ class Limit:
     B_ms: float
     slope_ms: float | None
 
+    @property
+    def W_tokens_per_ms(self) -> float | None:
+        return 1 / self.slope_ms if self.slope_ms else None
+
+    def shares(
+        self, B_ms: float | None, W: float | None, identifiable: bool
+    ) -> tuple[float | None, float | None]:
+        """Of the ceiling, as B and as W reach it; null where there is no figure or no limit."""
+        allows = self.W_tokens_per_ms
+        B_share = self.B_ms / B_ms if self.B_ms and B_ms and B_ms > 0 else None
+        return B_share, W / allows if W and allows and identifiable else None
+
 
 def flags(found: Analysis, limit: Limit | None = None, expected_tokens: int | None = None) -> list[Flag]:
     """All that is wrong with one series; `expected_tokens`: how many were asked for, where that is known."""

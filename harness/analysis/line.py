@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 Floats = NDArray[np.float64]
+Numbers = TypeVar("Numbers", float, Floats)
 
 # Neighbouring tokens err alike (rho 0.7, and a staircase of 256 in llama.cpp): as if independent, they gave
 # 95% intervals that covered 60%. Means of 256 tokens are nearly independent, and hold each stair once.
@@ -30,6 +32,10 @@ class Line:
     def W_tokens_per_ms(self) -> float | None:
         """Tokens of context per further ms; null where the slope is not positive."""
         return 1 / self.slope_ms if self.slope_ms > 0 else None
+
+    def at(self, x: Numbers) -> Numbers:
+        """Latency in ms at x tokens of context."""
+        return self.B_ms + self.slope_ms * x
 
 
 def least_squares(x: Floats, y: Floats) -> Line:
@@ -63,7 +69,7 @@ def interval(x: Floats, ms: Floats) -> Interval | None:
     if count < FEWEST_BLOCKS:
         return None
     line = least_squares(centres, means)
-    residuals = means - line.B_ms - line.slope_ms * centres
+    residuals = means - line.at(centres)
     variance = float(residuals @ residuals) / (count - 2)
     spread = float(((centres - centres.mean()) ** 2).sum())
     t = float(stdtrit(count - 2, (1 + CONFIDENCE) / 2))

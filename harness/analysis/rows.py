@@ -42,9 +42,9 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         state, reasons = "invalid", [*reasons, *(flag.detail for flag in spoiling)]
     if any(flag.spoils == "first token" for flag in raised):
         figures["first_token_ms"] = None
-    if (record.get("loaded") or {}).get("kv_read") == "full":
-        figures["W_identifiable"] = False
     loaded = record.get("loaded") or {}
+    if loaded.get("kv_read") == "full":
+        figures["W_identifiable"] = False
     weights = record["model"]["weights"]
     synthetic = weights.get("synthetic", weights["kind"] == "synthetic")
     said = {
@@ -55,7 +55,7 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         "model": record["model"]["name"],
         "stack": record["stack"],
         "variant": record["variant"],
-        "weights": "synthetic" if synthetic else record["model"]["weights"]["kind"],
+        "weights": "synthetic" if synthetic else weights["kind"],
         "status": state,
         "reasons": reasons,
         "flags": [flag.row() for flag in raised],
@@ -136,13 +136,12 @@ def _against(said: Row, limits: Mapping[str, Limit]) -> Row:
     row: Row = {"B_as_w16_ms": B * 16 / bpw if B is not None and bpw else None}
     for name, prefix in (("data sheet", ""), ("measured", "measured_")):
         limit = limits.get(name)
-        B_theory = limit.B_ms if limit else None
-        W_theory = 1 / limit.slope_ms if limit and limit.slope_ms else None
+        B_share, W_share = limit.shares(B, W, said["W_identifiable"]) if limit else (None, None)
         row |= {
-            f"B_{prefix}theory_ms": B_theory,
-            f"W_{prefix}theory_tokens_per_ms": W_theory,
-            f"B_{prefix}ratio": B_theory / B if B_theory and B and B > 0 else None,
-            f"W_{prefix}ratio": W / W_theory if W and W_theory and said["W_identifiable"] else None,
+            f"B_{prefix}theory_ms": limit and limit.B_ms,
+            f"W_{prefix}theory_tokens_per_ms": limit and limit.W_tokens_per_ms,
+            f"B_{prefix}ratio": B_share,
+            f"W_{prefix}ratio": W_share,
         }
     return row
 

@@ -6,7 +6,6 @@ shifted). The first token is prefill and stands apart.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -124,7 +123,7 @@ def analyse(n: Floats, ms: Floats) -> Analysis:
     line, known, steady = least_squares(x, ms), interval(x, ms), robust(x, ms)
     shape = shape_of(n, ms)
     edge = min(EDGE_TOKENS, len(ms))
-    slow = _lasting(n, ms)
+    usual, level = _running_median(ms), float(np.median(ms))
     return Analysis(
         n_tokens=len(ms) + 1,
         first_token_ms=first,
@@ -134,14 +133,14 @@ def analyse(n: Floats, ms: Floats) -> Analysis:
         interval=known,
         robust=steady if steady and _differ(line, steady) else None,
         shape=shape,
-        W_identifiable=_identifiable(known, shape, float(np.median(ms))),
-        spikes=_spikes(ms),
+        W_identifiable=_identifiable(known, shape, level),
+        spikes=_spikes(ms, usual),
         start_tokens_per_s=float(1e3 / ms[:edge].mean()),
         end_tokens_per_s=float(1e3 / ms[-edge:].mean()),
-        slow_from_n=slow,
+        slow_from_n=_lasting(n, ms if usual is None else usual),
         last_n=int(n[-1]),
-        median_ms=float(np.median(ms)),
-        fastest_ms=float(_running_median(ms).min()) if len(ms) >= NEIGHBOURS else float(np.median(ms)),
+        median_ms=level,
+        fastest_ms=level if usual is None else float(usual.min()),
     )
 
 
@@ -173,8 +172,7 @@ def _identifiable(known: Interval | None, shape: Shape, level: float) -> bool:
         return False
     if shape.name != "mode change":
         return True
-    first, second = shape.segments
-    return not (_is_plateau(second, first, level) or jump(shape) or both_flat(shape, level))
+    return not (plateau(shape, level) or jump(shape) or both_flat(shape, level))
 
 
 def both_flat(shape: Shape, level: float) -> bool:
@@ -191,7 +189,7 @@ def jump(shape: Shape | None) -> tuple[float, float] | None:
         return None
     first, second = (segment.line for segment in shape.segments)
     x = shape.segments[1].from_n - 1
-    before, after = first.B_ms + first.slope_ms * x, second.B_ms + second.slope_ms * x
+    before, after = first.at(float(x)), second.at(float(x))
     if before <= 0 or abs(after / before - 1) <= JUMP:
         return None
     as_it_was = [first.slope_ms, first.slope_ms * after / before]
@@ -199,18 +197,15 @@ def jump(shape: Shape | None) -> tuple[float, float] | None:
     return (before, after) if same or both_flat(shape, before) else None
 
 
-def _is_plateau(segment: Segment, other: Segment, level: float) -> bool:
-    steep = other.line.slope_ms
-    rises = steep > 0 and not is_flat(other, level)
-    return rises and is_flat(segment, level) and segment.line.slope_ms < FLAT * steep
-
-
 def plateau(shape: Shape | None, level: float) -> Segment | None:
     """The flat rest of a series that rose before: what a cache that rolled over looks like; else null."""
     if shape is None or shape.name != "mode change":
         return None
     first, second = shape.segments
-    return second if _is_plateau(second, first, level) else None
+    steep = first.line.slope_ms
+    rises = steep > 0 and not is_flat(first, level)
+    lies = is_flat(second, level) and second.line.slope_ms < FLAT * steep
+    return second if rises and lies else None
 
 
 def _differ(line: Line, steady: Line) -> bool:
@@ -218,16 +213,17 @@ def _differ(line: Line, steady: Line) -> bool:
     return slope or abs(steady.B_ms - line.B_ms) > DIFFERS_B * abs(line.B_ms)
 
 
-def _running_median(ms: Floats) -> Floats:
-    """Of the neighbours around each token; the ends keep that of the nearest whole window."""
+def _running_median(ms: Floats) -> Floats | None:
+    """Of the neighbours around each token; the ends keep that of the nearest whole window. Null for fewer."""
+    if len(ms) < NEIGHBOURS:
+        return None
     windows = np.lib.stride_tricks.sliding_window_view(ms, NEIGHBOURS)
     return np.pad(np.median(windows, axis=1), NEIGHBOURS // 2, mode="edge")
 
 
-def _spikes(ms: Floats) -> Spikes:
-    if len(ms) < NEIGHBOURS:
+def _spikes(ms: Floats, usual: Floats | None) -> Spikes:
+    if usual is None:
         return Spikes()
-    usual = _running_median(ms)
     above = ms - usual
     spread = 1.4826 * float(np.median(np.abs(above)))
     at = np.flatnonzero((above > SPIKE_SHARE * usual) & (above > SPIKE_SIGMAS * spread))
@@ -238,9 +234,8 @@ def _spikes(ms: Floats) -> Spikes:
     return Spikes(len(at), float(np.median(above[at])), period)
 
 
-def _lasting(n: Floats, ms: Floats) -> int | None:
-    """The position from which the running median stays over 50 ms; null where it never does."""
-    usual = _running_median(ms) if len(ms) >= NEIGHBOURS else ms
+def _lasting(n: Floats, usual: Floats) -> int | None:
+    """The position from which latency stays over 50 ms; null where it never does."""
     fast = np.flatnonzero(usual <= SLOW_MS)
     start = int(fast[-1]) + 1 if len(fast) else 0
-    return int(n[start]) if start < len(n) and not math.isnan(usual[-1]) else None
+    return int(n[start]) if start < len(n) else None

@@ -87,7 +87,7 @@ def _is_flat(x: Floats, ms: Floats, line: Line, level: float) -> bool:
 def _has_stairs(n: Floats, ms: Floats) -> bool:
     """Whether the residuals fall over each 256 tokens and then jump by what 256 tokens of context cost."""
     line = least_squares(n, ms)
-    residuals = ms - line.B_ms - line.slope_ms * n
+    residuals = ms - line.at(n)
     spread = 1.4826 * float(np.median(np.abs(residuals - np.median(residuals))))
     kept = np.abs(residuals - np.median(residuals)) <= OUTLIER * spread
     phase = n[kept].astype(np.int64) % BLOCK
@@ -105,7 +105,7 @@ def _has_stairs(n: Floats, ms: Floats) -> bool:
 
 def _line(x: Floats, y: Floats) -> tuple[Line, float]:
     line = least_squares(x, y)
-    residuals = y - line.B_ms - line.slope_ms * x
+    residuals = y - line.at(x)
     return line, float(residuals @ residuals)
 
 
@@ -133,7 +133,7 @@ def _two_lines(x: Floats, y: Floats) -> tuple[tuple[Line, Line], int, float]:
 def _parting(x: Floats, ms: Floats, block: int, lines: tuple[Line, Line]) -> float:
     """Where two lines part, to the token, within a block of the best place between blocks."""
     near = slice((block - 1) * BLOCK, (block + 1) * BLOCK)
-    first, second = (np.abs(ms[near] - line.B_ms - line.slope_ms * x[near]) for line in lines)
+    first, second = (np.abs(ms[near] - line.at(x[near])) for line in lines)
     cost = np.cumsum(first) + second.sum() - np.cumsum(second)
     return float(x[near][int(cost.argmin())])
 

@@ -9,6 +9,7 @@ from harness.analysis.flags import Limit
 from harness.theory import demand, floors
 from harness.theory.ggml import element_bytes
 from harness.theory.machines import MACHINES, Machine
+from harness.theory.rows import knees
 from harness.theory.shapes import Shape
 from harness.theory.units import SI
 
@@ -74,11 +75,7 @@ def prefill_knees(record: Record) -> dict[str, list[int | None] | None] | None:
     if machine is None or shape is None or bits is None:
         return None
     ceiling = floors.Ceiling(machine.bandwidth_bytes_per_s, machine.flops)
-    found: dict[str, list[int | None] | None] = {}
-    for lm_head in ("every", "last"):
-        knees = floors.prefill_knees(demand.of_bits(shape, bits), ceiling, lm_head)
-        found[lm_head] = knees and [None if knee is None else SI.knee(knee) for knee in knees]
-    return found
+    return knees(demand.of_bits(shape, bits), ceiling, SI)
 
 
 def limits(record: Record, ceiling: float | None) -> dict[str, Limit]:

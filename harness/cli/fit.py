@@ -94,13 +94,12 @@ def analysed(
 def _against(row: Row, limit: Limit) -> Row:
     """The limit beside what was measured; ratios are shares of the ceiling that were reached."""
     B, W, bits = row["B_ms"], row["W_tokens_per_ms"], row["bpw"]
-    W_theory = 1 / limit.slope_ms if limit.slope_ms else None
-    B_theory = limit.B_ms or None
+    B_share, W_share = limit.shares(B, W, row["W_identifiable"])
     return {
-        "B_theory_ms": B_theory,
-        "W_theory": W_theory,
-        "B_ratio": B_theory / B if B_theory and B and B > 0 else None,
-        "W_ratio": W / W_theory if W and W_theory and row["W_identifiable"] else None,
+        "B_theory_ms": limit.B_ms or None,
+        "W_theory": limit.W_tokens_per_ms,
+        "B_ratio": B_share,
+        "W_ratio": W_share,
         "B_as_w16_ms": B * 16 / bits if B is not None and bits else None,
     }
 

@@ -16,11 +16,16 @@ PR_SET_PDEATHSIG = 1
 def main(parent_pid: int, command: list[str]) -> int:
     """The command's exit code; it and all of its group are killed when the parent ends (Linux)."""
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent_pid:  # it died before the call above
-            return 1
+    end_with(parent_pid, signal.SIGTERM)
     return subprocess.call(command)
+
+
+def end_with(parent_pid: int, by: signal.Signals) -> None:
+    """Let this process be sent a signal when its parent ends; leave if it has already (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
+        if os.getppid() != parent_pid:  # it died before the call above
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import math
 import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from functools import cache
@@ -27,9 +25,6 @@ BLAS_THREADS = (
     "VECLIB_MAXIMUM_THREADS",
     "BLIS_NUM_THREADS",
 )
-
-
-PR_SET_PDEATHSIG = 1  # prctl.h
 
 
 class DeviceError(RuntimeError):
@@ -189,14 +184,6 @@ def _probe(module: str, threads: int, blas_threads: int, what: str) -> dict[str,
     except (subprocess.SubprocessError, OSError, ValueError) as failure:
         raise ProbeError(f"{what} could not be measured: {failure}") from failure
     return measured
-
-
-def end_with(parent_pid: int) -> None:
-    """Let this process be killed when its parent ends (Linux): a probe must not outlive its campaign."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent_pid:  # it died before the call above
-            sys.exit(1)
 
 
 def _cpu_name() -> str:

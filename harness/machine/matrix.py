@@ -7,13 +7,14 @@ Run as a process of its own, because a BLAS takes its threads from the environme
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from typing import Any
 
 import numpy as np
 
-from harness.machine import end_with
+from harness.envs.guard import end_with
 from harness.machine.limits import free_memory_bytes
 
 SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
@@ -74,5 +75,5 @@ def _multiply(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> tuple[
 
 
 if __name__ == "__main__":
-    end_with(int(sys.argv[2]))
+    end_with(int(sys.argv[2]), signal.SIGKILL)
     print(json.dumps(measure(int(sys.argv[1]))))

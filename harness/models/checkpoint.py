@@ -168,7 +168,7 @@ def _gguf(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: is a mixture of experts; only dense models are known")
     if "token_embd.weight" not in header.tensors:
         raise CheckpointError(f"{path}: has no input embedding, so it is no whole language model")
-    tensors = tuple(Tensor(name, t.type, t.shape[::-1], t.bytes) for name, t in header.tensors.items())
+    tensors = tuple(header.listed())
     tied = "output.weight" not in header.tensors
     shape, architecture = gguf_shape_of(header), header.architecture
     return Checkpoint(path, "gguf", architecture, shape, tensors, tied, header.synthetic, header.quant)

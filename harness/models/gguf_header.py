@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from harness.theory import ggml
+from harness.theory.tensors import Tensor as Listed
 
 # Bytes of each metadata scalar, by its type number, with struct's code.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -128,6 +129,10 @@ class GgufHeader:
         value = self.metadata.get(key)
         whole = isinstance(value, int) and not isinstance(value, bool) and key not in self.arrays
         return value if whole else None
+
+    def listed(self) -> list[Listed]:
+        """The tensors as the theory has them: outermost dimension first."""
+        return [Listed(name, t.type, t.shape[::-1], t.bytes) for name, t in self.tensors.items()]
 
     def _count(self, key: str) -> int | None:
         value = self.integer(f"{self.architecture}.{key}")

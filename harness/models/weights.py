@@ -15,7 +15,6 @@ from harness.config import Model
 from harness.models import gguf_header
 from harness.theory import gguf_types
 from harness.theory.shapes import Shape
-from harness.theory.tensors import Tensor
 
 # Bump when runners/llamacpp_weights.py makes other values or other files of the same shape and seed.
 SYNTHESIS = 1
@@ -77,8 +76,7 @@ def quantized_bytes(header: gguf_header.GgufHeader, quant: str) -> int:
     heads = header.integer(f"{header.architecture}.attention.head_count") or 1
     attention = header.attention() or {"layers": 0, "kv_heads": heads}
     n_gqa = heads // attention["kv_heads"]
-    tensors = [Tensor(name, t.type, t.shape[::-1], t.bytes) for name, t in header.tensors.items()]
-    made = gguf_types.retyped(tensors, quant, header.architecture, attention["layers"], n_gqa)
+    made = gguf_types.retyped(header.listed(), quant, header.architecture, attention["layers"], n_gqa)
     return sum(tensor.bytes for tensor in made)
 
 

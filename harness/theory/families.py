@@ -6,6 +6,8 @@ stored, padding included; `context` is max_position_embeddings.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.theory.shapes import Shape
 
 
@@ -56,19 +58,8 @@ def _mistral(
     window: int | None = None,
 ) -> Shape:
     """All of them have 32 heads of 128, whatever the hidden size."""
-    return Shape(
-        arch="llama",
-        vocab_size=vocab,
-        hidden_size=hidden,
-        layers=layers,
-        intermediate_size=ffn,
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        rope_theta=theta,
-        context=context,
-        window=window,
-    )
+    shape = _llama(hidden, layers, ffn, 32, 8, vocab=vocab, context=context, theta=theta)
+    return replace(shape, head_dim=128, window=window)
 
 
 def _qwen2(
@@ -83,21 +74,10 @@ def _qwen2(
     tied: bool = False,
 ) -> Shape:
     """Its vocabulary is padded to 151,936 rows in small models and to 152,064 in large ones."""
-    return Shape(
-        arch="qwen2",
-        vocab_size=vocab,
-        hidden_size=hidden,
-        layers=layers,
-        intermediate_size=ffn,
-        heads=heads,
-        kv_heads=kv_heads or heads,
-        head_dim=hidden // heads,
-        tied=tied,
-        qkv_bias=True,
-        rope_theta=1e6,
-        norm_eps=eps,
-        context=context,
+    shape = _llama(
+        hidden, layers, ffn, heads, kv_heads, vocab=vocab, context=context, theta=1e6, eps=eps, tied=tied
     )
+    return replace(shape, arch="qwen2", qkv_bias=True)
 
 
 def _qwen15(hidden: int, layers: int, ffn: int, heads: int, kv_heads: int = 0, vocab: int = 151_936) -> Shape:
@@ -105,21 +85,8 @@ def _qwen15(hidden: int, layers: int, ffn: int, heads: int, kv_heads: int = 0, v
 
 
 def _qwen3(hidden: int, layers: int, ffn: int, heads: int, tied: bool = False) -> Shape:
-    return Shape(
-        arch="qwen3",
-        vocab_size=151_936,
-        hidden_size=hidden,
-        layers=layers,
-        intermediate_size=ffn,
-        heads=heads,
-        kv_heads=8,
-        head_dim=128,
-        tied=tied,
-        qk_norm=True,
-        rope_theta=1e6,
-        norm_eps=1e-6,
-        context=40_960,
-    )
+    shape = _qwen2(hidden, layers, ffn, heads, 8, context=40_960, tied=tied)
+    return replace(shape, arch="qwen3", head_dim=128, qkv_bias=False, qk_norm=True)
 
 
 # Qwen1.5: all untied, as in the published tables and the GGUF files (on the hub 0.5B ties its embeddings).

@@ -179,7 +179,7 @@ def _on_machine(asked: Demand, machine: Machine, ask: Ask) -> Row:
         "speculative_speedup": ask.speculation and _speedup(asked, ceiling, *ask.speculation),
         "prompt_tokens": ask.prompt,
         "prefill_ms": {"every": prefill_ms("every"), "last": whole},
-        "prefill_knees": {which: _knees(asked, ceiling, which, ask.units) for which in ("every", "last")},
+        "prefill_knees": knees(asked, ceiling, ask.units),
         "chunked_prefill": [
             {"chunk": chunk, "ms": ms, "ratio": ms / whole}
             for chunk, ms in ((chunk, prefill_ms("last", chunk)) for chunk in ask.chunks)
@@ -192,12 +192,13 @@ def _speedup(asked: Demand, ceiling: Ceiling, acceptance: float, length: int, co
     return floors.speculative_speedup(acceptance, length, cost, verify)
 
 
-def _knees(asked: Demand, ceiling: Ceiling, lm_head: str, units: Units) -> list[int | None] | None:
-    """The crossings as whole prompt lengths; null where compute is never the larger."""
-    knees = floors.prefill_knees(asked, ceiling, lm_head)
-    if knees is None:
-        return None
-    return [None if crossing is None else units.knee(crossing) for crossing in knees]
+def knees(asked: Demand, ceiling: Ceiling, units: Units) -> dict[str, list[int | None] | None]:
+    """By lm_head, the crossings as whole prompt lengths; null where compute is never the larger."""
+    crossings = {which: floors.prefill_knees(asked, ceiling, which) for which in ("every", "last")}
+    return {
+        which: ends and [None if end is None else units.knee(end) for end in ends]
+        for which, ends in crossings.items()
+    }
 
 
 def _by_type(tensors: Iterable[Tensor], tied: bool) -> dict[str, dict[str, int]]:

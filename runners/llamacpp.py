@@ -1,11 +1,12 @@
 """One model in llama.cpp: loads a GGUF, decodes greedily token by token, and says what it really uses."""
 # /// script
 # requires-python = ">=3.10"
-# dependencies = ["llama-cpp-python==0.3.36", "gguf==0.19.0", "numpy>=2"]
+# dependencies = ["llama-cpp-python==0.3.36", "gguf==0.19.0", "numpy==2.2.6"]
 #
 # [tool.harness]
-# summary = "llama.cpp through llama-cpp-python's low-level API: GGUF files, on CPUs and GPUs"
+# summary = "llama.cpp through llama-cpp-python: GGUF files and converted checkpoints, on CPUs and GPUs"
 # weights = "gguf"
+# named = ["quant"]
 #
 # [tool.harness.options.quant]
 # type = "string"
@@ -131,6 +132,8 @@ from typing import Any
 
 import numpy as np
 
+from runners import teacher_forced
+from runners.llamacpp_convert import convert
 from runners.llamacpp_lib import (
     KV_TYPES,
     LOG,
@@ -144,10 +147,12 @@ from runners.llamacpp_lib import (
     system_info,
     versions,
 )
-from runners.llamacpp_weights import quantize, synthesize
+from runners.llamacpp_weights import quantize
 from runners.protocol import Request, Say
+from runners.synthetic import synthesize
 
-__all__ = ["DOES_NOT_FIT", "account", "load", "logits", "probe", "quantize", "synthesize", "tokenize"]
+__all__ = ["DOES_NOT_FIT", "account", "load", "logits", "probe", "tokenize"]
+__all__ += ["convert", "quantize", "synthesize"]  # jobs of other files
 
 DOES_NOT_FIT: tuple[type[BaseException], ...] = (DoesNotFit, MemoryError)
 
@@ -222,7 +227,8 @@ class LlamaSession:
         context, batch, clock = self._context, self._batch, time.perf_counter_ns
         wait_ns, argmax_ns = self._wait_ns, self._argmax_ns
         for start in range(0, len(prompt), self._n_batch):
-            self._evaluate(prompt, start, wanted={len(prompt) - 1})
+            chunk = prompt[start : start + self._n_batch]
+            self._evaluate(chunk, start, keep=start + len(chunk) == len(prompt))
         decoded = clock()
         lib.llama_synchronize(context)
         self._after_prefill = lib.llama_perf_context(context)
@@ -251,16 +257,16 @@ class LlamaSession:
             if refused:
                 raise self._refusal(refused, position)
 
-    def _evaluate(self, ids: list[int], start: int, wanted: set[int]) -> None:
-        """Decode the batch of `ids` that begins at `start`, with logits at the `wanted` positions."""
+    def _evaluate(self, ids: list[int], start: int, keep: int) -> None:
+        """Decode `ids` as one batch from position `start` on, with logits after the last `keep` of them."""
         batch = self._batch
-        batch.n_tokens = min(self._n_batch, len(ids) - start)
-        for i in range(batch.n_tokens):
-            batch.token[i] = ids[start + i]
+        batch.n_tokens = len(ids)
+        for i, token in enumerate(ids):
+            batch.token[i] = token
             batch.pos[i] = start + i
-            batch.logits[i] = start + i in wanted
+            batch.logits[i] = i >= len(ids) - keep
         if refused := lib.llama_decode(self._context, batch):
-            raise self._refusal(refused, start + batch.n_tokens - 1)
+            raise self._refusal(refused, start + len(ids) - 1)
 
     def _refusal(self, code: int, position: int) -> Exception:
         if code == 1:
@@ -276,14 +282,18 @@ class LlamaSession:
             self._address, self._row = address, np.frombuffer(buffer, np.float32)
         return self._row
 
-    def teacher_forced(self, ids: list[int], positions: list[int]) -> np.ndarray:
-        """Logits after each of the `positions` (sorted, from 0) of `ids`: float32, one row each."""
+    def empty(self, tokens: int) -> None:
+        """Begin afresh; see teacher_forced.Fed. A context too short for `tokens` says so when it is full."""
         self._clear()
-        wanted, rows = set(positions), []
+
+    def feed(self, ids: list[int], keep: int) -> np.ndarray:
+        """Logits after the last `keep` of `ids`, evaluated after those before: float32 (keep, vocabulary)."""
+        begin, rows = lib.llama_memory_seq_pos_max(self._memory, 0) + 1, []
         for start in range(0, len(ids), self._n_batch):
-            self._evaluate(ids, start, wanted)
-            inside = range(start, min(start + self._n_batch, len(ids)))
-            rows += [self._logits(p - start).copy() for p in positions if p in inside]
+            chunk = ids[start : start + self._n_batch]
+            kept = min(len(chunk), max(0, start + len(chunk) - (len(ids) - keep)))
+            self._evaluate(chunk, begin + start, kept)
+            rows += [self._logits(i).copy() for i in range(len(chunk) - kept, len(chunk))]
         return np.array(rows, np.float32)
 
     def counters(self) -> dict[str, Any]:
@@ -413,15 +423,8 @@ def account(request: Request, say: Say) -> dict[str, Any]:
 
 
 def logits(request: Request, say: Say) -> dict[str, Any]:
-    """Feed workloads[0]["ids"]; write the logits after its "positions" (default: all) as a float32 .npy."""
-    ids = request.workloads[0]["ids"]
-    positions = sorted(request.workloads[0].get("positions") or range(len(ids)))
-    session = load(request)
-    rows = session.teacher_forced(ids, positions)
-    session.close()
-    with Path(request.files["logits"]).open("wb") as file:
-        np.save(file, rows)
-    return {"positions": positions, "vocab_size": rows.shape[1], "versions": _all_versions()}
+    """Logits after given ids: see teacher_forced."""
+    return teacher_forced.write(load(request), request, _all_versions())
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:

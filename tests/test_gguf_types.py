@@ -48,12 +48,13 @@ SHAPES_TO_COMPARE = {
 DRY_RUN = r"""
 import json, re, sys
 from pathlib import Path
-from runners.llamacpp_weights import LOG, lib, quantize_params, write_header
+from runners.llamacpp_convert import write_header
+from runners.llamacpp_weights import LOG, lib, quantize_params
 target, shapes, quants = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
 line = re.compile(r"\[ *\d+/ *\d+\] +(\S+) +- .*type = +(\w+), size =.*?(?:\((\w+)\))?$")
 types = {}
 for name, shape in shapes.items():
-    write_header(target, name, shape, False, False)
+    write_header(target, name, shape, "f16")
     for quant in quants:
         for as_published in (False, True)[: 1 + name.startswith("qwen1.5")]:
             params, said = quantize_params(target, quant, 1, as_published), []
@@ -176,10 +177,11 @@ def test_every_tensor_gets_the_type_that_llama_cpp_gives_it(llamacpp_interpreter
 @pytest.mark.real
 @pytest.mark.parametrize("quant", ["f32", "q5_0", "q4_k_m", "q2_k"])
 def test_a_file_that_llama_cpp_makes_has_these_types_and_bytes(job: Any, tmp_path: Path, quant: str):
-    source, target = tmp_path / "source.gguf", tmp_path / "target.gguf"
+    made, source, target = tmp_path / "made", tmp_path / "source.gguf", tmp_path / "target.gguf"
     shape = replace(LLAMA, layers=9, intermediate_size=544, tied=True)
     model = {"name": "m", "path": None, "shape": asdict(shape)}
-    job(job="synthesize", model=model, files={"target": str(source)})
+    job(job="synthesize", model=model, files={"target": str(made)})
+    job(job="convert", options={"dtype": "f16"}, files={"source": str(made), "target": str(source)})
     files = {"source": str(source), "target": str(target)}
     facts = job(job="quantize", options={"quant": quant, "threads": 2}, files=files)
     tensors, header = quantized(shape, quant), gguf_header.read(target)

@@ -71,6 +71,45 @@ def request_of(path: Path, job: str = "generate", new_tokens: int = 40, **option
     return Request(job, "llamacpp", "cpu", {"name": "m", "path": str(path), "shape": None}, given, [workload])
 
 
+def with_vocabulary(job, target: Path, shape: dict, dtype: str) -> Path:
+    """A model of that shape with a byte-level BPE as GPT-2 writes it: 256 bytes, merges of two letters."""
+    made, bare = target.with_suffix(".hf"), target.with_suffix(".bare")
+    model = {"name": "m", "path": None, "shape": shape}
+    job(job="synthesize", model=model, options={"seed": 1}, files={"target": str(made)})
+    job(job="convert", options={"dtype": dtype}, files={"source": str(made), "target": str(bare)})
+    shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [b for b in range(256) if b not in shown]
+    tokens = [chr(b) for b in shown] + [chr(256 + i) for i in range(len(hidden))]
+    letters = "etaoinshrdlucmfwypvbgkqjxz"
+    space = chr(256 + hidden.index(ord(" ")))
+    pairs = [(a, b) for a in (space, *letters) for b in letters][: shape["vocab_size"] - 257]
+    tokens += [a + b for a, b in pairs]
+    types = [gguf.TokenType.NORMAL] * len(tokens) + [gguf.TokenType.CONTROL]
+    tokens.append("<|endoftext|>")
+    unused = range(shape["vocab_size"] - len(tokens))
+    types += [gguf.TokenType.UNUSED] * len(unused)
+    tokens += [f"<|unused{i}|>" for i in unused]
+
+    reader, writer = gguf.GGUFReader(bare), gguf.GGUFWriter(target, shape["arch"])
+    for name, field in reader.fields.items():
+        if not name.startswith(("GGUF.", "general.architecture", "tokenizer.")):
+            writer.add_key_value(name, field.contents(), field.types[0])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([f"{a} {b}" for a, b in pairs])
+    writer.add_eos_token_id(len(pairs) + 256)
+    writer.add_add_bos_token(False)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, np.array(tensor.data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
 def test_a_campaign_of_real_cells_is_ok_and_says_what_really_ran(harness, real, tmp_path):
     path = real({"quant": ["q4_0", "q8_0"]}, model={"shape": "tiny-llama"}, new_tokens=300)
     ran = harness("run", path, "--json")
@@ -176,30 +215,59 @@ def test_the_memory_of_a_context_is_known_without_taking_it(job, made, llamacpp_
     assert said["n_ctx"] == 4096
 
 
+def test_logits_of_windows_come_one_by_one_and_of_all_else_in_batches(job, made, tmp_path):
+    path, ids = made("tiny-qwen2", "f32"), [(37 * i + 11) % 512 for i in range(90)]
+
+    def logits(windows: list, seconds: float | None = None, prompt_tokens: int = 25, **options) -> tuple:
+        request = request_of(path, "logits", **options)
+        asked = {"ids": ids, "prompt_tokens": prompt_tokens, "windows": windows, "seconds": seconds}
+        facts = job(
+            job="logits",
+            model=request.model,
+            options=request.options,
+            workloads=[asked],
+            files={"logits": str(tmp_path / "rows.npy")},
+        )
+        rows = np.load(tmp_path / "rows.npy")
+        assert rows.shape == (len(facts["positions"]), facts["vocab_size"]) == (len(rows), 512)
+        return facts["positions"], rows
+
+    whole, exact = logits([], prompt_tokens=90)
+    assert whole == [*range(90)]
+    windows = [[25, 28], [50, 55], [88, 90]]
+    wanted = [*range(28), *range(50, 55), 88, 89]
+    for batch in ({}, {"n_batch": 8, "n_ubatch": 8}):
+        positions, rows = logits(windows, 600.0, **batch)
+        assert positions == wanted
+        assert np.abs(rows - exact[wanted]).max() < 0.02 * exact.std()  # the KV cache is in 16 bits
+    assert logits(windows, 0.0)[0] == [*range(25)]
+
+
 def test_a_real_tokenizer_cuts_the_prompt_to_exactly_the_tokens_asked_for(harness, real, job, tmp_path):
-    path = tmp_path / "vocab.gguf"
-    model = {"name": "m", "path": None, "shape": vars_of("tiny-qwen2", vocab_size=2000)}
-    job(job="synthesize", model=model, options={"seed": 1, "vocab": True}, files={"target": str(path)})
+    path = with_vocabulary(job, tmp_path / "vocab.gguf", vars_of("tiny-qwen2", vocab_size=2000), "f16")
     ran = harness("run", real({}, model={"name": "m", "weights": str(path)}))
     assert ran.code == 0, ran.err
     record = json.loads(next((tmp_path / "results").rglob("record.json")).read_text())
     prompt = record["workload"]["prompt"]
     assert len(prompt) == 25
     assert "tokenizer" in record["workload"]["prompt_source"]
-    said = job(job="tokenize", model=model | {"path": str(path)}, workloads=[{"text": "A harness compares"}])
-    assert prompt[: len(said["ids"])] == said["ids"]
+    ids = tokens_of(job, path, "A harness compares")
+    assert prompt[: len(ids)] == ids
+
+
+def test_a_tokenizer_merges_letters_and_cuts_the_rest_to_bytes(job, tmp_path):
+    text = "The quick brown fox, über 1\n"
+    path = with_vocabulary(job, tmp_path / "vocab.gguf", vars_of("tiny-qwen2"), "f16")
+    ids = tokens_of(job, path, text)
+    assert 10 < len(ids) < len(text.encode())
+    assert max(ids) < 512
+    assert tokens_of(job, path.with_suffix(".bare"), text) is None
 
 
 def test_two_sources_of_a_model_that_tokenize_differently_are_an_error(harness, real, job, tmp_path):
     for quant, vocab_size in (("f16", 2000), ("f32", 300)):
-        model = {"name": "m", "path": None, "shape": vars_of("tiny-qwen2", vocab_size=vocab_size)}
-        options = {"seed": 1, "vocab": True, "dtype": quant}
-        job(
-            job="synthesize",
-            model=model,
-            options=options,
-            files={"target": str(tmp_path / f"m-{quant}.gguf")},
-        )
+        shape = vars_of("tiny-qwen2", vocab_size=vocab_size)
+        with_vocabulary(job, tmp_path / f"m-{quant}.gguf", shape, quant)
     weights = str(tmp_path / "m-{quant}.gguf")
     ran = harness("run", real({"quant": ["f16", "f32"]}, model={"name": "m", "weights": weights}), "--json")
     assert ran.code == 1
@@ -288,19 +356,20 @@ def test_synth_makes_exact_files_once(harness, llamacpp_interpreter):
 
 
 def test_a_synthesis_killed_half_way_is_never_taken_for_whole(harness, cache, llamacpp_interpreter):
-    command = [HARNESS, "synth", "qwen1.5-0.5b", "--seed", "7"]
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = ["synth", "qwen1.5-0.5b", "--seed", "7", "--format", "hf"]
+    first = subprocess.Popen([HARNESS, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     for _ in range(600):
-        partial = next((p for p in cache.glob("weights/*/f16.gguf.partial-*") if p.stat().st_blocks), None)
+        parts = cache.glob("weights/*/hf.partial-*/*.safetensors")
+        partial = next((part.parent for part in parts if part.stat().st_blocks), None)
         if partial:
             break
         time.sleep(0.05)
     assert partial is not None
     first.kill()
     first.wait()
-    assert not (partial.parent / "f16.gguf").exists()
-    again = harness("synth", "qwen1.5-0.5b", "--seed", "7", "--json").json
-    assert Path(again[0]["path"]) == partial.parent / "f16.gguf"
+    assert not (partial.parent / "hf").exists()
+    again = harness(*command, "--json").json
+    assert Path(again[0]["path"]) == partial.parent / "hf"
     assert again[0]["parameters"] == 619_570_176
     assert not list(partial.parent.glob("*.partial*"))
 
@@ -310,8 +379,8 @@ def test_weights_that_do_not_fit_the_disk_are_an_error_before_anything_is_writte
     (disk / "envs").symlink_to(cache / "envs")
     ran = harness("synth", "tiny-qwen2", HARNESS_CACHE=str(disk))
     assert ran.code == 1
-    assert re.search(r"f16.gguf of tiny-qwen2 needs \d.\d GB of disk and \d.\d GB is free", ran.err)
-    assert not list(disk.glob("weights/*/*.gguf*"))
+    assert re.search(r"hf of tiny-qwen2 needs \d.\d GB of disk and \d.\d GB is free", ran.err)
+    assert {path.suffix for path in disk.glob("weights/*/*")} <= {".lock"}
 
 
 def test_env_check_loads_what_was_built(harness, llamacpp_interpreter):
@@ -330,3 +399,8 @@ def test_the_cells_of_the_full_study_on_a_cpu_are_the_eight_published_types():
 
 def vars_of(shape: str, **changes: object) -> dict:
     return vars(SHAPES[shape]) | changes
+
+
+def tokens_of(job, path: Path, text: str) -> list[int] | None:
+    model = {"name": "m", "path": str(path), "shape": None}
+    return job(job="tokenize", model=model, workloads=[{"text": text}])["ids"]

@@ -1,0 +1,281 @@
+"""Random weights of a given shape as a Hugging Face checkpoint: one model for every stack, in bfloat16.
+
+Which tensors there are follows from the shape alone. Values keep activations near RMS 1, with a few outlier
+channels past 6.0 as real models have (kernels branch on them), and hold no zero, NaN or anything that is a
+denormal in float16 (arithmetic on those has a speed of its own). Each is exact in bfloat16 and in float16.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from runners.protocol import Request, Say
+
+CHUNK = 1 << 20  # elements made at a time: 4 MiB of float32 a thread, whatever the shape
+SHARD_BYTES = 5 * 10**9  # of tensors in one file, as transformers writes them
+SAY_EVERY_S = 0.3
+OUTLIER = 12.0  # a normalised channel times this is past 6.0 for 62% of tokens
+_F16_SMALLEST_NORMAL = np.uint16(0x3880)  # bits of 2**-14 in bfloat16
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """`shape` as numpy counts it, rows first. Values are `mean` + N(0, 1) * `std`, some channels of which are
+    `outliers`."""
+
+    name: str
+    shape: tuple[int, ...]
+    std: float
+    mean: float = 0.0
+    outliers: bool = False
+
+    @property
+    def elements(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes that go to offset `at` of an open file; `number`: of the tensor that they belong to."""
+
+    number: int
+    file: int
+    at: int
+    make: Callable[[], np.ndarray]
+
+
+def tensors(shape: dict[str, Any]) -> list[Tensor]:
+    """All tensors of a dense Llama- or Qwen2-like shape, by transformers' names and in its order."""
+    hidden, ffn, layers = shape["hidden_size"], shape["intermediate_size"], shape["layers"]
+    q, kv = shape["heads"] * shape["head_dim"], shape["kv_heads"] * shape["head_dim"]
+    into_residual = (2 * layers) ** -0.5  # 2 * layers terms are added up: each gets its share of the variance
+
+    def norm(name: str) -> Tensor:
+        return Tensor(name, (hidden,), std=0.1, mean=1.0, outliers=True)
+
+    def linear(name: str, n_in: int, n_out: int, bias: bool, gain: float = 1.0) -> list[Tensor]:
+        weight = Tensor(f"{name}.weight", (n_out, n_in), std=gain * n_in**-0.5)
+        return [weight, Tensor(f"{name}.bias", (n_out,), std=0.02)] if bias else [weight]
+
+    # A tied embedding is the output matrix too: at N(0, 1) every token would predict itself.
+    embedding_std = hidden**-0.5 if shape["tied"] else 1.0
+    found = [Tensor("model.embed_tokens.weight", (shape["vocab_size"], hidden), embedding_std)]
+    for i in range(layers):
+        layer, attention, mlp = (f"model.layers.{i}{part}" for part in ("", ".self_attn", ".mlp"))
+        found.append(norm(f"{layer}.input_layernorm.weight"))
+        for name, width in (("q", q), ("k", kv), ("v", kv)):
+            found += linear(f"{attention}.{name}_proj", hidden, width, shape["qkv_bias"])
+        if shape["qk_norm"]:
+            names = (f"{attention}.q_norm.weight", f"{attention}.k_norm.weight")
+            found += [Tensor(name, (shape["head_dim"],), std=0.1, mean=1.0) for name in names]
+        found += linear(f"{attention}.o_proj", q, hidden, shape["o_bias"], into_residual)
+        found.append(norm(f"{layer}.post_attention_layernorm.weight"))
+        found += linear(f"{mlp}.gate_proj", hidden, ffn, shape["mlp_bias"])
+        found += linear(f"{mlp}.up_proj", hidden, ffn, shape["mlp_bias"])
+        found += linear(f"{mlp}.down_proj", ffn, hidden, shape["mlp_bias"], into_residual)
+    found.append(norm("model.norm.weight"))
+    if not shape["tied"]:
+        found += linear("lm_head", hidden, shape["vocab_size"], bias=False)
+    return found
+
+
+def synthesize(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> dict[str, Any]:
+    """Make the folder files["target"]: config.json and safetensors of at most `shard_bytes`.
+
+    Options: `seed`, `threads`. A tensor's values follow from its name and size, the seed and numpy's version.
+    """
+    began = time.monotonic()
+    shape, seed = request.model["shape"], request.options.get("seed", 0)
+    config = config_of(shape, seed)  # first: it refuses what no architecture is
+    target = Path(request.files["target"])
+    target.mkdir()
+    planned = tensors(shape)
+    outliers = _outlier_channels(seed, shape["hidden_size"])
+    numbers = {tensor.name: i for i, tensor in enumerate(planned, 1)}
+    shards = _shards(planned, shard_bytes)
+    names = [
+        f"model-{i:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
+        for i in range(1, len(shards) + 1)
+    ]
+    files: list[int] = []
+    try:
+        pieces = []
+        for name, shard in zip(names, shards, strict=True):
+            files.append(os.open(target / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+            for tensor, start in _write_header(files[-1], shard):
+                for chunk in range(-(-tensor.elements // CHUNK)):
+                    make = partial(_values, seed, tensor, chunk, outliers)
+                    pieces.append(Piece(numbers[tensor.name], files[-1], start + 2 * chunk * CHUNK, make))
+        write_pieces(pieces, len(planned), request.options.get("threads"), say)
+    finally:
+        for file in files:
+            os.close(file)
+    data_bytes = 2 * sum(tensor.elements for tensor in planned)
+    if len(shards) > 1:
+        weight_map = {t.name: name for name, shard in zip(names, shards, strict=True) for t in shard}
+        index = {"metadata": {"total_size": data_bytes}, "weight_map": weight_map}
+        _write_json(target / "model.safetensors.index.json", index)
+    _write_json(target / "config.json", config)
+    sync(target)
+    return {
+        "bytes": sum(path.stat().st_size for path in target.iterdir()),
+        "tensors": len(planned),
+        "parameters": data_bytes // 2,
+        "seconds": time.monotonic() - began,
+        "versions": {"numpy": np.__version__},
+    }
+
+
+def config_of(shape: dict[str, Any], seed: int) -> dict[str, Any]:
+    """config.json with transformers 4's keys, which 5 reads too; 4 passes over those of 5 without a word."""
+    arch, window = shape["arch"], shape["window"]
+    kind = "mistral" if arch == "llama" and window else arch
+    # What an architecture has and has not: modeling_*.py of transformers.
+    biases = {"qkv_bias": kind == "qwen2", "o_bias": False, "mlp_bias": False}
+    if kind == "llama":
+        biases = {"qkv_bias": shape["o_bias"], "o_bias": shape["o_bias"], "mlp_bias": shape["mlp_bias"]}
+    if kind not in _CLASSES:
+        raise ValueError(f"cannot synthesize {arch!r}: llama, qwen2 and qwen3 are known")
+    if any(shape[part] != has for part, has in {**biases, "qk_norm": kind == "qwen3"}.items()):
+        raise ValueError(f"cannot synthesize {kind}: no model of it has these biases and norms")
+    config = {
+        "architectures": [_CLASSES[kind]],
+        "model_type": kind,
+        "vocab_size": shape["vocab_size"],
+        "hidden_size": shape["hidden_size"],
+        "num_hidden_layers": shape["layers"],
+        "intermediate_size": shape["intermediate_size"],
+        "num_attention_heads": shape["heads"],
+        "num_key_value_heads": shape["kv_heads"],
+        "max_position_embeddings": shape["context"],
+        "rope_theta": shape["rope_theta"],
+        "rms_norm_eps": shape["norm_eps"],
+        "tie_word_embeddings": shape["tied"],
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+    }
+    if kind != "qwen2" or shape["heads"] * shape["head_dim"] != shape["hidden_size"]:
+        config["head_dim"] = shape["head_dim"]
+    if kind == "llama":
+        config |= {"attention_bias": shape["o_bias"], "mlp_bias": shape["mlp_bias"]}
+    elif kind == "mistral":
+        config["sliding_window"] = window
+    else:
+        config["use_sliding_window"] = bool(window)
+        if window:
+            config |= {"sliding_window": window, "max_window_layers": 0}
+    return config | {"harness_synthetic": True, "harness_seed": seed}
+
+
+def write_pieces(pieces: Sequence[Piece], count: int, threads: int | None, say: Say) -> None:
+    """Make all pieces, `threads` at a time, and write each in its place, telling which of `count` tensors."""
+
+    def write(piece: Piece) -> int:
+        at, left = piece.at, memoryview(piece.make()).cast("B")
+        while left:
+            written = os.pwrite(piece.file, left, at)
+            at, left = at + written, left[written:]
+        return piece.number
+
+    said = time.monotonic()
+    with ThreadPoolExecutor(threads) as pool:
+        for number in pool.map(write, pieces):
+            if (now := time.monotonic()) > said + SAY_EVERY_S:
+                say(f"tensor {number}/{count}")
+                said = now
+    say("flushing to disk")
+    for file in {piece.file for piece in pieces}:
+        os.fsync(file)
+
+
+def sync(folder: Path) -> None:
+    """Have a folder's list of files on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _shards(planned: list[Tensor], limit: int) -> list[list[Tensor]]:
+    """In order; a tensor beyond the limit gets a file of its own."""
+    shards: list[list[Tensor]] = [[]]
+    held = 0
+    for tensor in planned:
+        size = 2 * tensor.elements
+        if shards[-1] and held + size > limit:
+            shards.append([])
+            held = 0
+        shards[-1].append(tensor)
+        held += size
+    return shards
+
+
+def _write_header(file: int, shard: list[Tensor]) -> list[tuple[Tensor, int]]:
+    """Length, JSON and padding to 8 bytes as the safetensors library writes them; each tensor's offset."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in shard:
+        offsets = [end, end + 2 * tensor.elements]
+        header[tensor.name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": offsets}
+        end = offsets[1]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    start = 8 + len(text)
+    os.pwrite(file, len(text).to_bytes(8, "little") + text, 0)
+    return [(tensor, start + header[tensor.name]["data_offsets"][0]) for tensor in shard]
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _values(seed: int, tensor: Tensor, chunk: int, outliers: np.ndarray) -> np.ndarray:
+    """Bits of one chunk, seeded by its place alone: the same whichever thread makes it, and when."""
+    key = np.random.SeedSequence([seed, crc32(tensor.name.encode()), chunk])
+    count = min(CHUNK, tensor.elements - chunk * CHUNK)
+    drawn = np.random.Generator(np.random.SFC64(key)).standard_normal(count, dtype=np.float32)
+    drawn *= np.float32(tensor.std)
+    if tensor.mean:  # a norm
+        drawn += np.float32(tensor.mean)
+    if tensor.outliers:
+        drawn[outliers] *= OUTLIER
+    bits = bfloat16(drawn)
+    sign = bits & 0x8000
+    bits &= 0x7FFF
+    np.maximum(bits, _F16_SMALLEST_NORMAL, out=bits)
+    bits |= sign
+    return bits
+
+
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    """Bits of float32 values in bfloat16, rounded to nearest, ties to even. `values` are overwritten."""
+    bits = values.view(np.uint32)
+    bits += 0x7FFF + ((bits >> 16) & 1)
+    bits >>= 16
+    return bits.astype(np.uint16)
+
+
+def _outlier_channels(seed: int, hidden: int) -> np.ndarray:
+    """The same channels in every layer, as in real models: 1 in 256, at least 4."""
+    return np.random.Generator(np.random.SFC64(seed)).choice(hidden, max(4, hidden // 256), replace=False)

@@ -1,0 +1,62 @@
+"""Logits after ids that are given, not chosen: the job `logits` of every stack that decodes. NumPy alone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from runners.protocol import Request
+
+CHUNK = 512  # tokens of context evaluated at once
+DEEPER = 2.0  # a token further on costs more than the last: attention grows with its context
+
+
+class Fed(Protocol):
+    """A session that takes ids. One id at a time goes the way of a decode step."""
+
+    def empty(self, tokens: int) -> None:
+        """Begin afresh, with room for so many tokens."""
+
+    def feed(self, ids: list[int], keep: int) -> np.ndarray:
+        """Evaluate `ids` after those before; logits after the last `keep` of them: float32 (keep,
+        vocabulary)."""
+
+
+def write(session: Fed, request: Request, versions: dict[str, str]) -> dict[str, Any]:
+    """Write logits as rows of a float32 .npy to files["logits"]; say the positions (from 0) they are after.
+
+    workloads[0]: the first `prompt_tokens` of `ids` go in at once, as a prompt does, with logits after each;
+    those of each of the `windows` [first, end) one by one, as in decode, with logits after each; what lies
+    between in chunks. A window that would take longer than `seconds` in all (null: any time), by the pace so
+    far, is left out, and those after it.
+    """
+    asked, clock = request.workloads[0], time.monotonic
+    ids, prompt, limit_s = asked["ids"], asked["prompt_tokens"], asked["seconds"]
+    for _ in range(2):  # the first reads the weights from the disk: it says nothing of the pace
+        session.empty(max([prompt, *(end for _, end in asked["windows"])]))
+        began = clock()
+        rows = [session.feed(ids[:prompt], prompt)]
+    fed, token_s = prompt, (clock() - began) / prompt
+    positions = list(range(prompt))
+    for first, end in asked["windows"]:
+        if limit_s is not None and clock() - began + DEEPER * token_s * (end - fed) > limit_s:
+            break
+        for start in range(fed, first, CHUNK):
+            chunk, chunk_began = ids[start : min(start + CHUNK, first)], clock()
+            session.feed(chunk, 1)
+            token_s = (clock() - chunk_began) / len(chunk)
+        rows += [session.feed([token], 1) for token in ids[first:end]]
+        positions += range(first, end)
+        fed = end
+    seconds = clock() - began
+    with Path(request.files["logits"]).open("wb") as file:
+        np.save(file, np.concatenate(rows))
+    return {
+        "positions": positions,
+        "vocab_size": rows[0].shape[1],
+        "versions": versions,
+        "seconds": seconds,
+    }

@@ -1,0 +1,168 @@
+"""Synthetic checkpoints: exact in size, sane in value, the same every time, read back as what they are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.models import checkpoint
+from harness.theory.families import SHAPES
+from harness.theory.hf_config import shape_of
+from harness.theory.shapes import Shape, parameters
+from runners.protocol import Request
+from runners.synthetic import SHARD_BYTES, config_of, synthesize
+
+DENORMAL_BELOW = 2.0**-14  # in float16
+# What no family has by default: each of these is written in its own way.
+ODD = {
+    "llama with biases": replace(SHAPES["tiny-llama"], qkv_bias=True, o_bias=True, mlp_bias=True),
+    "llama, mlp biases": replace(SHAPES["tiny-llama"], mlp_bias=True, tied=True),
+    "llama, wide heads": replace(SHAPES["tiny-llama"], head_dim=64),
+    "qwen2 with a window": replace(SHAPES["tiny-qwen2"], window=128),
+    "qwen2, narrow heads": replace(SHAPES["tiny-qwen2"], head_dim=32),
+    "qwen3": Shape("qwen3", 512, 256, 2, 512, 8, 2, 64, qk_norm=True, tied=True),
+    "qwen3 with a window": Shape("qwen3", 512, 256, 2, 512, 8, 2, 64, qk_norm=True, window=128),
+}
+
+
+def make(target: Path, shape: Shape, shard_bytes: int = SHARD_BYTES, **options: Any) -> dict[str, Any]:
+    model = {"name": "m", "path": None, "shape": asdict(shape)}
+    request = Request("synthesize", "llamacpp", "cpu", model, options, [], {"target": str(target)})
+    return synthesize(request, lambda phase: None, shard_bytes)
+
+
+def values(folder: Path) -> dict[str, np.ndarray]:
+    """All tensors in float32, read here by the format's description alone."""
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        content = path.read_bytes()
+        start = 8 + int.from_bytes(content[:8], "little")
+        assert start % 8 == 0
+        header = json.loads(content[8:start])
+        assert header.pop("__metadata__") == {"format": "pt"}
+        for name, entry in header.items():
+            assert entry["dtype"] == "BF16"
+            first, last = (start + offset for offset in entry["data_offsets"])
+            bits = np.frombuffer(content[first:last], np.uint16).astype(np.uint32) << 16
+            found[name] = bits.view(np.float32).reshape(entry["shape"])
+    return found
+
+
+@pytest.mark.parametrize("name", [*SHAPES, *ODD])
+def test_the_config_of_every_shape_reads_back_as_that_shape(name):
+    shape = (SHAPES | ODD)[name]
+    config = json.loads(json.dumps(config_of(asdict(shape), seed=5)))
+    assert shape_of(config) == shape
+    assert config["harness_synthetic"] is True
+    assert config["harness_seed"] == 5
+    assert not config.keys() & {"rope_parameters", "dtype"}  # transformers 4 would pass over them
+
+
+@pytest.mark.parametrize("shape", [SHAPES["tiny-qwen2"], *ODD.values()], ids=["tiny-qwen2", *ODD])
+def test_a_checkpoint_has_the_tensors_of_its_shape_and_no_others(tmp_path, shape):
+    made = make(tmp_path / "m", shape)
+    read = checkpoint.read(tmp_path / "m")
+    assert read.shape == shape
+    assert made["parameters"] == read.parameters == parameters(shape)
+    assert made["tensors"] == len(read.tensors)
+    assert {tensor.type for tensor in read.tensors} == {"bf16"}
+    assert made["bytes"] == sum(path.stat().st_size for path in (tmp_path / "m").iterdir())
+
+
+def test_the_same_seed_gives_the_same_bytes_whatever_the_threads(tmp_path):
+    shape = replace(SHAPES["tiny-qwen2"], vocab_size=20_000)  # several chunks in a tensor
+    for name, options in {
+        "one": {"seed": 3, "threads": 1},
+        "two": {"seed": 3, "threads": 2},
+        "other": {"seed": 4},
+    }.items():
+        make(tmp_path / name, shape, **options)
+    one, two, other = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        for name in ("one", "two", "other")
+    )
+    assert one == two
+    assert one["model.safetensors"] != other["model.safetensors"]
+
+
+def test_no_two_tensors_and_no_two_parts_of_one_are_alike(tmp_path):
+    make(tmp_path / "m", replace(SHAPES["tiny-qwen2"], vocab_size=20_000))
+    matrices = {name: found.ravel() for name, found in values(tmp_path / "m").items() if found.ndim == 2}
+    starts = [found[at : at + 64] for found in matrices.values() for at in range(0, found.size - 64, 1 << 20)]
+    assert len(starts) > len(matrices)
+    assert len({start.tobytes() for start in starts}) == len(starts)
+
+
+def test_the_values_of_a_tensor_do_not_depend_on_its_shard(tmp_path):
+    shape = SHAPES["tiny-llama"]
+    make(tmp_path / "whole", shape)
+    make(tmp_path / "sharded", shape, shard_bytes=400_000)
+    shards = sorted(path.name for path in (tmp_path / "sharded").glob("*.safetensors"))
+    assert shards == [f"model-{i:05d}-of-00010.safetensors" for i in range(1, 11)]
+    for shard in shards:
+        assert (tmp_path / "sharded" / shard).stat().st_size < 400_000 + 4096
+    index = json.loads((tmp_path / "sharded" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 2 * parameters(shape)
+    assert set(index["weight_map"].values()) == set(shards)
+    assert checkpoint.read(tmp_path / "sharded").parameters == parameters(shape)
+    whole, sharded = values(tmp_path / "whole"), values(tmp_path / "sharded")
+    assert whole.keys() == sharded.keys() == index["weight_map"].keys()
+    for name, found in whole.items():
+        assert np.array_equal(found, sharded[name]), name
+
+
+@pytest.mark.parametrize("shape", [SHAPES["tiny-qwen2"], *ODD.values()], ids=["tiny-qwen2", *ODD])
+def test_values_are_exact_in_float16_without_zeros_or_denormals_and_of_the_right_spread(tmp_path, shape):
+    make(tmp_path / "m", shape)
+    for name, found in values(tmp_path / "m").items():
+        exact = found.astype(np.float64)
+        assert np.array_equal(found.astype(np.float16).astype(np.float64), exact), name
+        assert np.isfinite(exact).all(), name
+        assert np.abs(exact).min() >= DENORMAL_BELOW, name
+        assert exact.std() > 0, name
+        if found.ndim == 2:
+            untied_embedding = name == "model.embed_tokens.weight" and not shape.tied
+            spread = exact.std() * (1.0 if untied_embedding else found.shape[1] ** 0.5)
+            # Twice in each of 2 layers something is added to the residual: 1 / sqrt(4).
+            into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+            assert spread == pytest.approx(0.5 if into_residual else 1.0, rel=0.02), name
+
+
+def test_every_norm_has_the_same_few_outlier_channels(tmp_path):
+    make(tmp_path / "m", replace(SHAPES["tiny-qwen2"], hidden_size=1280, heads=20, kv_heads=20))
+    norms = {name: found for name, found in values(tmp_path / "m").items() if "norm" in name}
+    assert len(norms) == 5
+    channels = {name: tuple(np.flatnonzero(found > 6.0)) for name, found in norms.items()}
+    assert len(set(channels.values())) == 1
+    planted = next(iter(channels.values()))
+    assert len(planted) == 5  # 1 in 256
+    for found in norms.values():
+        assert np.delete(found, planted) == pytest.approx(1.0, abs=0.6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        (replace(SHAPES["tiny-llama"], arch="mamba"), "cannot synthesize 'mamba'"),
+        (replace(SHAPES["tiny-llama"], qkv_bias=True), "no model of it has these biases"),
+        (replace(SHAPES["tiny-qwen2"], o_bias=True), "no model of it has these biases"),
+        (replace(SHAPES["mistral-7b-v0.1"], mlp_bias=True), "cannot synthesize mistral"),
+        (replace(SHAPES["tiny-qwen2"], qk_norm=True), "no model of it has these biases and norms"),
+    ],
+    ids=str,
+)
+def test_what_is_no_model_s_shape_is_refused_before_anything_is_written(tmp_path, shape, said):
+    with pytest.raises(ValueError, match=said):
+        make(tmp_path / "m", shape)
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_folder_that_is_there_is_not_written_over(tmp_path):
+    make(tmp_path / "m", SHAPES["tiny-llama"])
+    with pytest.raises(FileExistsError):
+        make(tmp_path / "m", SHAPES["tiny-llama"], seed=1)

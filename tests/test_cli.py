@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_checkpoint import TINY, entries, write_config, write_gguf, write_safetensors
 
 import harness
 from harness.envs.header import stacks
+from harness.theory import shapes
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -57,11 +59,11 @@ def test_a_dry_run_tells_where_weights_come_from_and_what_they_take(harness):
     lines = harness("run", CONFIGS / "quickstart.yaml", "--dry-run", "--json").json
     # The source is made once, for the first that needs it.
     assert [line["weights"] for line in lines] == [
-        "synthesize f16, quantize q8_0",
+        "synthesize checkpoint, convert f16, quantize q8_0",
         "quantize q4_k_m",
         "quantize q4_0",
     ]
-    assert 1.8e9 < lines[0]["disk_bytes"] < 2e9
+    assert 3e9 < lines[0]["disk_bytes"] < 3.2e9
     for line in lines:
         assert 0.5e9 < line["memory_bytes"] < 3e9
         assert line["seconds"] > 0
@@ -143,6 +145,8 @@ def test_env_create_builds_once_and_says_where(harness):
     [
         (("synth", "qwen1.5-05b"), "did you mean qwen1.5-0.5b"),
         (("synth", "tiny-qwen2", "--quant", "Q4_K_M"), "did you mean q4_k_m"),
+        (("synth", "tiny-qwen2", "--format", "hf", "--quant", "f16"), "--quant is of --format gguf"),
+        (("synth", "tiny-qwen2", "--format", "onnx"), "invalid choice"),
         (("env", "check", "llamacp"), "unknown stack llamacp"),
         (("synth", "tiny-qwen2", "--seed", "-1"), "must be at least 0"),
         (("synth", "tiny-qwen2", "--seed", str(2**80)), "below 2**63"),
@@ -181,3 +185,73 @@ def test_json_is_one_array_without_nan(harness, config):
 
     said = json.loads(harness("list", "--json").out, parse_constant=refuse)
     assert isinstance(said, list)
+
+
+def test_a_dry_run_counts_weights_as_each_stack_holds_them(harness, tmp_path):
+    """One checkpoint for all; 16 bits, 32, packed by bitsandbytes, and a static cache of the length asked."""
+    variants = [
+        {"stack": "hf", "dtype": ["bf16", "fp32"]},
+        {"stack": "bnb", "quant": "nf4"},
+        {"stack": "hf", "cache": "static", "n_ctx": 8000},
+        {"stack": "llamacpp", "quant": "q8_0"},
+    ]
+    models, protocol = [{"shape": "qwen1.5-0.5b"}], {"new_tokens": 100}
+    (tmp_path / "c.yaml").write_text(
+        json.dumps({"models": models, "variants": variants, "protocol": protocol})
+    )
+    lines = harness("run", "c.yaml", "--dry-run", "--json", HARNESS_CACHE=str(tmp_path / "empty")).json
+    bf16, fp32, nf4, static, q8_0 = lines
+    assert bf16["weights"] == "synthesize checkpoint"
+    assert bf16["disk_bytes"] == 2 * 619_570_176
+    assert [line["weights"] for line in (fp32, nf4, static)] == ["synthetic, made already or above"] * 3
+    assert q8_0["weights"] == "convert f16, quantize q8_0"
+    kv = 2 * 24 * 1024 * 2  # bytes a token, in 16 bits
+    assert fp32["memory_bytes"] - bf16["memory_bytes"] == 2 * 619_570_176 + 125 * kv
+    assert static["memory_bytes"] - bf16["memory_bytes"] == (8000 - 125) * kv
+    matrices = 24 * (4 * 1024 * 1024 + 3 * 1024 * 2816)
+    assert bf16["memory_bytes"] - nf4["memory_bytes"] == matrices * 2 - matrices // 2 - matrices // 64 * 4
+
+
+def test_a_dry_run_looks_at_weights_that_are_given(harness, tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    write_safetensors(folder / "model.safetensors", entries(TINY))
+    write_config(folder)
+    write_gguf(tmp_path / "mine.gguf")
+    models = [
+        {"weights": "mine"},
+        {"name": "file", "weights": "mine.gguf"},
+        {"name": "none", "weights": "nowhere"},
+    ]
+    variants = [{"stack": "hf", "dtype": "fp32"}, {"stack": "llamacpp", "quant": "q4_0"}]
+    (tmp_path / "c.yaml").write_text(json.dumps({"models": models, "variants": variants}))
+    lines = harness("run", "c.yaml", "--dry-run", "--json").json
+    assert [line["weights"] for line in lines] == [
+        str(folder),
+        f"{folder}, convert f16, quantize q4_0",
+        f"stack hf needs a Hugging Face checkpoint, and {folder}.gguf is a GGUF",
+        f"{folder}.gguf, quantize q4_0",
+        f"{tmp_path}/nowhere: no such file or directory",
+        f"{tmp_path}/nowhere: no such file or directory",
+    ]
+    assert lines[0]["disk_bytes"] == 0
+    kv_bytes = 2 * TINY.layers * TINY.kv_heads * TINY.head_dim * 4 * 10_000
+    assert lines[0]["memory_bytes"] == 4 * shapes.parameters(TINY) + kv_bytes + (500 << 20)
+    assert lines[1]["disk_bytes"] > 2 * shapes.parameters(TINY)
+
+
+@pytest.mark.real
+def test_synth_makes_a_checkpoint_or_ggufs_of_it(harness, llamacpp_interpreter):
+    folder = Path(harness("synth", "tiny-llama", "--format", "hf").out.strip())
+    assert (folder / "config.json").exists()
+    (stored,) = harness("synth", "tiny-llama", "--format", "hf", "--json").json
+    assert (stored["path"], stored["format"], stored["quant"], stored["bpw"]) == (
+        str(folder),
+        "hf",
+        "bf16",
+        16,
+    )
+    q8_0, f16 = harness("synth", "tiny-llama", "--quant", "q8_0", "f16", "--json").json
+    assert [row["quant"] for row in (q8_0, f16)] == ["q8_0", "f16"]
+    assert q8_0["parameters"] == f16["parameters"] == stored["parameters"]
+    assert q8_0["bpw"] < 9 < f16["bpw"]

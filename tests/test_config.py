@@ -141,15 +141,20 @@ models:
   - weights: {path: "~/other.gguf"}
   - weights: {repo: Qwen/Qwen1.5-0.5B-Chat-GGUF, file: "qwen1_5-0_5b-chat-{quant}.gguf"}
   - {name: made, shape: tiny-llama, weights: {synthetic: true, seed: 7}}
+  - weights: {repo: Qwen/Qwen1.5-0.5B}
+  - weights: ~/models/Qwen1.5-1.8B
 variants:
   - {stack: fake}
 """
-    mine, other, hub, made = written(tmp_path, text).models
+    mine, other, hub, made, checkpoint, folder = written(tmp_path, text).models
     assert (mine.name, mine.shape) == ("mine", None)
     assert (mine.weights.kind, mine.weights.path) == ("path", str(tmp_path / "gguf/mine-{quant}.gguf"))
     assert other.weights.path == str(Path("~/other.gguf").expanduser())
     assert (hub.name, hub.weights.kind, hub.weights.revision) == ("qwen1_5-0_5b-chat", "hub", "main")
     assert (made.weights.kind, made.weights.seed) == ("synthetic", 7)
+    assert (checkpoint.name, checkpoint.weights.kind) == ("Qwen1.5-0.5B", "hub")
+    assert (checkpoint.weights.file, checkpoint.weights.revision) == (None, "main")
+    assert (folder.name, folder.weights.kind) == ("Qwen1.5-1.8B", "path")
 
 
 def test_a_shape_may_be_spelled_out(tmp_path: Path) -> None:
@@ -313,7 +318,12 @@ def test_a_very_deep_setting_is_refused(tmp_path: Path) -> None:
             "weights: {pth: x}",
             "4: models.0.weights.pth: unknown key; did you mean path?",
         ),
-        ("shape: qwen1.5-0.5b", "weights: {repo: a/b}", "4: models.0.weights.file: is missing"),
+        (
+            "shape: qwen1.5-0.5b",
+            "weights: {repo: a/b, file: model.safetensors}",
+            "4: models.0.weights: file must be a .gguf; without it the",
+        ),
+        ("shape: qwen1.5-0.5b", "weights: {file: b.gguf}", "4: models.0.weights.repo: is missing"),
         ("shape: qwen1.5-0.5b", "weights: {repo: a, file: b}", "4: models.0.weights.repo: must be org/name"),
         (
             "shape: qwen1.5-0.5b",

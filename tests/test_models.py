@@ -267,7 +267,7 @@ def test_a_header_with_bytes_flipped_is_read_or_refused_and_nothing_else(small, 
 def test_missing_weights_are_one_sentence(tmp_path):
     with pytest.raises(WeightsError, match="no such file"):
         weights.local(tmp_path / "none.gguf")
-    with pytest.raises(WeightsError, match="is a directory"):
+    with pytest.raises(WeightsError, match="holds no model"):
         weights.local(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(WeightsError, match="not a regular file"):
@@ -280,15 +280,19 @@ def test_the_fingerprint_changes_when_the_file_does(small):
     assert weights.local(small).fingerprint != before
 
 
-def test_a_synthetic_file_is_named_by_all_that_makes_its_bytes():
+def test_weights_we_make_are_named_by_all_that_makes_their_bytes():
     shape, other = SHAPES["tiny-qwen2"], SHAPES["tiny-llama"]
+    name = weights.synthetic_name(shape, 0)
+    assert len({name, weights.synthetic_name(shape, 1), weights.synthetic_name(other, 0)}) == 3
+    folders = {weights.checkpoint_path(*made) for made in ((shape, 0), (shape, 1), (other, 0))}
+    assert len(folders) == 3
     paths = {
-        weights.synthetic_path(shape, 0, "q4_0", "llama.cpp 1"),
-        weights.synthetic_path(shape, 1, "q4_0", "llama.cpp 1"),
-        weights.synthetic_path(shape, 0, "q8_0", "llama.cpp 1"),
-        weights.synthetic_path(shape, 0, "q4_0", "llama.cpp 2"),
-        weights.synthetic_path(other, 0, "q4_0", "llama.cpp 1"),
+        weights.converted_path(name, "q4_0", "llama.cpp 1"),
+        weights.converted_path("another", "q4_0", "llama.cpp 1"),
+        weights.converted_path(name, "q8_0", "llama.cpp 1"),
+        weights.converted_path(name, "q4_0", "llama.cpp 2"),
+        weights.quantized_path(name, "q4_0", "llama.cpp 1"),  # of a GGUF, not of a checkpoint
     }
     assert len(paths) == 5
-    sources = {weights.synthetic_path(shape, 0, "f16", quantizer) for quantizer in ("1", "2")}
+    sources = {weights.converted_path(name, "f16", quantizer) for quantizer in ("1", "2")}
     assert len(sources) == 1  # the source does not depend on the quantizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,6 +19,8 @@ from harness.envs.build import key_of
 from harness.envs.header import RUNNERS
 from harness.plan import Cell
 from harness.results import Record
+
+_OURS = re.compile(r"^ *from runners(?:\.(\w+)| import ([\w, ]+))", re.MULTILINE)
 
 
 def of_campaign(experiment: Experiment, config_path: Path, command_line: Sequence[str]) -> Record:
@@ -59,19 +62,21 @@ def of_repeat(cell: Cell, repeat: int, content_key: str, device: str, gpu: str |
 
 
 def of_inputs(cell: Cell, inputs: Inputs, begun: Record) -> Record:
-    """What is known once a cell is ready: options as resolved, prompt, environment, weights as their header
-    has them."""
+    """What is known once a cell is ready: options as resolved, prompt, environment, weights as their headers
+    have them (`revision`: the commit on the hub, in place of the branch or tag asked for)."""
     model: dict[str, Any] = dict(begun["model"])
     if inputs.weights is not None:
-        header = inputs.weights.header
+        ready = inputs.weights
         model["weights"] = model["weights"] | {
-            "file": str(inputs.weights.path),
-            "fingerprint": inputs.weights.fingerprint,
-            "architecture": header.architecture,
-            "synthetic": header.synthetic,
-            "quant": header.quant,
-            "header": header.weights(),
-            "attention": header.attention(),
+            "file": str(ready.path),
+            "format": ready.format,
+            "fingerprint": ready.fingerprint,
+            "architecture": ready.architecture,
+            "synthetic": ready.synthetic,
+            "quant": ready.quant,
+            "revision": ready.revision,
+            "header": ready.sizes,
+            "attention": ready.attention,
         }
     return {
         "model": model,
@@ -101,10 +106,15 @@ def git_commit() -> str | None:
 
 
 def source_digest(stack: str) -> str:
-    """Hash of the runner's own source: the code that measured."""
-    digest = hashlib.sha256()
-    for path in (RUNNERS / "worker.py", RUNNERS / "protocol.py", *sorted(RUNNERS.glob(f"{stack}*.py"))):
-        digest.update(path.read_bytes())
+    """Hash of the runner's own source and of all that it imports of ours: the code that measured."""
+    todo, sources = ["worker", stack], {}
+    while todo:
+        name = todo.pop()
+        if name not in sources:
+            sources[name] = (RUNNERS / f"{name}.py").read_text(encoding="utf-8")
+            for one, several in _OURS.findall(sources[name]):
+                todo += [one] if one else several.split(", ")
+    digest = hashlib.sha256("".join(sources[name] for name in sorted(sources)).encode())
     return digest.hexdigest()[:12]
 
 

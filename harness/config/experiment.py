@@ -68,6 +68,8 @@ class Protocol(Frozen):
     """Measure the device's read bandwidth between the cells."""
     measure_matrix_rate: bool = False
     """Measure the device's matrix rate (FLOP/s) once, before the first cell."""
+    check_weights: bool = False
+    """Check every variant's logits against the 16-bit reference before timing."""
     sample_interval_ms: int = Field(default=200, ge=100, le=60_000)
     """Milliseconds between memory samples."""
 
@@ -83,7 +85,8 @@ class Decode(Frozen):
 
 
 class Weights(Frozen):
-    """Where weights come from. `path` (absolute) and `file` may contain `{quant}`."""
+    """Where weights come from. `path` (absolute) and `file` may contain `{quant}`; of a `repo` without `file`
+    the checkpoint is meant."""
 
     kind: Literal["synthetic", "path", "hub"] = "synthetic"
     seed: Seed = 0

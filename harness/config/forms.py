@@ -75,24 +75,29 @@ class InlineShape(Frozen):
 
 
 class PathWeights(Frozen):
-    """A file or folder on this machine; `{quant}` stands for the variant's quantization."""
+    """A GGUF file or a checkpoint's folder here; `{quant}` stands for the variant's quantization."""
 
     path: Annotated[str, Field(min_length=1)]
     """Relative to this file's folder, absolute, or from ~."""
 
 
 class HubWeights(Frozen):
-    """A file of a Hugging Face repository."""
+    """A checkpoint of the Hugging Face hub, or one GGUF file of a repository there."""
 
     repo: Annotated[str, Field(pattern=REPO)]
-    file: Annotated[str, Field(min_length=1)]
-    """Path inside the repository; `{quant}` stands for the variant's quantization."""
+    file: Annotated[str, Field(min_length=1)] | None = None
+    """A GGUF in the repository, `{quant}` the variant's quantization; without it, the checkpoint."""
     revision: Annotated[str, Field(min_length=1)] = "main"
+    """A branch, a tag or a commit; records have the commit."""
 
     @model_validator(mode="after")
-    def _stays_inside(self) -> HubWeights:
+    def _one_gguf_inside(self) -> HubWeights:
+        if self.file is None:
+            return self
         if self.file.startswith("/") or ".." in self.file.split("/"):
             raise ValueError("file must be a path inside the repository")
+        if not self.file.lower().endswith(".gguf"):
+            raise ValueError("file must be a .gguf; without it the checkpoint is taken")
         return self
 
 
@@ -107,11 +112,11 @@ class ModelRow(Frozen):
     """A model: a shape, weights, or both."""
 
     name: Name | None = None
-    """By default the shape's name, else the weights file's."""
+    """By default the shape's name, else that of the weights' file, folder or repository."""
     shape: Any = None
     """A known shape's name, or a shape spelled out; the weights may bring their own."""
     weights: Any = "synthetic"
-    """synthetic, a path, or a mapping with path, with repo and file, or with synthetic and seed."""
+    """synthetic, a path, or a mapping: path; repo, file and revision; synthetic and seed."""
 
 
 class VariantRow(Frozen):

@@ -60,7 +60,7 @@ def _weights(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Weights 
         mistakes.add(loc, expected("synthetic, a path or a mapping", given))
     elif "repo" in given or "file" in given:
         hub = mistakes.checked(HubWeights, given, loc)
-        if hub and _known_placeholders(hub.file, (*loc, "file"), mistakes):
+        if hub and _known_placeholders(hub.file or "", (*loc, "file"), mistakes):
             return Weights(kind="hub", **hub.model_dump())
     elif "path" in given:
         local = mistakes.checked(PathWeights, given, loc)
@@ -79,7 +79,7 @@ def _weights(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Weights 
             hint = suggestion(key, ("path", "repo", "file", "synthetic"))
             mistakes.add((*loc, key), "unknown key" + hint)
         if not given:
-            mistakes.add(loc, "expected path, repo and file, or synthetic: true")
+            mistakes.add(loc, "expected path, repo, or synthetic: true")
     return None
 
 
@@ -93,8 +93,10 @@ def _known_placeholders(text: str, loc: Loc, mistakes: Mistakes) -> bool:
 def _name_of(weights: Weights) -> str | None:
     source = weights.path or weights.file
     if source is None:
-        return None
-    return safe_name(Path(source).stem.replace(QUANT, "")) or "model"
+        return weights.repo and (safe_name(weights.repo.rpartition("/")[2]) or "model")
+    name = Path(source).name
+    stem = name[:-5] if name.lower().endswith(".gguf") else name  # a folder's name may have dots of its own
+    return safe_name(stem.replace(QUANT, "")) or "model"
 
 
 def safe_name(text: str) -> str:

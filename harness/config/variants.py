@@ -65,7 +65,7 @@ def expanded(given: Any, loc: Loc, names: list[str], mistakes: Mistakes) -> list
     found = []
     for chosen in product(*values.values()):
         options = dict(zip(values, chosen, strict=True))
-        name = _variant_name(row.name, options, varying, defaults)
+        name = _variant_name(row.name, options, varying, defaults, header.named)
         if len(name) > _MAX_NAME:
             mistakes.add(loc, f"the variant name {shown(name)} is too long; give it a shorter name")
             return []
@@ -74,15 +74,18 @@ def expanded(given: Any, loc: Loc, names: list[str], mistakes: Mistakes) -> list
 
 
 def _variant_name(
-    given: str | None, options: dict[str, Scalar], varying: list[str], defaults: dict[str, Any]
+    given: str | None,
+    options: dict[str, Scalar],
+    varying: list[str],
+    defaults: dict[str, Any],
+    named: tuple[str, ...],
 ) -> str:
-    """The given name and what varies; else the quantization and what is not the default."""
+    """The given name and what varies; else the named options and what is not the default."""
     keys = sorted(varying if given else [key for key in options if options[key] != defaults[key]])
     parts = [given] if given else []
-    if "quant" in (varying if given else defaults):
-        parts.append(options.get("quant", defaults["quant"]))
-    parts += [f"{key}={_word(options[key])}" for key in keys if key != "quant"]
-    return "-".join(part for part in parts if part) or "default"
+    parts += [options.get(key, defaults[key]) for key in named if not given or key in varying]
+    parts += [f"{key}={_word(options[key])}" for key in keys if key not in named]
+    return "-".join(str(part) for part in parts if part) or "default"
 
 
 def _word(value: Scalar) -> str:

@@ -11,20 +11,17 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from harness.models import gguf_split, safetensors_header
+from harness.models import config_json, gguf_split, safetensors_header
+from harness.models.config_json import ConfigFileError, Told
 from harness.models.gguf_header import GgufError
 from harness.models.gguf_shape import shape_of as gguf_shape_of
 from harness.models.safetensors_header import SafetensorsError
 from harness.theory import shapes
-from harness.theory.hf_config import ConfigJsonError, quantization_of
-from harness.theory.hf_config import shape_of as config_shape_of
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor
 
 _CONFIG, _INDEX = "config.json", "model.safetensors.index.json"
-_LONGEST_CONFIG = 1 << 20  # real ones have a few kB
 _LONGEST_INDEX = 4 << 20  # 110 bytes a tensor: 38,000 of them
 _MOST_SHARDS, _MOST_TENSORS = 1000, 100_000
 _LONGEST_HEADERS = 16 << 20  # of all shards together; 405B has 150 kB
@@ -35,7 +32,7 @@ _UNREADABLE = re.compile(r"pytorch_model.*\.bin|consolidated.*\.pth", re.DOTALL)
 # Parts of a model that also sees or hears, beside its decoder for text, by a piece of their names.
 _OTHER_SENSES = re.compile(r"(^|\.)(vision|visual|audio|image|multi_modal|mm_)")
 _LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
-_FLOATS = ("f64", "f32", "f16", "bf16")
+FLOATS = ("f64", "f32", "f16", "bf16")
 
 
 class CheckpointError(ValueError):
@@ -45,11 +42,12 @@ class CheckpointError(ValueError):
 @dataclass(frozen=True)
 class Checkpoint:
     """A model as stored. `format`: gguf, safetensors or config (which has no tensors). `architecture`: what a
-    GGUF calls its own; null elsewhere.
+    GGUF calls its own, or the model_type of a config.json; null without either.
 
     `shape`: null where the headers do not tell one of a dense Llama-like model. `tensors`: of the decoder for
     text, without a vision tower. `tied`: the lm_head is the input embedding; a copy stored beside it is not
-    streamed. `quantization`: the name that the file or its config.json gives it; null for none.
+    streamed. `synthetic`: our own synthesis made it. `quantization`: the name that the file or its
+    config.json gives it; null for none. `config`, `files`: a checkpoint's config.json and safetensors files.
     """
 
     path: Path
@@ -60,6 +58,8 @@ class Checkpoint:
     tied: bool
     synthetic: bool
     quantization: str | None
+    config: Path | None = None
+    files: tuple[Path, ...] = ()
 
     @property
     def parameters(self) -> int | None:
@@ -86,31 +86,31 @@ class Checkpoint:
 
     def _elements(self) -> int | None:
         if not self.tensors or (
-            self.format == "safetensors" and any(t.type not in _FLOATS for t in self.tensors)
+            self.format == "safetensors" and any(t.type not in FLOATS for t in self.tensors)
         ):
             return None
         return sum(t.elements for t in self.tensors if not (self.tied and t.part == "lm_head"))
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path, needs_shape: bool = True) -> Checkpoint:
     """What is at a path: a file by its content, a folder by what transformers would load of it.
 
     A folder: model.safetensors, else the shards of its index, else the one .safetensors file or complete set
     of numbered ones (adapter* and consolidated* apart), else its one GGUF, else its config.json alone. Raises
-    CheckpointError for everything wrong.
+    CheckpointError for everything wrong; unless `needs_shape`, a model that a Shape cannot say is none of it.
     """
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
-            return _folder(path)
+            return _folder(path, needs_shape)
         if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
             raise CheckpointError(f"{path}: is not a regular file")
         if status.st_size == 0:
             raise CheckpointError(f"{path}: is empty")
-        return _file(path)
+        return _file(path, needs_shape)
     except CheckpointError:
         raise
-    except (GgufError, SafetensorsError) as damage:
+    except (GgufError, SafetensorsError, ConfigFileError) as damage:
         raise CheckpointError(str(damage)) from damage
     except OSError as refusal:
         name = refusal.filename or path
@@ -119,34 +119,35 @@ def read(path: Path) -> Checkpoint:
         raise CheckpointError(f"{str(path)!r}: {odd}") from odd
 
 
-def _file(path: Path) -> Checkpoint:
+def _file(path: Path, needs_shape: bool) -> Checkpoint:
     with path.open("rb") as file:
         start = file.read(9)
     suffix = path.suffix.lower()
     if suffix == ".gguf" or start[:4] == b"GGUF":
         return _gguf(path)
     if suffix == ".json":
-        shape, quantization = _config(path)
-        return Checkpoint(path, "config", None, shape, (), shape.tied, False, quantization)
+        told = config_json.read(path, needs_shape)
+        kind, shape, quantization = told.kind, told.shape, told.quantization
+        return Checkpoint(path, "config", kind, shape, (), told.tied, told.synthetic, quantization, path)
     header_length = int.from_bytes(start[:8], "little")
     if suffix == ".safetensors" or (start[8:] == b"{" and header_length < 1 << 32):
         if (shard := _SHARD.fullmatch(path.name)) and int(shard[3]) > 1:
             raise CheckpointError(f"{path}: is one of {int(shard[3])} shards; name their folder")
         config = path.parent / _CONFIG
-        return _safetensors(path, [path.name], {}, config if config.exists() else None)
+        return _safetensors(path, [path.name], {}, config if config.exists() else None, needs_shape)
     raise CheckpointError(f"{path}: only GGUF and safetensors headers and config.json can be read")
 
 
-def _folder(folder: Path) -> Checkpoint:
+def _folder(folder: Path, needs_shape: bool) -> Checkpoint:
     names = sorted(path.name for path in folder.iterdir() if not path.is_dir())
     config = folder / _CONFIG if _CONFIG in names else None
     if "model.safetensors" in names:
-        return _safetensors(folder, ["model.safetensors"], {}, config)
+        return _safetensors(folder, ["model.safetensors"], {}, config, needs_shape)
     if _INDEX in names:
         index = _weight_map(folder / _INDEX)
-        return _safetensors(folder, sorted(set(index.values())), index, config)
+        return _safetensors(folder, sorted(set(index.values())), index, config, needs_shape)
     if shards := _unindexed(folder, names):
-        return _safetensors(folder, shards, {}, config)
+        return _safetensors(folder, shards, {}, config, needs_shape)
     ggufs = [folder / name for name in names if name.endswith(".gguf") and not name.startswith("mmproj")]
     if len(models := gguf_split.whole(ggufs)) == 1:
         return read(models[0])
@@ -158,7 +159,7 @@ def _folder(folder: Path) -> Checkpoint:
         )
     if config is None:
         raise CheckpointError(f"{folder}: holds no model: no .safetensors, no .gguf, no config.json")
-    return read(config)
+    return _file(config, needs_shape)
 
 
 def _gguf(path: Path) -> Checkpoint:
@@ -174,13 +175,16 @@ def _gguf(path: Path) -> Checkpoint:
     return Checkpoint(path, "gguf", architecture, shape, tensors, tied, header.synthetic, header.quant)
 
 
-def _safetensors(path: Path, shards: list[str], index: Mapping[str, str], config: Path | None) -> Checkpoint:
+def _safetensors(
+    path: Path, shards: list[str], index: Mapping[str, str], config: Path | None, needs_shape: bool
+) -> Checkpoint:
     """All tensors of the shards, as transformers loads them: also those that the index does not name.
 
     One that the index names and no shard has would be made up there; here it is a mistake, unless it is a
     buffer or the lm_head of a tied model.
     """
-    shape, quantization = _config(config) if config else (None, None)  # first: it is read at once
+    told = config_json.read(config, needs_shape) if config else Told()  # first: it is read at once
+    shape = told.shape
     folder = path if path.is_dir() else path.parent
     tensors: dict[str, Tensor] = {}
     left = _LONGEST_HEADERS
@@ -202,7 +206,7 @@ def _safetensors(path: Path, shards: list[str], index: Mapping[str, str], config
         raise CheckpointError(f"{path}: is a mixture of experts; only dense models are known")
     ours = tuple(tensor for name, tensor in tensors.items() if not _OTHER_SENSES.search(name))
     parts = {tensor.part for tensor in ours}
-    tied = shape.tied if shape else "lm_head" not in parts
+    tied = shape.tied if shape else told.tied or "lm_head" not in parts
     expected = {Tensor(name, "", (), 0) for name in index if name not in tensors}
     for tensor in sorted(expected, key=lambda tensor: tensor.name):
         if tensor.part not in ("other", "lm_head" if tied else "other"):
@@ -214,7 +218,10 @@ def _safetensors(path: Path, shards: list[str], index: Mapping[str, str], config
         raise CheckpointError(f"{path}: has no lm_head, and its config.json does not tie it to the embedding")
     if shape:
         _check_sizes(path, shape, ours)
-    return Checkpoint(path, "safetensors", None, shape, ours, tied, False, quantization)
+    files = tuple(folder / name for name in shards)
+    return Checkpoint(
+        path, "safetensors", told.kind, shape, ours, tied, told.synthetic, told.quantization, config, files
+    )
 
 
 def _check_sizes(path: Path, shape: Shape, tensors: Iterable[Tensor]) -> None:
@@ -226,7 +233,7 @@ def _check_sizes(path: Path, shape: Shape, tensors: Iterable[Tensor]) -> None:
         )
     size = (shape.vocab_size, shape.hidden_size)
     for tensor in tensors:
-        if tensor.part == "embedding" and tensor.type in _FLOATS and tensor.dims != size:
+        if tensor.part == "embedding" and tensor.type in FLOATS and tensor.dims != size:
             stored = " x ".join(map(str, tensor.dims))
             raise CheckpointError(
                 f"{path}: its embedding is {stored}, and its config.json says {size[0]} x {size[1]}"
@@ -235,7 +242,7 @@ def _check_sizes(path: Path, shape: Shape, tensors: Iterable[Tensor]) -> None:
 
 def _weight_map(path: Path) -> dict[str, str]:
     """Tensor -> shard, as an index has it: names of files of the same folder."""
-    weight_map = _object(path, _LONGEST_INDEX).get("weight_map")
+    weight_map = config_json.object_of(path, _LONGEST_INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: has no weight_map")
     for shard in weight_map.values():
@@ -260,28 +267,3 @@ def _unindexed(folder: Path, names: Iterable[str]) -> list[str]:
     if count > _MOST_SHARDS:
         raise CheckpointError(f"{folder}: claims {count} shards, more than any model has")
     return [f"{prefix}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
-
-
-def _config(path: Path) -> tuple[Shape, str | None]:
-    config = _object(path, _LONGEST_CONFIG)
-    try:
-        return config_shape_of(config), quantization_of(config)
-    except ConfigJsonError as mistake:
-        raise CheckpointError(f"{path}: {mistake}") from mistake
-
-
-def _object(path: Path, longest: int) -> dict[str, Any]:
-    """A JSON object of a file."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise CheckpointError(f"{path}: is not a regular file")
-    with path.open("rb") as file:
-        text = file.read(longest + 1)
-    if len(text) > longest:
-        raise CheckpointError(f"{path}: is longer than {longest >> 20} MiB")
-    try:
-        value = safetensors_header.strict_json(text)
-    except ValueError as mistake:
-        raise CheckpointError(f"{path}: {mistake}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: is not a JSON object")
-    return value

@@ -1,25 +1,31 @@
-"""Name, find and fingerprint the weights of a cell. Making them is the campaign's work."""
+"""Name, find and fingerprint the weights of a cell, in either format. Making them is the campaign's work."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import stat
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from harness.cache import cache_folder
 from harness.config import Model
-from harness.models import gguf_header
+from harness.models import checkpoint, gguf_header, hub
+from harness.models.checkpoint import FLOATS, Checkpoint, CheckpointError
 from harness.theory import gguf_types
-from harness.theory.shapes import Shape
+from harness.theory.shapes import Shape, parameters
 
-# Bump when runners/llamacpp_weights.py makes other values or other files of the same shape and seed.
-SYNTHESIS = 1
-SOURCE_QUANT = "f16"  # what is synthesized, and what every other type is quantized from
-FULL_TYPES = ("f32", "f16", "bf16")  # a file of these can be quantized to anything
+# Bump when runners/synthetic.py makes other values of the same shape and seed.
+# 2: a Hugging Face checkpoint, from which GGUF files are converted; it was a GGUF.
+SYNTHESIS = 2
+CONVERSION = 1  # bump when runners/llamacpp_convert.py makes other files of the same checkpoint
+SOURCE_QUANT = "f16"  # what a checkpoint is converted to, and what every other type is quantized from
+FULL_TYPES = ("f32", "f16", "bf16")  # weights of these can be converted and quantized to anything
+CHECKPOINT_ELEMENT_BYTES = 2  # a synthetic one is bf16
+_TOKENIZER = "tokenizer.json"
+_ROTARY = ".rotary_emb.inv_freq"  # a buffer that old checkpoints store; transformers makes it anew
 
 
 class WeightsError(RuntimeError):
@@ -28,42 +34,159 @@ class WeightsError(RuntimeError):
 
 @dataclass(frozen=True)
 class Ready:
-    """Weights on this machine: a GGUF file, what its header says, and what tells it from any other."""
+    """Weights on this machine: a GGUF file or a folder, what their headers say, what tells them from others.
+
+    `format`: gguf or hf. `quant`: a GGUF's type; of a checkpoint the type of its matrices (f32, f16, bf16),
+    or how it is quantized, in words. `tokenizer`: the file that the prompt is tokenized by, a GGUF with a
+    vocabulary or a tokenizer.json. `sizes`: model_bytes, parameters, bytes_by_type, input_embedding_bytes and
+    tied, as loaded. `attention`: layers, kv_heads, head_dim; null where they are not told. `revision`: the
+    commit on the hub. `header`: of a GGUF.
+    """
 
     path: Path
-    header: gguf_header.GgufHeader
+    format: str
     fingerprint: str
+    architecture: str | None
+    quant: str | None
+    synthetic: bool
+    vocab_size: int | None
+    tokenizer: Path | None
+    sizes: dict[str, Any]
+    attention: dict[str, int] | None
+    revision: str | None = None
+    header: gguf_header.GgufHeader | None = None
 
 
-def synthetic_path(shape: Shape, seed: int, quant: str, quantizer: str) -> Path:
-    """The cache's name of a synthetic file, by content: shape, seed, generator and, if quantized, the
-    quantizer."""
-    asked: dict[str, Any] = {"shape": asdict(shape), "seed": seed, "synthesis": SYNTHESIS}
-    if quant != SOURCE_QUANT:
-        asked["quantizer"] = quantizer
-    return cache_folder() / "weights" / _digest(asked) / f"{quant}.gguf"
+def synthetic_name(shape: Shape, seed: int) -> str:
+    """What tells a synthetic model from any other: shape, seed and generator."""
+    return "synthetic-" + _digest({"shape": asdict(shape), "seed": seed, "synthesis": SYNTHESIS})
 
 
-def quantized_path(source: Ready, quant: str, quantizer: str) -> Path:
-    """The cache's name of a quantized copy of a local 16- or 32-bit file."""
-    return cache_folder() / "weights" / _digest([source.fingerprint, quantizer]) / f"{quant}.gguf"
+def checkpoint_path(shape: Shape, seed: int) -> Path:
+    """The cache's name of a synthetic checkpoint: a folder."""
+    return cache_folder() / "weights" / synthetic_name(shape, seed).rpartition("-")[2] / "hf"
+
+
+def converted_path(source: str, quant: str, quantizer: str) -> Path:
+    """The cache's name of a GGUF made from a checkpoint, by what tells that one, and who made it.
+
+    16- and 32-bit types are converted alone, so they are the same whichever quantizer is there.
+    """
+    return quantized_path(f"{source}-converted-{CONVERSION}", quant, "" if quant in FULL_TYPES else quantizer)
+
+
+def quantized_path(source: str, quant: str, quantizer: str) -> Path:
+    """The cache's name of a quantized copy of a 16- or 32-bit GGUF of this fingerprint."""
+    return cache_folder() / "weights" / _digest([source, quantizer]) / f"{quant}.gguf"
 
 
 def local(path: Path) -> Ready:
-    """Open a GGUF file. Raises WeightsError: missing, a folder, not a GGUF, cut short, one part of
-    several."""
+    """Open a GGUF file, a checkpoint's folder, or a folder with one GGUF in it. Raises WeightsError."""
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
-            raise WeightsError(f"{path}: is {'a directory' if path.is_dir() else 'not a regular file'}")
-        header = gguf_header.read(path)
-    except gguf_header.GgufError as damage:
+        if path.is_dir():
+            found = checkpoint.read(path, needs_shape=False)
+            return _gguf(found.path) if found.format == "gguf" else _checkpoint(found)
+        if path.suffix in (".safetensors", ".json"):
+            path.stat()
+            raise WeightsError(f"{path}: is one file of a checkpoint; name its folder")
+        return _gguf(path)
+    except (CheckpointError, gguf_header.GgufError) as damage:
         raise WeightsError(str(damage)) from damage
     except OSError as refusal:
         raise WeightsError(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
+
+
+def _gguf(path: Path) -> Ready:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+        raise WeightsError(f"{path}: is not a regular file")
+    header = gguf_header.read(path)
     if header.metadata.get("split.count", 0) > 1:
         raise WeightsError(f"{path}: is one part of a split model; merge it first (llama-gguf-split --merge)")
-    return Ready(path, header, f"{header.digest}-{status.st_size}-{status.st_mtime_ns}")
+    return Ready(
+        path=path,
+        format="gguf",
+        fingerprint=f"{header.digest}-{status.st_size}-{status.st_mtime_ns}",
+        architecture=header.architecture,
+        quant=header.quant,
+        synthetic=header.synthetic,
+        vocab_size=header.vocab_size,
+        tokenizer=path if header.has_vocabulary else None,
+        sizes=header.weights(),
+        attention=header.attention(),
+        header=header,
+    )
+
+
+def _checkpoint(found: Checkpoint) -> Ready:
+    if found.config is None:
+        raise WeightsError(f"{found.path}: has no config.json")
+    if not found.files:
+        raise WeightsError(f"{found.path.parent}: has a config.json and no weights")
+    shape, tokenizer = found.shape, found.path / _TOKENIZER
+    embedding = next((t for t in found.tensors if t.part == "embedding" and len(t.dims) == 2), None)
+    return Ready(
+        path=found.path,
+        format="hf",
+        fingerprint=_fingerprint(found),
+        architecture=found.architecture,
+        quant=found.quantization or _widest_type(found),
+        synthetic=found.synthetic,
+        vocab_size=shape.vocab_size if shape else embedding.dims[0] if embedding else None,
+        tokenizer=tokenizer if tokenizer.exists() else None,
+        sizes=_sizes(found),
+        attention={"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+        if shape
+        else None,
+    )
+
+
+def _sizes(found: Checkpoint) -> dict[str, Any]:
+    """As GgufHeader.weights, of what transformers loads: of a tied model one matrix, and no stored buffer."""
+    kept = [
+        tensor
+        for tensor in found.tensors
+        if not (found.tied and tensor.part == "lm_head") and not tensor.name.endswith(_ROTARY)
+    ]
+    packed = any(tensor.type not in FLOATS for tensor in kept)
+    if packed and found.shape is None:
+        raise WeightsError(f"{found.path}: is packed, and of an architecture whose sizes are not known")
+    by_type: dict[str, int] = {}
+    for tensor in kept:
+        by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.bytes
+    return {
+        "model_bytes": sum(by_type.values()),
+        "parameters": parameters(found.shape)
+        if packed and found.shape
+        else sum(tensor.elements for tensor in kept),
+        "bytes_by_type": by_type,
+        "input_embedding_bytes": sum(tensor.bytes for tensor in kept if tensor.part == "embedding"),
+        "tied": found.tied,
+    }
+
+
+def _widest_type(found: Checkpoint) -> str | None:
+    """The type that most of the matrices' bytes have."""
+    by_type: dict[str, int] = {}
+    for tensor in found.tensors:
+        if len(tensor.dims) > 1:
+            by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.bytes
+    return max(by_type, key=by_type.__getitem__, default=None)
+
+
+def _fingerprint(found: Checkpoint) -> str:
+    """Digest of config.json, of every file's header, and of sizes and times, the tokenizer's too."""
+    assert found.config is not None  # the caller has looked
+    digest = hashlib.sha256(found.config.read_bytes())
+    for path in found.files:
+        with path.open("rb") as file:
+            start = file.read(8)
+            digest.update(start + file.read(int.from_bytes(start, "little")))
+    for path in (*found.files, found.path / _TOKENIZER):
+        if path.exists():
+            status = path.stat()
+            digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns} ".encode())
+    return digest.hexdigest()[:16]
 
 
 def synthetic_bytes(shape: Shape, quant: str) -> int:
@@ -82,38 +205,86 @@ def quantized_bytes(header: gguf_header.GgufHeader, quant: str) -> int:
 
 def check_quantizable(ready: Ready, quant: str) -> None:
     """Raises WeightsError for a file that is quantized already, to another type."""
-    if ready.header.quant not in FULL_TYPES:
-        stored = ready.header.quant or "of an unknown type"
+    if ready.quant not in FULL_TYPES:
+        stored = ready.quant or "of an unknown type"
         raise WeightsError(f"{ready.path}: is {stored}; {quant} was asked for, and that needs f16 weights")
 
 
+def check_convertible(ready: Ready) -> None:
+    """Raises WeightsError for a checkpoint that is quantized already, or of an architecture not known."""
+    if ready.attention is None:
+        raise WeightsError(f"{ready.path}: is {ready.architecture}, which is not converted to GGUF here")
+    if ready.quant not in FULL_TYPES:
+        stored = ready.quant or "of an unknown type"
+        raise WeightsError(f"{ready.path}: is {stored}; only 16- and 32-bit weights are converted to GGUF")
+
+
+def check_loadable(ready: Ready, stack: str) -> None:
+    """Raises WeightsError for a GGUF, which no stack of checkpoints loads."""
+    if ready.format != "hf":
+        raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, and {ready.path} is a GGUF")
+
+
 def cached(path: Path) -> Ready | None:
-    """A file of our own cache if it is there and whole; a damaged one is dropped, to be made again."""
+    """A file or folder of our own cache if it is there and whole; a damaged one is dropped, to be made
+    again."""
     if not path.exists():
         return None
     try:
         return local(path)
     except WeightsError as damage:
-        if isinstance(damage.__cause__, gguf_header.GgufError):
-            path.unlink(missing_ok=True)
-            return None
-        raise
+        causes = (damage.__cause__, damage.__cause__ and damage.__cause__.__cause__)
+        if any(isinstance(c, OSError) and not isinstance(c, FileNotFoundError) for c in causes):
+            raise  # it cannot be read, which does not say that it is damaged
+        drop(path)
+        return None
 
 
-@cache
-def from_hub(repo: str, file: str, revision: str) -> Path:
-    """Download a file of the Hugging Face hub, or find it in the hub's own cache. Raises WeightsError."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+def drop(path: Path) -> None:
+    """Remove a file or a folder of our own cache, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
-    name = f"hub file {repo}/{file}"
+
+def from_hub(model: Model, quant: str | None) -> Ready:
+    """A model's GGUF or checkpoint of the hub: of the hub's cache if that has it whole, else downloaded.
+
+    Raises WeightsError.
+    """
+    if whole := in_hub_cache(model, quant):
+        return whole
+    repo, revision = str(model.weights.repo), model.weights.revision or "main"
     try:
-        return Path(hf_hub_download(repo, file, revision=revision))
-    except LocalEntryNotFoundError as offline:
-        raise WeightsError(f"{name}: not in the cache, and the hub cannot be reached") from offline
-    except Exception as refusal:  # its HTTP library's errors have no common base
-        first = (str(refusal).strip() or type(refusal).__name__).splitlines()[0]
-        raise WeightsError(f"{name}: {first}") from refusal
+        if model.weights.file is None:
+            return _of_commit(hub.download_checkpoint(repo, revision))
+        file = named_path(model, quant)
+        return _of_commit(hub.download_file(repo, file, revision), file)
+    except hub.HubError as refusal:
+        raise WeightsError(str(refusal)) from refusal
+
+
+def in_hub_cache(model: Model, quant: str | None) -> Ready | None:
+    """Weights that the hub's cache has whole, found without asking the hub; null where it has not."""
+    repo, revision = str(model.weights.repo), model.weights.revision or "main"
+    try:
+        if model.weights.file is None:
+            folder = hub.cached_checkpoint(repo, revision)
+            return _of_commit(folder) if folder else None
+        file = named_path(model, quant)
+        path = hub.cached_file(repo, file, revision)
+        return _of_commit(path, file) if path else None
+    except hub.HubError as mistake:
+        raise WeightsError(str(mistake)) from mistake
+    except WeightsError:  # cut off, most likely: a download completes it, or says what is wrong
+        return None
+
+
+def _of_commit(path: Path, file: str | None = None) -> Ready:
+    """Of a folder snapshots/COMMIT in the hub's cache, or a file in one."""
+    commit = path if file is None else path.parents[file.count("/")]
+    return replace(local(path), revision=commit.name)
 
 
 def named_path(model: Model, quant: str | None) -> str:

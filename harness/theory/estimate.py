@@ -8,7 +8,9 @@ from dataclasses import dataclass
 # for KV).
 CPU_SHARE = 0.4
 START_S = 2.0  # interpreter, loading and warm-up of a small model
-OVERHEAD_BYTES = 200 << 20  # interpreter, libraries, compute buffers: 0.05 to 0.22 GB seen to n_ctx 10,000
+# Interpreter, libraries, compute buffers, by the format a stack loads: llama.cpp 0.05 to 0.22 GB to n_ctx
+# 10,000; torch with transformers 0.40 GB, and bitsandbytes 0.05 more, before any model.
+OVERHEAD_BYTES = {"gguf": 200 << 20, "hf": 500 << 20}
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,14 @@ def estimate(
     new_tokens: int,
     n_ctx: int,
     bandwidth_bytes_per_s: float | None,
+    weights_format: str = "gguf",
+    reads_all_kv: bool = False,
 ) -> Estimate:
-    """Every step reads the weights once and the KV cache so far; both at a share of the bandwidth."""
-    memory = weight_bytes + kv_bytes_per_token * n_ctx + OVERHEAD_BYTES
+    """Every step reads the weights once and the KV cache so far, or all of a static one, at a share of the
+    bandwidth."""
+    memory = weight_bytes + kv_bytes_per_token * n_ctx + OVERHEAD_BYTES[weights_format]
     if bandwidth_bytes_per_s is None:
         return Estimate(memory, None)
-    mean_context = prompt_tokens + new_tokens / 2
+    mean_context = n_ctx if reads_all_kv else prompt_tokens + new_tokens / 2
     read = new_tokens * (weight_bytes + kv_bytes_per_token * mean_context)
     return Estimate(memory, read / (CPU_SHARE * bandwidth_bytes_per_s) + START_S)

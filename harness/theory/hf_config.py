@@ -26,6 +26,10 @@ class ConfigJsonError(ValueError):
     """No shape follows from this config.json; the message is one printable line of bounded length."""
 
 
+class NoShape(ConfigJsonError):
+    """Nothing is wrong with the file, but a Shape cannot say this model; transformers may know it."""
+
+
 @dataclass(frozen=True)
 class _Family:
     """llama.cpp's name of the architecture, transformers' of the class, and what stands for a missing key."""
@@ -149,7 +153,8 @@ def _decoder(config: Mapping[str, Any], nested: bool = False) -> tuple[str, Mapp
             return _decoder(inner, nested=True)
         what = "text_config.model_type" if nested else "model_type"
         said = f"{what} is missing" if kind is None else f"{what} {_shown(kind)} is not known"
-        raise ConfigJsonError(f"{said}; known: {', '.join(_FAMILIES)}")
+        mistake = NoShape if isinstance(kind, str) else ConfigJsonError
+        raise mistake(f"{said}; known: {', '.join(_FAMILIES)}")
     if config.get("architectures") is not None and not _is_causal(config, kind):
         names = config["architectures"]
         first = names[0] if isinstance(names, list) and names else names
@@ -189,7 +194,7 @@ def _window(config: Mapping[str, Any], kind: str, layers: int) -> int | None:
     else:
         sliding = max(0, layers - _count(config, "max_window_layers", default=28, least=0))
     if 0 < sliding < layers:
-        raise ConfigJsonError(f"a sliding window over {sliding} of {layers} layers; known: over all or none")
+        raise NoShape(f"a sliding window over {sliding} of {layers} layers; known: over all or none")
     return window if sliding else None
 
 

@@ -1,0 +1,156 @@
+"""Make weights by jobs of a cell's own stack: synthesize, convert, quantize; each once, kept in the cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness import launch
+from harness.cache import exclusive
+from harness.envs.build import Interpreter
+from harness.envs.header import Header
+from harness.models import weights
+from harness.models.weights import Ready, WeightsError
+from harness.plan import Cell
+from harness.theory import shapes
+from harness.theory.ggml import element_bytes
+from harness.theory.shapes import Shape
+from runners.protocol import Request
+
+Say = Callable[[str], None]
+
+JOB_TIMEOUT_S = 6 * 3600.0
+SPARE_DISK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Producer:
+    """`interpreter` gives a stack's, built if need be; what it raises goes through."""
+
+    device_id: str
+    threads: int
+    say: Say
+    interpreter: Callable[[Header], Interpreter]
+
+    def checkpoint(self, cell: Cell) -> Ready:
+        """The synthetic checkpoint of a cell's model. Raises WeightsError, CacheError."""
+        shape, seed = _shape(cell), cell.model.weights.seed
+        target = weights.checkpoint_path(shape, seed)
+        if ready := weights.cached(target):
+            return ready
+        expected = shapes.parameters(shape) * weights.CHECKPOINT_ELEMENT_BYTES
+        options = {"seed": seed, "threads": self.threads}
+        return self._make(cell, "synthesize", options, None, target, expected)
+
+    def gguf(self, cell: Cell, given: Ready | None) -> Ready:
+        """The GGUF that a cell loads, of weights that are given, or of its synthetic checkpoint.
+
+        Raises WeightsError, CacheError.
+        """
+        if given is None:
+            shape, seed = _shape(cell), cell.model.weights.seed
+            quant = cell.quant or weights.SOURCE_QUANT
+            return self._converted(cell, weights.synthetic_name(shape, seed), self.checkpoint, quant)
+        if given.format == "hf":
+            weights.check_convertible(given)
+            quant = cell.quant or weights.SOURCE_QUANT
+            made = self._converted(cell, given.fingerprint, lambda cell: given, quant)
+            return replace(made, tokenizer=given.tokenizer, revision=given.revision)
+        if cell.quant in (None, given.quant):
+            return given
+        weights.check_quantizable(given, str(cell.quant))
+        target = weights.quantized_path(given.fingerprint, str(cell.quant), self.quantizer(cell))
+        return self._quantized(cell, given, target)
+
+    def quantizer(self, cell: Cell) -> str:
+        """What quantizes a cell's weights: its stack, exact versions."""
+        return " ".join(self.interpreter(cell.header).lock)
+
+    def _converted(self, cell: Cell, name: str, source: Callable[[Cell], Ready], quant: str) -> Ready:
+        """The GGUF of a checkpoint, which is asked for only if it has to be read."""
+        target = weights.converted_path(name, quant, self.quantizer(cell))
+        if ready := weights.cached(target):
+            return ready
+        if quant not in weights.FULL_TYPES:
+            return self._quantized(cell, self._converted(cell, name, source, weights.SOURCE_QUANT), target)
+        given = source(cell)
+        expected = given.sizes["parameters"] * element_bytes(quant)
+        return self._make(cell, "convert", {"dtype": quant}, given.path, target, expected)
+
+    def _quantized(self, cell: Cell, source: Ready, target: Path) -> Ready:
+        if ready := weights.cached(target):
+            return ready
+        # Synthetic weights stand in for the files people have; a user's own follow llama.cpp as it is.
+        synthetic = cell.model.weights.kind == "synthetic"
+        options = {"quant": cell.quant, "threads": self.threads, "as_published": synthetic}
+        assert source.header is not None  # it is a GGUF
+        expected = weights.quantized_bytes(source.header, str(cell.quant))
+        return self._make(cell, "quantize", options, source.path, target, expected)
+
+    def _make(
+        self,
+        cell: Cell,
+        job: str,
+        options: dict[str, Any],
+        source: Path | None,
+        target: Path,
+        expected_bytes: float,
+    ) -> Ready:
+        """Run a job that writes a large file or folder: disk checked first, written beside, renamed when
+        whole."""
+        with exclusive(target.with_suffix(".lock")):
+            if ready := weights.cached(target):  # another campaign made it while this one waited
+                return ready
+            for leftover in target.parent.glob(f"{target.name}.partial-*"):
+                weights.drop(leftover)
+            free = shutil.disk_usage(target.parent).free
+            needed = expected_bytes + SPARE_DISK_BYTES
+            if free < needed:
+                raise WeightsError(
+                    f"{target.name} of {cell.model.name} needs {needed / 1e9:.1f} GB of disk and "
+                    f"{free / 1e9:.1f} GB is free in {target.parent}"
+                )
+            partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
+            files = {"target": str(partial)} | ({"source": str(source)} if source else {})
+            request = self.request(cell, job, source, options=options, files=files)
+            try:
+                self.run(cell, request, f"{cell.model.name} {target.stem}")
+                partial.replace(target)
+            finally:
+                weights.drop(partial)
+            return weights.local(target)
+
+    def request(self, cell: Cell, job: str, path: Path | None, **fields: Any) -> Request:
+        """A job for the cell's stack and model. `path`: of the weights it loads or reads."""
+        shape = asdict(cell.model.shape) if cell.model.shape else None
+        model = {"name": cell.model.name, "path": str(path) if path else None, "shape": shape}
+        return Request(job, cell.variant.stack, self.device_id, model, **fields)
+
+    def run(self, cell: Cell, request: Request, what: str = "") -> dict[str, Any]:
+        """Run one job in the cell's stack and return what Done says; with `what`, its phases are said.
+
+        Raises WeightsError.
+        """
+        interpreter = self.interpreter(cell.header)
+
+        def told(phase: str) -> None:
+            if what:
+                self.say(f"{request.job} {what}: {phase}")
+
+        with tempfile.TemporaryDirectory(prefix="harness-job-") as folder:
+            events = launch.run_job(request, interpreter, Path(folder), JOB_TIMEOUT_S, self.threads)
+            try:
+                return launch.facts_of(events, told)
+            except launch.JobFailed as failure:
+                raise WeightsError(f"{request.job} {what or cell.model.name}: {failure}") from failure
+
+
+def _shape(cell: Cell) -> Shape:
+    if cell.model.shape is None:
+        raise WeightsError(f"model {cell.model.name} has no shape to synthesize")
+    return cell.model.shape

@@ -1,0 +1,66 @@
+"""Read what a checkpoint's config.json tells, or any other JSON object beside it."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.models import safetensors_header
+from harness.theory.hf_config import ConfigJsonError, NoShape, quantization_of, shape_of
+from harness.theory.shapes import Shape
+
+_LONGEST = 1 << 20  # real ones have a few kB
+
+
+class ConfigFileError(ValueError):
+    """The file is no such thing; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a config.json tells; without one, nothing. `kind`: its model_type. `tied`: as it says itself."""
+
+    kind: str | None = None
+    shape: Shape | None = None
+    tied: bool = False
+    synthetic: bool = False
+    quantization: str | None = None
+
+
+def read(path: Path, needs_shape: bool) -> Told:
+    """Raises ConfigFileError, OSError; unless `needs_shape`, a model that a Shape cannot say has none."""
+    config = object_of(path, _LONGEST)
+    shape: Shape | None = None
+    try:
+        quantization = quantization_of(config)
+        shape = shape_of(config)
+    except ConfigJsonError as mistake:
+        if needs_shape or not isinstance(mistake, NoShape):
+            raise ConfigFileError(f"{path}: {mistake}") from mistake
+    kind = config.get("model_type")
+    return Told(
+        kind=kind if isinstance(kind, str) else None,
+        shape=shape,
+        tied=shape.tied if shape else config.get("tie_word_embeddings") is True,
+        synthetic=config.get("harness_synthetic") is True,
+        quantization=quantization,
+    )
+
+
+def object_of(path: Path, longest: int) -> dict[str, Any]:
+    """A JSON object of a file. Raises ConfigFileError, OSError."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ConfigFileError(f"{path}: is not a regular file")
+    with path.open("rb") as file:
+        text = file.read(longest + 1)
+    if len(text) > longest:
+        raise ConfigFileError(f"{path}: is longer than {longest >> 20} MiB")
+    try:
+        value = safetensors_header.strict_json(text)
+    except ValueError as mistake:
+        raise ConfigFileError(f"{path}: {mistake}") from None
+    if not isinstance(value, dict):
+        raise ConfigFileError(f"{path}: is not a JSON object")
+    return value

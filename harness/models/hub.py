@@ -1,0 +1,116 @@
+"""Files of the Hugging Face hub: what its cache has is used without asking, what is not there is downloaded.
+
+A download shows the library's own progress bar. A connection that breaks is taken up where it was; of one
+that was stopped the files that came whole are kept. Of a checkpoint only safetensors, its configuration and
+its tokenizer are taken: pickles and Python files may run code.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ASK_TIMEOUT_S = 5.0  # to be told that the hub is there; its library asks six times, 23 s in all
+WANTED = (
+    *("config.json", "generation_config.json", "model.safetensors.index.json", "*.safetensors"),
+    "tokenizer*.json",
+)
+UNWANTED = ("*/*", "consolidated*", "adapter*")  # copies in folders, and under other names
+
+
+class HubError(RuntimeError):
+    """The files cannot be had; the message is one sentence."""
+
+
+def cached_file(repo: str, file: str, revision: str) -> Path | None:
+    """A file in the hub's cache, in the folder of its commit; null if it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(repo, file, revision=revision)
+    except HFValidationError as mistake:
+        raise HubError(f"hub {repo}: {_clause(mistake)}") from mistake
+    return Path(found) if isinstance(found, str) else None
+
+
+def cached_checkpoint(repo: str, revision: str) -> Path | None:
+    """The cache's folder of a commit, if it has all wanted files that the cache knows of; null otherwise."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(
+                repo,
+                revision=revision,
+                allow_patterns=[*WANTED],
+                ignore_patterns=[*UNWANTED],
+                local_files_only=True,
+            )
+        )
+    except LocalEntryNotFoundError:
+        return None
+    except HFValidationError as mistake:
+        raise HubError(f"hub {repo}: {_clause(mistake)}") from mistake
+
+
+def download_file(repo: str, file: str, revision: str) -> Path:
+    """Raises HubError."""
+    from huggingface_hub import hf_hub_download
+
+    if file not in _files(repo, revision):
+        raise HubError(f"hub {repo}: has no file {file} in revision {revision}")
+    try:
+        return Path(hf_hub_download(repo, file, revision=revision))
+    except Exception as refusal:  # its HTTP library's errors have no common base
+        raise HubError(f"hub {repo}/{file}: {_clause(refusal)}") from refusal
+
+
+def download_checkpoint(repo: str, revision: str) -> Path:
+    """The folder of a commit, all wanted files in it. Raises HubError."""
+    from huggingface_hub import snapshot_download
+
+    names = _files(repo, revision)
+    if not any(name.endswith(".safetensors") and "/" not in name for name in names):
+        if any(name.endswith((".bin", ".pth", ".pt")) for name in names):
+            raise HubError(f"hub {repo}: its weights are pickled; only safetensors are loaded")
+        hint = "; name one of its GGUF files as file" if any(n.endswith(".gguf") for n in names) else ""
+        raise HubError(f"hub {repo}: has no safetensors{hint}")
+    try:
+        wanted, unwanted = [*WANTED], [*UNWANTED]
+        return Path(
+            snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=unwanted)
+        )
+    except Exception as refusal:  # as above
+        raise HubError(f"hub {repo}: {_clause(refusal)}") from refusal
+
+
+def _files(repo: str, revision: str) -> list[str]:
+    """Names of a repository's files, asked once: the library's own downloads try again and again."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        info = HfApi().model_info(repo, revision=revision, timeout=ASK_TIMEOUT_S)
+    except OfflineModeIsEnabled as offline:
+        raise HubError(f"hub {repo}: is not whole in the cache, and HF_HUB_OFFLINE is set") from offline
+    except GatedRepoError as gated:
+        raise HubError(f"hub {repo}: asks for its terms to be accepted, and for a token") from gated
+    except RevisionNotFoundError as unknown:
+        raise HubError(f"hub {repo}: has no revision {revision}") from unknown
+    except RepositoryNotFoundError as unknown:
+        raise HubError(f"hub {repo}: is not there, or only for others") from unknown
+    except Exception as refusal:  # as above: no connection, no answer, an answer that is none
+        raise HubError(
+            f"hub {repo}: is not whole in the cache, and the hub cannot be reached ({_clause(refusal)})"
+        ) from refusal
+    return [sibling.rfilename for sibling in info.siblings or []]
+
+
+def _clause(refusal: Exception) -> str:
+    return (str(refusal).strip() or type(refusal).__name__).splitlines()[0][:200].rstrip(".")

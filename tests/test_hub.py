@@ -1,0 +1,306 @@
+"""The hub: its cache is used without a question; a download is whole, pinned, and goes on when cut off."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_checkpoint import TINY, write_config, write_gguf, write_shards
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+# What a campaign calls, in a process of its own: the library reads its settings when it is imported.
+FETCH = """
+import json, sys
+from harness.config import Model, Weights
+from harness.models.weights import WeightsError, from_hub
+weights = Weights(kind="hub", repo="org/name", revision="main", file=sys.argv[1] or None)
+try:
+    ready = from_hub(Model(name="m", weights=weights), "f16")
+    said = {"path": str(ready.path), "revision": ready.revision, "bytes": ready.sizes["model_bytes"]}
+except WeightsError as mistake:
+    said = {"error": str(mistake)}
+print(json.dumps(said))
+"""
+
+
+class Hub(http.server.ThreadingHTTPServer):
+    """As much of the hub's API as a download needs, for the files of one folder. `stop_after`: bytes of a
+    longer file that are sent before it hangs, or (once) breaks the connection."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.folder, self.asked = folder, list[str]()
+        self.stop_after: int | None = None
+        self.hangs = True
+        self.stopped, self.over = threading.Event(), threading.Event()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that was killed."""
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path, hub = self.path.split("?")[0], self.server
+        hub.asked.append(f"{self.command} {path} {self.headers.get('Range') or ''}".strip())
+        sizes = {p.name: p.stat().st_size for p in hub.folder.iterdir()}
+        if path.startswith("/api/models/org/name/tree/"):
+            listed = [{"type": "file", "path": n, "size": s, "oid": _etag(n)} for n, s in sizes.items()]
+            self._send(200, json.dumps(listed).encode())
+        elif path.startswith("/api/models/org/name"):
+            siblings = [{"rfilename": name} for name in sizes]
+            self._send(200, json.dumps({"id": "org/name", "sha": COMMIT, "siblings": siblings}).encode())
+        elif (found := re.fullmatch(r"/org/name/resolve/[^/]+/(.+)", path)) and found[1] in sizes:
+            self._send_file(found[1], (hub.folder / found[1]).read_bytes())
+        else:
+            self._send(404, b"")
+
+    def _send_file(self, name: str, content: bytes) -> None:
+        headers = {"ETag": f'"{_etag(name)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        begin, code = 0, 200
+        if found := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or ""):
+            begin, code = int(found[1]), 206
+            headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
+        stop = self.server.stop_after
+        self._send(code, content[begin:], headers, stop if stop and len(content) > stop else None)
+
+    def _send(
+        self, code: int, body: bytes, headers: dict[str, str] | None = None, stop: int | None = None
+    ) -> None:
+        self.send_response(code)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        self.wfile.write(body[:stop])
+        if stop is None:
+            return
+        self.wfile.flush()
+        self.server.stopped.set()
+        if self.server.hangs:
+            self.server.over.wait(60)
+        else:
+            self.server.stop_after = None
+        self.close_connection = True
+
+    def log_message(self, *words: Any) -> None:
+        pass
+
+
+def _etag(name: str) -> str:
+    return hashlib.sha1(name.encode()).hexdigest()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A checkpoint of two shards, and files beside it that are not to be loaded."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    write_config(folder)
+    write_shards(folder, TINY, 2)
+    for name in ("pytorch_model.bin", "modeling_mine.py", "consolidated.safetensors", "README.md"):
+        (folder / name).write_text("not to be taken")
+    return folder
+
+
+@pytest.fixture
+def hub(repository: Path) -> Iterator[Hub]:
+    with Hub(repository) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.over.set()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a fetch of org/name from an address, with a cache of the test's own."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(address: str, file: str = "", **variables: str) -> subprocess.Popen[str]:
+        settings = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
+        process = subprocess.Popen(
+            [sys.executable, "-c", FETCH, file],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=kept | settings | variables,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def fetch(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., dict[str, Any]]:
+    """Fetches, and returns what was found or what was said."""
+
+    def run(address: str, file: str = "", **variables: str) -> dict[str, Any]:
+        out, err = start(address, file, **variables).communicate(timeout=60)
+        assert "Retrying" not in err
+        return json.loads(out)
+
+    return run
+
+
+def free_address() -> str:
+    """Where nobody answers."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def snapshot(tmp_path: Path) -> Path:
+    return tmp_path / "home" / "hub" / "models--org--name" / "snapshots" / COMMIT
+
+
+def test_a_checkpoint_is_downloaded_pinned_and_then_found_without_asking(hub, fetch, tmp_path):
+    found = fetch(hub.address)
+    assert found["path"] == str(snapshot(tmp_path))
+    assert found["revision"] == COMMIT
+    assert {path.name for path in snapshot(tmp_path).iterdir()} == {
+        "config.json",
+        "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    }
+    hub.asked.clear()
+    assert fetch(hub.address) == found
+    assert not hub.asked
+    assert fetch(hub.address, HF_HUB_OFFLINE="1") == found
+    assert fetch(free_address()) == found
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_was(hub, start, repository):
+    _enlarge(repository)
+    hub.stop_after, hub.hangs = 15_000_000, False
+    out, err = start(hub.address).communicate(timeout=60)
+    assert json.loads(out)["revision"] == COMMIT
+    begun = [int(found[1]) for line in hub.asked if (found := re.search(r"safetensors bytes=(\d+)-$", line))]
+    assert begun, err
+    assert max(begun) >= 10_000_000
+
+
+def test_what_a_killed_download_left_is_never_taken_for_whole_and_its_whole_files_are_kept(
+    hub, start, fetch, repository, tmp_path
+):
+    _enlarge(repository)
+    hub.stop_after = 15_000_000
+    killed = start(hub.address)
+    assert hub.stopped.wait(60)
+    for name in ("config.json", "model.safetensors.index.json", "model-00002-of-00002.safetensors"):
+        _wait_for(snapshot(tmp_path) / name)
+    killed.kill()
+    killed.communicate()
+    said = fetch(hub.address, HF_HUB_OFFLINE="1")
+    assert said == {"error": "hub org/name: is not whole in the cache, and HF_HUB_OFFLINE is set"}
+    hub.stop_after = None
+    hub.asked.clear()
+    assert fetch(hub.address)["revision"] == COMMIT
+    fetched = {line.split()[1].rpartition("/")[2] for line in hub.asked if line.startswith("GET /org")}
+    assert fetched == {"model-00001-of-00002.safetensors"}
+
+
+def test_a_shard_that_the_cache_lost_is_fetched_again(hub, fetch, tmp_path):
+    whole = fetch(hub.address)
+    lost = snapshot(tmp_path) / "model-00002-of-00002.safetensors"
+    lost.resolve().unlink()
+    lost.unlink()
+    assert "is not whole in the cache, and the hub cannot be reached" in fetch(free_address())["error"]
+    assert fetch(hub.address) == whole
+    assert lost.exists()
+
+
+def test_a_snapshot_that_another_tool_left_is_used_offline(fetch, repository, tmp_path):
+    """As transformers leaves one: no list of the repository's files beside it."""
+    snapshot(tmp_path).mkdir(parents=True)
+    for path in repository.glob("[cm]o*[nl]*.json"):
+        (snapshot(tmp_path) / path.name).write_bytes(path.read_bytes())
+    refs = snapshot(tmp_path).parent.parent / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(COMMIT)
+    assert "is not whole in the cache" in fetch(free_address(), HF_HUB_OFFLINE="1")["error"]
+    for path in repository.glob("model-*.safetensors"):
+        (snapshot(tmp_path) / path.name).write_bytes(path.read_bytes())
+    assert fetch(free_address(), HF_HUB_OFFLINE="1")["revision"] == COMMIT
+
+
+def test_one_gguf_is_downloaded_pinned_and_then_found_without_asking(hub, fetch, repository):
+    write_gguf(repository / "mine-f16.gguf")
+    found = fetch(hub.address, "mine-{quant}.gguf")
+    assert found["path"].endswith(f"/snapshots/{COMMIT}/mine-f16.gguf")
+    assert found["revision"] == COMMIT
+    hub.asked.clear()
+    assert fetch(hub.address, "mine-{quant}.gguf") == found
+    assert not hub.asked
+    assert (
+        fetch(hub.address, "other.gguf")["error"] == "hub org/name: has no file other.gguf in revision main"
+    )
+
+
+def test_without_the_hub_it_is_one_sentence_after_one_try(hub, fetch):
+    began = time.monotonic()
+    for file in ("", "mine.gguf"):
+        said = fetch(free_address(), file)["error"]
+        assert said.startswith("hub org/name: is not whole in the cache, and the hub cannot be reached (")
+    assert time.monotonic() - began < 20  # a guard: the library's own retries take 23 s for one
+
+
+def test_a_repository_without_safetensors_is_one_sentence(hub, fetch, repository):
+    for path in repository.glob("*.safetensors"):
+        path.unlink()
+    assert fetch(hub.address) == {
+        "error": "hub org/name: its weights are pickled; only safetensors are loaded"
+    }
+    (repository / "pytorch_model.bin").rename(repository / "mine.gguf")
+    assert "has no safetensors; name one of its GGUF files as file" in fetch(hub.address)["error"]
+    assert not [line for line in hub.asked if "/resolve/" in line]
+
+
+def _enlarge(repository: Path) -> None:
+    """The first shard has 31 MB, the other less than 2: the library writes 10 MB at a time."""
+    large = replace(TINY, vocab_size=60_000, tied=True)
+    write_config(repository, large)
+    write_shards(repository, large, 2)
+
+
+def _wait_for(path: Path) -> None:
+    for _ in range(400):
+        if path.exists():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no {path.name} came")

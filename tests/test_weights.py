@@ -1,0 +1,347 @@
+"""Weights in either format: what a folder says, what is made of it, and what is said where that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from test_checkpoint import (
+    TINY,
+    config_of,
+    entries,
+    write_config,
+    write_gguf,
+    write_safetensors,
+    write_shards,
+)
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from harness.campaign.prepare import PROMPT_TEXT, NotReady, Preparation
+from harness.config import Decode, Model, Variant, Weights
+from harness.models import weights
+from harness.models.weights import WeightsError
+from harness.plan import Cell
+from harness.theory import gguf_types, shapes
+from harness.theory.families import SHAPES
+from harness.theory.loaded import loaded_bytes
+from harness.theory.tensors import Tensor, of_shape
+
+TIED = replace(TINY, tied=True)
+
+
+def write_checkpoint(folder: Path, shape: shapes.Shape = TINY, **changed: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    write_safetensors(folder / "model.safetensors", entries(shape), {"format": "pt"})
+    return write_config(folder, shape, **changed)
+
+
+def write_tokenizer(folder: Path, vocabulary: int = 300) -> Tokenizer:
+    """A byte-level BPE of its own, as the tokenizers library saves it."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        [PROMPT_TEXT], trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet)
+    )
+    made.save(str(folder / "tokenizer.json"))
+    return made
+
+
+SEED = 5  # of no other test's synthetic weights: the cache is shared
+
+
+def cell(stack: str, path: Path | None = None, **options: Any) -> Cell:
+    """A cell of weights at a path, or of the smallest shape's synthetic ones."""
+    if path is None:
+        model = Model(name="tiny-qwen2", shape=SHAPES["tiny-qwen2"], weights=Weights(seed=SEED))
+    else:
+        model = Model(name="mine", weights=Weights(kind="path", path=str(path)))
+    workload = Decode(prompt_tokens=25, new_tokens=8)
+    return Cell(f"{stack}-cell", model, Variant(stack=stack, name="v", options=options), workload)
+
+
+def _another_seed() -> Model:
+    return Model(name="tiny-qwen2", shape=SHAPES["tiny-qwen2"], weights=Weights(seed=SEED + 1))
+
+
+@pytest.fixture
+def preparation() -> Preparation:
+    return Preparation("cpu", None, 2, lambda line: None)
+
+
+# --- what is at a path --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_checkpoints_folder_tells_all_that_a_gguf_tells(tmp_path, count):
+    write_config(tmp_path)
+    write_shards(tmp_path, TINY, count)
+    ready = weights.local(tmp_path)
+    parameters = shapes.parameters(TINY)
+    assert (ready.format, ready.quant, ready.architecture) == ("hf", "bf16", "llama")
+    assert ready.vocab_size == TINY.vocab_size
+    assert ready.attention == {"layers": TINY.layers, "kv_heads": TINY.kv_heads, "head_dim": TINY.head_dim}
+    assert ready.sizes == {
+        "model_bytes": 2 * parameters,
+        "parameters": parameters,
+        "bytes_by_type": {"bf16": 2 * parameters},
+        "input_embedding_bytes": 2 * TINY.vocab_size * TINY.hidden_size,
+        "tied": False,
+    }
+    assert not ready.synthetic
+    assert (ready.tokenizer, ready.revision, ready.header) == (None, None, None)
+
+
+def test_what_transformers_does_not_load_is_not_counted(tmp_path):
+    """A tied model's second copy of the matrix, and the rotary buffers that old checkpoints hold."""
+    stored = entries(TIED, stored_tied=True)
+    assert "lm_head.weight" in stored
+    stored["model.layers.0.self_attn.rotary_emb.inv_freq"] = ("F32", [TIED.head_dim // 2], 4)
+    write_safetensors(tmp_path / "model.safetensors", stored)
+    sizes = weights.local(write_config(tmp_path, TIED)).sizes
+    assert sizes["parameters"] == shapes.parameters(TIED)
+    assert sizes["model_bytes"] == 2 * shapes.parameters(TIED)
+    assert sizes["tied"]
+
+
+def test_our_own_checkpoints_are_synthetic(tmp_path):
+    assert weights.local(write_checkpoint(tmp_path, harness_synthetic=True)).synthetic
+
+
+def test_an_architecture_that_only_transformers_knows_is_taken_but_not_converted(tmp_path):
+    ready = weights.local(write_checkpoint(tmp_path, model_type="gemma9"))
+    assert (ready.architecture, ready.attention) == ("gemma9", None)
+    assert ready.sizes["parameters"] == shapes.parameters(TINY)
+    assert ready.vocab_size == TINY.vocab_size
+    with pytest.raises(WeightsError, match="is gemma9, which is not converted to GGUF"):
+        weights.check_convertible(ready)
+
+
+def test_a_folder_with_one_gguf_is_that_gguf(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf")
+    assert weights.local(tmp_path) == weights.local(path)
+
+
+def lying(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.write((1 << 62).to_bytes(8, "little"))
+
+
+def without_a_shard(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    write_shards(folder, TINY, 3)[1].unlink()
+
+
+def only_pickles(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def change(**changed: Any) -> Callable[[Path], None]:
+    return lambda folder: (folder / "config.json").write_text(json.dumps(config_of(TINY) | changed)) and None
+
+
+DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a shard is missing": (
+        without_a_shard,
+        r"model-00002-of-00003\.safetensors: is missing, one of 3 shards",
+    ),
+    "a header that lies": (lying, r"model\.safetensors: not a safetensors file, or one with a header over"),
+    "cut short": (lambda f: os.truncate(f / "model.safetensors", 5000), "cut short"),
+    "pickles": (only_pickles, "its weights are pickled"),
+    "a mixture": (change(num_local_experts=8), "is a mixture of experts"),
+    "another head": (change(architectures=["LlamaForSequenceClassification"]), "must name LlamaForCausalLM"),
+    "another size": (change(vocab_size=99), "its embedding is 512 x 256, and its config.json says 99 x 256"),
+    "no JSON": (lambda f: (f / "config.json").write_text("{"), r"config\.json: is not JSON"),
+    "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "has a config.json and no weights"),
+    "nothing": (lambda f: [p.unlink() for p in f.iterdir()], "holds no model"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_folder_that_is_no_whole_checkpoint_is_one_sentence(tmp_path, name):
+    damage, sentence = DAMAGED[name]
+    folder = write_checkpoint(tmp_path / "m")
+    damage(folder)
+    with pytest.raises(WeightsError, match=sentence) as told:
+        weights.local(folder)
+    assert str(folder) in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_one_file_of_a_checkpoint_is_not_the_checkpoint(tmp_path, name):
+    write_checkpoint(tmp_path)
+    with pytest.raises(WeightsError, match="is one file of a checkpoint; name its folder"):
+        weights.local(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_another"),
+    [
+        (lambda f: (f / "model.safetensors").touch(), True),
+        (lambda f: write_config(f, rope_theta=1e6), True),
+        (lambda f: write_tokenizer(f), True),
+        (lambda f: (f / "README.md").write_text("said more"), False),
+    ],
+)
+def test_a_checkpoints_fingerprint_changes_with_what_is_loaded(tmp_path, changed, is_another):
+    before = weights.local(write_checkpoint(tmp_path)).fingerprint
+    changed(tmp_path)
+    assert (weights.local(tmp_path).fingerprint != before) == is_another
+
+
+def test_a_damaged_folder_of_the_cache_is_made_anew(tmp_path):
+    folder = write_checkpoint(tmp_path / "hf")
+    assert weights.cached(folder) is not None
+    without_a_shard(folder)
+    assert weights.cached(folder) is None
+    assert not folder.exists()
+
+
+# --- what is made, and by whom ------------------------------------------------------------------------------
+
+
+@pytest.mark.real
+def test_one_synthetic_checkpoint_is_made_and_every_gguf_from_it(llamacpp_interpreter, cache):
+    said: list[str] = []
+    preparation = Preparation("cpu", None, 2, said.append)
+    f16 = preparation.weights(cell("llamacpp"))
+    q8_0 = preparation.weights(cell("llamacpp", quant="q8_0"))
+    checkpoint = preparation.weights(cell("hf"))
+    assert f16 is not None
+    assert q8_0 is not None
+    assert checkpoint is not None
+    shape = SHAPES["tiny-qwen2"]
+    assert checkpoint.path == weights.checkpoint_path(shape, SEED)
+    assert (checkpoint.quant, f16.quant, q8_0.quant) == ("bf16", "f16", "q8_0")
+    assert all(ready.synthetic for ready in (checkpoint, f16, q8_0))
+    assert checkpoint.sizes["parameters"] == f16.sizes["parameters"] == shapes.parameters(shape)
+    assert q8_0.sizes["model_bytes"] == gguf_types.model_bytes(shape, "q8_0")
+    assert [line.split(":")[0] for line in said if line.endswith(": import")] == [
+        "synthesize tiny-qwen2 hf",
+        "convert tiny-qwen2 f16",
+        "quantize tiny-qwen2 q8_0",
+    ]
+    assert not list((cache / "weights").rglob("*.partial-*"))
+    prompts = {
+        tuple(preparation.prompt(cell(stack), r)[0]) for stack, r in (("llamacpp", q8_0), ("hf", checkpoint))
+    }
+    assert len(prompts) == 1
+
+
+@pytest.mark.real
+def test_a_checkpoint_given_serves_every_stack_with_one_prompt(tmp_path, preparation, llamacpp_interpreter):
+    folder = preparation.checkpoint(replace(cell("llamacpp"), model=_another_seed())).path
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for path in folder.iterdir():
+        (mine / path.name).write_bytes(path.read_bytes())
+    stored_bytes = (mine / "model.safetensors").read_bytes()
+    start = int.from_bytes(stored_bytes[:8], "little") + 8
+    begin, end = json.loads(stored_bytes[8:start])["model.embed_tokens.weight"]["data_offsets"]
+    with (mine / "model.safetensors").open("r+b") as file:
+        file.seek(start + begin)
+        file.write(b"\x80\x2b")  # 2**-40, which F16 does not hold
+    embedding = (mine / "model.safetensors").read_bytes()[start + begin : start + end]
+    expected = write_tokenizer(mine).encode(PROMPT_TEXT * 2, add_special_tokens=False).ids[:25]
+    stored = preparation.weights(cell("hf", mine))
+    bf16 = preparation.weights(cell("llamacpp", mine, quant="bf16"))
+    q4_0 = preparation.weights(cell("llamacpp", mine, quant="q4_0"))
+    assert stored is not None
+    assert bf16 is not None
+    assert q4_0 is not None
+    assert (stored.path, bf16.quant, q4_0.quant) == (mine, "bf16", "q4_0")
+    for asked, ready in ((cell("hf", mine), stored), (cell("llamacpp", mine), q4_0)):
+        ids, source = preparation.prompt(asked, ready)
+        assert ids == expected
+        assert source == "the harness's fixed text, by the model's own tokenizer"
+    (values,) = (t.data for t in gguf.GGUFReader(bf16.path).tensors if t.name == "token_embd.weight")
+    assert values.tobytes() == embedding  # by no way round
+
+
+def test_a_gguf_is_refused_where_a_checkpoint_is_needed(tmp_path, preparation):
+    path = write_gguf(tmp_path / "m.gguf")
+    with pytest.raises(NotReady, match=f"stack hf needs a Hugging Face checkpoint, and {path} is a GGUF"):
+        preparation.weights(cell("hf", path))
+    on_hub = Weights(kind="hub", repo="a/b", file="m.gguf", revision="main")
+    refused = replace(cell("bnb"), model=Model(name="m", weights=on_hub))
+    with pytest.raises(NotReady, match=r"and a/b/m\.gguf is a GGUF"):  # and it is not downloaded first
+        preparation.weights(refused)
+
+
+def test_a_quantized_checkpoint_is_not_converted(tmp_path, preparation):
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    folder = write_checkpoint(tmp_path / "m", quantization_config=gptq)
+    assert weights.local(folder).quant == "gptq 4-bit, group 128"
+    with pytest.raises(NotReady, match="is gptq 4-bit, group 128; only 16- and 32-bit weights are converted"):
+        preparation.weights(cell("llamacpp", folder))
+
+
+def test_a_stack_without_weights_needs_none(preparation):
+    assert preparation.weights(cell("fake")) is None
+    assert preparation.fingerprint(cell("fake")) == "none"
+
+
+# --- prompts ------------------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_that_is_broken_or_anothers_is_one_sentence(tmp_path, preparation):
+    folder = write_checkpoint(tmp_path / "m")
+    write_tokenizer(folder)
+    whole = (folder / "tokenizer.json").read_bytes()
+    for broken in (b"", b"{}", whole[: len(whole) // 2], b"\xff\xfe", b'{"model": {"type": "BPE"}}'):
+        (folder / "tokenizer.json").write_bytes(broken)
+        with pytest.raises(NotReady, match=r"cannot tokenize: .*tokenizer\.json") as told:
+            preparation.prompt(cell("hf", folder), weights.local(folder))
+        assert "\n" not in str(told.value)
+    (folder / "tokenizer.json").unlink()
+    write_tokenizer(folder)
+    small = replace(weights.local(folder), vocab_size=20)
+    with pytest.raises(NotReady, match=r"tokenizer gives id \d+, and the model has 20 of them"):
+        preparation.prompt(cell("hf", folder), small)
+
+
+def test_without_a_tokenizer_the_ids_are_fixed_and_within_the_vocabulary(tmp_path, preparation):
+    ids, source = preparation.prompt(cell("hf"), weights.local(write_checkpoint(tmp_path)))
+    assert source == "fixed ids (no tokenizer)"
+    assert len(ids) == 25
+    assert max(ids) < TINY.vocab_size
+
+
+# --- arithmetic ---------------------------------------------------------------------------------------------
+
+
+def test_loaded_bytes_are_those_of_the_hand():
+    """An embedding of 1000 x 128, one layer's matrix of 128 x 256 with a bias, a norm, an lm_head."""
+    stored = [
+        Tensor("model.embed_tokens.weight", "bf16", (1000, 128), 256_000),
+        Tensor("model.layers.0.self_attn.q_proj.weight", "bf16", (256, 128), 65_536),
+        Tensor("model.layers.0.self_attn.q_proj.bias", "bf16", (256,), 512),
+        Tensor("model.norm.weight", "bf16", (128,), 256),
+        Tensor("lm_head.weight", "bf16", (1000, 128), 256_000),
+    ]
+    kept = 256_000 + 512 + 256 + 256_000
+    assert loaded_bytes(stored, "bf16") == loaded_bytes(stored, "fp16") == kept + 65_536
+    assert loaded_bytes(stored, "fp32") == 2 * (kept + 65_536)
+    assert loaded_bytes(stored, "bf16", "int8") == kept + 32_768 + 256 * 4
+    assert loaded_bytes(stored, "bf16", "nf4") == kept + 16_384 + 512 * 4
+    assert loaded_bytes(stored, "fp32", "fp4") == 2 * kept + 16_384 + 512 * 4
+    assert loaded_bytes(stored, "bf16", "nf4", double_quant=True) == kept + 16_384 + 512 + 2 * 4
+
+
+def test_a_7b_in_4_bits_takes_what_is_known_of_it():
+    """Qwen1.5-7B: 6,476,005,376 weights in its layers' matrices, 1,245,184,000 of embedding and lm_head."""
+    shape = SHAPES["qwen1.5-7b"]
+    matrices = shapes.layer_params(replace(shape, qkv_bias=False), norms=False)
+    rest = shapes.parameters(shape) - matrices
+    assert loaded_bytes(of_shape(shape), "bf16", "nf4") == matrices // 2 + matrices // 64 * 4 + 2 * rest
+    assert loaded_bytes(of_shape(shape), "bf16") == 2 * shapes.parameters(shape)
+    assert np.isclose(loaded_bytes(of_shape(shape), "bf16", "nf4") / 1e9, 6.1, atol=0.1)

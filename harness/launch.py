@@ -36,6 +36,9 @@ RECORDED_VARIABLES = (
     "HIP_",
     "LD_",
     "MALLOC_",
+    "PYTORCH_",
+    "TORCH",
+    "BNB_",
 )
 
 

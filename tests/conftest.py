@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from harness.cache import cache_folder
 from harness.envs import build
 from harness.envs.build import Interpreter
 from harness.envs.header import stacks
+from harness.theory.families import SHAPES
 from runners.protocol import Died, Event, Request
 
 HARNESS = str(Path(sys.executable).parent / "harness")
@@ -115,6 +116,36 @@ def fake_interpreter(cache: Path) -> Interpreter:
 def llamacpp_interpreter(cache: Path) -> Interpreter:
     """The real llama.cpp environment for CPUs; built on first use, which takes minutes."""
     return build.create(stacks()["llamacpp"].environments["cpu"], print)
+
+
+@pytest.fixture(scope="session")
+def hf_interpreter(cache: Path) -> Interpreter:
+    """The real transformers environment for CPUs."""
+    return build.create(stacks()["hf"].environments["cpu"], print)
+
+
+@pytest.fixture(scope="session")
+def bnb_interpreter(cache: Path) -> Interpreter:
+    """The real bitsandbytes environment for CPUs."""
+    return build.create(stacks()["bnb"].environments["cpu"], print)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(hf_interpreter: Interpreter, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The folder of a synthetic checkpoint, made once a session: `checkpoint("tiny-llama", tied=True)`."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def made(name: str, **changed: Any) -> Path:
+        shape = replace(SHAPES[name], **changed)
+        target = root / f"{name}-{hash(shape)}"
+        if not target.exists():
+            model = {"name": name, "path": None, "shape": asdict(shape)}
+            options, files = {"seed": 1, "threads": 1}, {"target": str(target)}
+            request = Request("synthesize", "hf", "cpu", model, options, files=files)
+            launch.facts_of(launch.run_job(request, hf_interpreter, root, 60))
+        return target
+
+    return made
 
 
 @pytest.fixture

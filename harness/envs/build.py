@@ -132,7 +132,15 @@ def build_variables(variables: dict[str, str]) -> dict[str, str]:
         # pip parts several folders by spaces, uv by commas.
         inherited.setdefault("UV_FIND_LINKS", ",".join(os.environ["PIP_FIND_LINKS"].split()))
     inherited.pop("VIRTUAL_ENV", None)
-    return {**inherited, **variables}
+    given = inherited | variables
+    if _has_wheel("torch", given.get("UV_FIND_LINKS", "")):
+        given.pop("UV_TORCH_BACKEND", None)  # with it uv looks on PyTorch's own index alone
+    return given
+
+
+def _has_wheel(package: str, folders: str) -> bool:
+    """Whether one of these folders (parted by commas) has a wheel of the package."""
+    return any(any(Path(folder).glob(f"{package}-*.whl")) for folder in folders.split(",") if folder)
 
 
 def _run(

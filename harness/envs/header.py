@@ -54,11 +54,13 @@ class Environment:
 
 @dataclass(frozen=True)
 class Header:
-    """What a runner says of itself. `weights`: the format it loads (gguf), or none."""
+    """What a runner says of itself. `weights`: the format it loads (gguf or hf), or none. `named`: options
+    whose values stand in every variant's name, given or not."""
 
     stack: str
     summary: str
     weights: str
+    named: tuple[str, ...]
     options: dict[str, Option]
     environments: dict[str, Environment]
 
@@ -101,7 +103,8 @@ def parse(stack: str, text: str) -> Header:
             )
             for name, given in tool["env"].items()
         }
-        return Header(stack, tool["summary"], tool["weights"], options, environments)
+        named = tuple(tool.get("named", ()))
+        return Header(stack, tool["summary"], tool["weights"], named, options, environments)
     except (tomllib.TOMLDecodeError, KeyError, TypeError) as mistake:
         raise HeaderError(f"runners/{stack}.py: header: {mistake!r}") from mistake
 

@@ -1,0 +1,166 @@
+"""One model with bitsandbytes' linear layers: quantized while transformers loads it, decoded by hf's loop."""
+# /// script
+# requires-python = ">=3.10"
+# dependencies = [
+#   "torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "bitsandbytes==0.50.2", "numpy==2.2.6",
+# ]
+#
+# [tool.harness]
+# summary = "bitsandbytes in transformers: int8, nf4 and fp4 made of a 16-bit checkpoint while it loads"
+# weights = "hf"
+# named = ["quant", "cache"]
+#
+# [tool.harness.options.quant]
+# type = "string"
+# choices = ["int8", "nf4", "fp4"]
+# default = "nf4"
+# help = "type of the linear layers' weights; embeddings and lm_head stay as dtype"
+#
+# [tool.harness.options.double_quant]
+# type = "bool"
+# default = false
+# help = "quantize the scales of nf4 and fp4 too; a CPU's kernel undoes that"
+#
+# [tool.harness.options.dtype]
+# type = "string"
+# choices = ["bf16", "fp16", "fp32"]
+# default = "bf16"
+# help = "type of what is not quantized, and of the arithmetic"
+#
+# [tool.harness.options.cache]
+# type = "string"
+# choices = ["dynamic", "static"]
+# default = "dynamic"
+# help = "KV cache: dynamic is copied as it grows; static is allocated whole and attended over whole"
+#
+# [tool.harness.options.n_ctx]
+# type = "int"
+# minimum = 1
+# default-from = "tokens"
+# help = "tokens a static cache holds; a dynamic one has no such limit"
+#
+# [tool.harness.options.attn]
+# type = "string"
+# choices = ["sdpa", "eager"]
+# default = "sdpa"
+# help = "attention: PyTorch's fused one (sdpa) or plain matrix products (eager)"
+#
+# [tool.harness.options.threads]
+# type = "int"
+# minimum = 1
+# default-from = "threads"
+# help = "CPU threads, for prompt and decode alike"
+#
+# [tool.harness.options.expandable_segments]
+# type = "bool"
+# default = false
+# help = "let the CUDA allocator grow its segments in place rather than take new ones"
+#
+# [tool.harness.options.trust_remote_code]
+# type = "bool"
+# default = false
+# help = "run Python code that comes with the checkpoint"
+#
+# [tool.harness.env.cpu]
+# device = "cpu"
+# variables = { UV_TORCH_BACKEND = "cpu" }
+#
+# [tool.harness.env.cuda]
+# device = "cuda"
+# variables = { UV_TORCH_BACKEND = "auto" }
+# ///
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import bitsandbytes
+from torch import Tensor, nn
+from transformers import BitsAndBytesConfig
+
+from runners import hf, hf_loaded, teacher_forced
+from runners.hf import DOES_NOT_FIT, HfSession
+from runners.protocol import Request, Say
+from runners.synthetic import synthesize
+from runners.torch_probe import probe
+
+__all__ = ["DOES_NOT_FIT", "load", "logits", "probe", "synthesize"]
+
+CLASSES = {
+    "int8": bitsandbytes.nn.Linear8bitLt,
+    "nf4": bitsandbytes.nn.Linear4bit,
+    "fp4": bitsandbytes.nn.Linear4bit,
+}
+INT8_ON_RANDOM_WEIGHTS = (
+    "int8 takes input columns above 6.0 out and multiplies them in 16 bits: with random weights their number "
+    "is made up, and with it a part of the latency"
+)
+
+
+def load(request: Request) -> HfSession:
+    """Load a checkpoint, quantizing its linear layers. Raises what transformers or bitsandbytes says."""
+    # int8 writes a line for every product of 16-bit activations that are not fp16: 168 a token at 0.5B.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    options = request.options
+    quant, double = options["quant"], options["double_quant"]
+    if quant == "int8":
+        if double:
+            raise ValueError("double_quant is of nf4 and fp4; int8 has no scales to quantize")
+        asked = BitsAndBytesConfig(load_in_8bit=True)
+    else:
+        asked = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=quant,
+            bnb_4bit_use_double_quant=double,
+            bnb_4bit_compute_dtype=hf.DTYPES[options["dtype"]],
+        )
+    model = hf.load_model(request, quantization_config=asked)
+    session = HfSession(request, model, lambda: _facts(model, quant))
+    session.feed([0], 1)  # a CPU's kernels repack the weights when they first run: facts are of what runs
+    session.rehearse()
+    return session
+
+
+def _facts(model: nn.Module, quant: str) -> dict[str, Any]:
+    """What bitsandbytes made of the model, counted from its modules."""
+    head = model.get_output_embeddings()
+    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
+    quantized = [m for m in linear.values() if isinstance(m, CLASSES[quant])]
+    states = [m.weight.quant_state for m in quantized if quant != "int8"]
+    kinds = {state.quant_type for state in states}
+    synthetic = getattr(model.config, "harness_synthetic", False)
+    return {
+        **hf_loaded.model_facts(model, _packed),
+        "versions": hf_loaded.versions("bitsandbytes"),
+        "quant": "int8" if quant == "int8" else "/".join(sorted(kinds)) or None,
+        "kernel_asked": CLASSES[quant].__name__,
+        "leftovers": sorted(name for name, m in linear.items() if not isinstance(m, CLASSES[quant])),
+        "packing": {
+            "blocksize": sorted({state.blocksize for state in states}),
+            # With AVX512-BF16 a CPU multiplies packed weights, in bf16; else it unpacks them every time.
+            "repacked_for_cpu": sum(getattr(state, "packing_format_for_cpu", False) for state in states),
+            "int8_threshold": sorted({m.state.threshold for m in quantized}) if quant == "int8" else [],
+        },
+        "options": {"double_quant": any(state.nested for state in states)},
+        "warnings": [INT8_ON_RANDOM_WEIGHTS] if quant == "int8" and synthetic else [],
+    }
+
+
+def _packed(module: nn.Module) -> dict[str, Tensor]:
+    """Scales and tables of a quantized layer, which a step reads beside its weights."""
+    if isinstance(module, bitsandbytes.nn.Linear8bitLt):
+        scales = module.state.SCB if module.state.SCB is not None else module.weight.SCB
+        return {} if scales is None else {"int8 scales": scales}
+    state = getattr(getattr(module, "weight", None), "quant_state", None)
+    if state is None:
+        return {}
+    found = {"absmax": state.absmax, "table": state.code}
+    if state.nested:
+        found |= {"absmax of absmax": state.state2.absmax, "table of absmax": state.state2.code}
+    return {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
+
+
+def logits(request: Request, say: Say) -> dict[str, Any]:
+    """Logits after given ids: see teacher_forced."""
+    return teacher_forced.write(load(request), request, hf_loaded.versions("bitsandbytes"))

@@ -1,0 +1,276 @@
+"""One model in transformers: decodes greedily, the cache passed in. Owns the loop that others share."""
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "numpy==2.2.6"]
+#
+# [tool.harness]
+# summary = "transformers: 16- and 32-bit checkpoints, on CPUs and NVIDIA GPUs"
+# weights = "hf"
+# named = ["dtype", "cache"]
+#
+# [tool.harness.options.dtype]
+# type = "string"
+# choices = ["bf16", "fp16", "fp32"]
+# default = "bf16"
+# help = "type the weights are held and computed in"
+#
+# # Never chosen by the library: the one copies itself at every token, the other is read whole.
+# [tool.harness.options.cache]
+# type = "string"
+# choices = ["dynamic", "static"]
+# default = "dynamic"
+# help = "KV cache: dynamic is copied as it grows; static is allocated whole and attended over whole"
+#
+# [tool.harness.options.n_ctx]
+# type = "int"
+# minimum = 1
+# default-from = "tokens"
+# help = "tokens a static cache holds; a dynamic one has no such limit"
+#
+# [tool.harness.options.attn]
+# type = "string"
+# choices = ["sdpa", "eager"]
+# default = "sdpa"
+# help = "attention: PyTorch's fused one (sdpa) or plain matrix products (eager)"
+#
+# [tool.harness.options.compile]
+# type = "bool"
+# default = false
+# help = "torch.compile of the decode step; the prompt is never compiled"
+#
+# [tool.harness.options.threads]
+# type = "int"
+# minimum = 1
+# default-from = "threads"
+# help = "CPU threads, for prompt and decode alike"
+#
+# [tool.harness.options.expandable_segments]
+# type = "bool"
+# default = false
+# help = "let the CUDA allocator grow its segments in place rather than take new ones"
+#
+# [tool.harness.options.trust_remote_code]
+# type = "bool"
+# default = false
+# help = "run Python code that comes with the checkpoint"
+#
+# # A build of torch for the machine: without a GPU the CUDA one would be gigabytes for nothing.
+# [tool.harness.env.cpu]
+# device = "cpu"
+# variables = { UV_TORCH_BACKEND = "cpu" }
+#
+# [tool.harness.env.cuda]
+# device = "cuda"
+# variables = { UV_TORCH_BACKEND = "auto" }
+# ///
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
+
+from runners import hf_loaded, teacher_forced, torch_device
+from runners.protocol import Request, Say
+from runners.synthetic import synthesize
+from runners.torch_probe import probe
+
+__all__ = ["DOES_NOT_FIT", "HfSession", "load", "load_model", "logits", "probe", "synthesize"]
+
+DOES_NOT_FIT: tuple[type[BaseException], ...] = (torch.OutOfMemoryError, MemoryError)
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+QUANTS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}  # as weights of these types are named elsewhere
+FIRST_REHEARSED = 32  # tokens of context; shorter ones are the warm-up's
+
+
+def load(request: Request) -> HfSession:
+    """Load a checkpoint on one device. Raises what transformers says is wrong, MemoryError."""
+    model = load_model(request)
+    said = {"quant": QUANTS[request.options["dtype"]], "kernel_asked": "Linear"}
+    session = HfSession(request, model, lambda: hf_loaded.model_facts(model) | said)
+    session.rehearse()
+    return session
+
+
+def load_model(request: Request, **more: Any) -> torch.nn.Module:
+    """The model in evaluation mode, every weight of it from the checkpoint. `more`: for from_pretrained.
+
+    Raises ValueError: a type the device lacks, or weights that the checkpoint lacks.
+    """
+    options, device = request.options, torch_device.of(request.device)
+    dtype = DTYPES[options["dtype"]]
+    torch_device.prepare(device, dtype, options["threads"], options.get("expandable_segments", False))
+    transformers.utils.logging.disable_progress_bar()
+    path, trusted = Path(request.model["path"]), options["trust_remote_code"]
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trusted, local_files_only=True)
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=options["attn"],
+            device_map={"": device},
+            use_safetensors=True,  # a pickle may run code
+            local_files_only=True,
+            trust_remote_code=trusted,
+            output_loading_info=True,
+            **more,
+        )
+    except RuntimeError as refusal:
+        raise torch_device.as_memory(refusal) from refusal
+    if made_up := sorted(found["missing_keys"]) + sorted(str(key[0]) for key in found["mismatched_keys"]):
+        raise ValueError(f"{path.name}: has no {made_up[0]} of the size its config.json says")
+    hf_loaded.page_in(model)
+    return model.eval()
+
+
+class HfSession:
+    """One model and its cache; see runners.protocol.Session."""
+
+    def __init__(
+        self, request: Request, model: torch.nn.Module, describe: Callable[[], dict[str, Any]]
+    ) -> None:
+        """`describe`: what the stack says of the model as it is, whenever facts are asked for; its `options`
+        are those that the stack itself resolves."""
+        self._options = request.options
+        self.model = model
+        self._describe = describe
+        self._device = next(model.parameters()).device
+        self._static: StaticCache | None = None
+        if self._options["cache"] == "static":
+            self._static = StaticCache(config=model.config, max_cache_len=self._options["n_ctx"])
+        self._cache = self._emptied()
+        compiled = bool(self._options.get("compile"))
+        self._stepping = torch_device.compiled(model, self._device) if compiled else model
+        self._clock = torch_device.Clock(self._device)
+        self._allocator = torch_device.Allocator(self._device)
+        self._compilations = 0
+
+    def rehearse(self) -> None:
+        """On a GPU, take a step at 32, 64 ... tokens of context: which kernels run depends on the length, and
+        CUDA loads each when it first runs. A static cache has one length, which the warm-up meets."""
+        if self._device.type != "cuda" or self._static is not None:
+            return
+        depth = FIRST_REHEARSED
+        while depth <= self._options["n_ctx"]:
+            try:
+                self._cache = hf_loaded.filled_cache(
+                    self.model.config, depth, DTYPES[self._options["dtype"]], self._device
+                )
+                self._forward(self._stepping, self._tensor([0]), 1)
+            except torch.OutOfMemoryError:
+                break  # how far it gets is what decoding shows
+            depth *= 2
+        self._cache = self._emptied()
+        torch.cuda.empty_cache()
+
+    def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
+        """Empties the cache now, to keep that out of the time to first token; the rest runs when iterated."""
+        self._check_room(len(prompt) + new_tokens)
+        self._cache = self._emptied()
+        torch_device.synchronize(self._device)
+        self._allocator.begin()
+        self._compilations = torch_device.compilations()
+        return self._decode(prompt, new_tokens)
+
+    @torch.inference_mode()  # what it wrote, a static cache can only be zeroed in
+    def _emptied(self) -> DynamicCache | StaticCache:
+        if self._static is None:
+            return DynamicCache(config=self.model.config)
+        self._static.reset()
+        return self._static
+
+    def _check_room(self, tokens: int) -> None:
+        if self._static is not None and tokens > self._options["n_ctx"]:
+            n_ctx = self._options["n_ctx"]
+            raise ValueError(f"a static cache of n_ctx {n_ctx} cannot hold the {tokens} tokens asked for")
+
+    def _decode(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
+        clock, allocator = self._clock, self._allocator
+        clock.begin()
+        try:
+            logits = self._forward(self.model, self._tensor(prompt), 1)
+            for n in range(len(prompt) + 1, len(prompt) + new_tokens + 1):
+                highest, token = logits[-1].max(dim=-1)
+                clock.token()
+                picked = int(token)  # waits for the device
+                if not math.isfinite(highest):  # the maximum is a NaN wherever there is one
+                    raise ValueError(f"not-a-number logits at token {n}")
+                yield picked
+                allocator.token(n)
+                if n == len(prompt) + new_tokens:
+                    return  # the last token is never fed back
+                logits = self._forward(self._stepping, token.view(1, 1), 1)
+        except RuntimeError as refusal:
+            raise torch_device.as_memory(refusal) from refusal
+
+    @torch.inference_mode()
+    def _forward(self, model: torch.nn.Module, ids: torch.Tensor, keep: int) -> torch.Tensor:
+        """Logits after the last `keep` of `ids` (1, tokens), these added to the cache: (keep, vocabulary)."""
+        out = model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=keep)
+        return out.logits[0]
+
+    def _tensor(self, ids: list[int]) -> torch.Tensor:
+        return torch.tensor([ids], device=self._device)
+
+    def empty(self, tokens: int) -> None:
+        """Begin afresh, with room for so many tokens. Raises ValueError for a static cache that has none."""
+        self._check_room(tokens)
+        self._cache = self._emptied()
+
+    def feed(self, ids: list[int], keep: int) -> np.ndarray:
+        """Logits after the last `keep` of `ids`, evaluated after those before: float32 (keep, vocabulary).
+
+        One id takes the path of a decode step.
+        """
+        model = self._stepping if len(ids) == 1 else self.model
+        return self._forward(model, self._tensor(ids), keep).float().cpu().numpy()
+
+    def counters(self) -> dict[str, Any]:
+        """What the cache holds; on CUDA each token by the device's own clock, and the allocator's state."""
+        held = int(self._cache.get_seq_length())
+        return {
+            "evaluated_tokens": held,
+            "kv_positions": held,
+            "compilations": torch_device.compilations() - self._compilations,
+            **self._clock.counters(),
+            **self._allocator.counters(),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """As transformers has it after loading: counted from the modules, not from what was asked."""
+        options, config, model = self._options, self.model.config, self._describe()
+        cache = hf_loaded.cache_facts(config, self._cache, DTYPES[options["dtype"]])
+        resolved = {
+            "threads": torch.get_num_threads(),
+            "dtype": hf_loaded.compute_dtype(self.model),
+            "attn": config._attn_implementation,
+            "cache": "dynamic" if self._static is None else "static",
+            "n_ctx": self._static and self._static.get_max_length(),
+            "compile": self._stepping is not self.model,
+        }
+        return {
+            "versions": hf_loaded.versions(),
+            "attention": config._attn_implementation,
+            "settings": torch_device.settings(self._device),
+            "allocator": self._allocator.state(),
+            **model,
+            "options": options | resolved | model.get("options", {}),
+            "devices": model["devices"] | {"cache": cache.pop("devices")},
+            "memory": model["memory"] | {"kv": cache.pop("memory")},
+            **cache,
+        }
+
+    def close(self) -> None:
+        del self._cache, self._static, self._stepping, self.model
+
+
+def logits(request: Request, say: Say) -> dict[str, Any]:
+    """Logits after given ids: see teacher_forced."""
+    return teacher_forced.write(load(request), request, hf_loaded.versions())

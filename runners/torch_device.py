@@ -1,0 +1,160 @@
+"""PyTorch's device under a decode: threads, synchronisation, CUDA's own clock, allocator and settings."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import Any
+
+import torch
+
+STATISTICS = {
+    "allocated_bytes": "allocated_bytes.all.current",
+    "reserved_bytes": "reserved_bytes.all.current",
+    "peak_allocated_bytes": "allocated_bytes.all.peak",
+    "peak_reserved_bytes": "reserved_bytes.all.peak",
+    "retries": "num_alloc_retries",
+    "device_allocations": "num_device_alloc",
+}
+SLOW_TOKEN = 1.2  # times the token before: a retry frees and takes device memory, which is milliseconds
+_NO_ROOM = re.compile(r"can't allocate memory|out of memory|DefaultCPUAllocator", re.IGNORECASE)
+
+
+def of(device: str) -> torch.device:
+    """The device of a request. Raises RuntimeError if this build of torch sees no GPU."""
+    if device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"device {device}: this torch ({torch.__version__}) sees no GPU")
+    return torch.device("cuda", 0)  # the one GPU that the launcher left visible
+
+
+def prepare(device: torch.device, dtype: torch.dtype, threads: int, expandable_segments: bool) -> None:
+    """Threads and allocator, before anything is on the device. Raises ValueError for a type it lacks."""
+    torch.set_num_threads(threads)
+    torch.set_num_interop_threads(1)
+    if device.type != "cuda":
+        return
+    if expandable_segments:
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    if dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+        major, minor = torch.cuda.get_device_capability(device)
+        name = torch.cuda.get_device_name(device)
+        raise ValueError(f"{name} (compute capability {major}.{minor}) has no bf16; ask for fp16")
+
+
+def as_memory(refusal: RuntimeError) -> BaseException:
+    """The error of a CPU allocation as a MemoryError, which torch does not raise; others as they are."""
+    if _NO_ROOM.search(str(refusal)) and not isinstance(refusal, torch.OutOfMemoryError):
+        return MemoryError(str(refusal).splitlines()[0])
+    return refusal
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def compiled(model: torch.nn.Module, device: torch.device) -> Any:
+    """The model compiled for steps of one token. One that would be compiled again and again is an error."""
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    mode = "reduce-overhead" if device.type == "cuda" else "default"  # CUDA graphs
+    return torch.compile(model, mode=mode, fullgraph=True, dynamic=None)
+
+
+def compilations() -> int:
+    """Graphs compiled in this process so far."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def settings(device: torch.device) -> dict[str, Any]:
+    """What changes speed or values without being asked for: TF32, the kinds of attention, CPU features."""
+    found: dict[str, Any] = {"float32_matmul_precision": torch.get_float32_matmul_precision()}
+    if device.type == "cuda":
+        properties, backend = torch.cuda.get_device_properties(device), torch.backends.cuda
+        return found | {
+            "device": properties.name,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "tf32_matmul": backend.matmul.allow_tf32,
+            "tf32_cudnn": torch.backends.cudnn.allow_tf32,
+            "bf16_reduced_precision_reduction": backend.matmul.allow_bf16_reduced_precision_reduction,
+            "fp16_reduced_precision_reduction": backend.matmul.allow_fp16_reduced_precision_reduction,
+            "sdp_flash": backend.flash_sdp_enabled(),
+            "sdp_memory_efficient": backend.mem_efficient_sdp_enabled(),
+            "sdp_math": backend.math_sdp_enabled(),
+            "sdp_cudnn": backend.cudnn_sdp_enabled(),
+            "allocator": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
+        }
+    return found | {
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "mkldnn": torch.backends.mkldnn.is_available(),
+        "mkldnn_bf16": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+        "mkldnn_fp16": bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()),
+    }
+
+
+class Clock:
+    """CUDA events, one after each token: the device's own times, to check the host's. None on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on = device.type == "cuda"
+        self._events: list[Any] = []
+
+    def begin(self) -> None:
+        self._events = []
+        self.token()
+
+    def token(self) -> None:
+        if self._on:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._events.append(event)
+
+    def counters(self) -> dict[str, Any]:
+        """`device_ns`: of each token, from the event before it; the first from the generation's start."""
+        if not self._on:
+            return {}
+        torch.cuda.synchronize()
+        pairs = zip(self._events, self._events[1:], strict=False)
+        return {"device_ns": [round(before.elapsed_time(after) * 1e6) for before, after in pairs]}
+
+
+class Allocator:
+    """CUDA's caching allocator: its state, and the tokens at which it ran short and tried again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._on = device.type == "cuda"
+
+    def begin(self) -> None:
+        self._retries: list[list[int]] = []
+        self._known = self._count()
+        self._token_ns = self._last_ns = 0
+        if self._on:
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def token(self, n: int) -> None:
+        """After the token at position n. Statistics take 50 us, so they are read after slow tokens alone."""
+        if not self._on:
+            return
+        now = time.perf_counter_ns()
+        took, self._last_ns = now - self._last_ns, now
+        if took > SLOW_TOKEN * self._token_ns and (count := self._count()) > self._known:
+            self._retries.append([n, count - self._known])
+            self._known = count
+        self._token_ns = took
+
+    def state(self) -> dict[str, int] | None:
+        """Bytes and counts of STATISTICS now; null on a CPU, which has no such allocator."""
+        if not self._on:
+            return None
+        found = torch.cuda.memory_stats(self._device)
+        return {name: int(found.get(key, 0)) for name, key in STATISTICS.items()}
+
+    def counters(self) -> dict[str, Any]:
+        """State, and [position, retries] where there were any: `allocator`, `allocator_retries`."""
+        return {"allocator": self.state(), "allocator_retries": self._retries} if self._on else {}
+
+    def _count(self) -> int:
+        return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0)) if self._on else 0

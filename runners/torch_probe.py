@@ -1,0 +1,124 @@
+"""What a device can do at most, by PyTorch's own kernels: bytes read and operations done per second."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from runners import hf_loaded, torch_device
+from runners.protocol import Request, Say
+
+ROW = 4096  # elements
+READ = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+WORKING_SET_BYTES = 2 << 30  # 8 times the largest cache of a GPU (MI300X)
+SHARE_OF_FREE = 4  # a quarter of a GPU's free memory at most
+SMALLEST_BYTES = 64 << 20
+SQUARES = (512, 1024, 2048, 4096, 8192, 16384)  # of a product; a GPU takes milliseconds for the largest
+LONG_ENOUGH_S = 0.05  # a product that takes so long is large enough
+MEASURING_S = 1.0  # an idle GPU takes a part of that to raise its clocks
+FEWEST_ROUNDS = 2
+SPAN_S = 0.01  # one timing: far longer than to start and to wait for the device
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`amount`: bytes that a call reads, or operations it does."""
+
+    call: Callable[[], Any]
+    amount: float
+    device: torch.device
+
+    def seconds(self, passes: int = 1) -> float:
+        start = time.perf_counter()
+        for _ in range(passes):
+            self.call()
+        torch_device.synchronize(self.device)
+        return time.perf_counter() - start
+
+
+@torch.inference_mode()
+def probe(request: Request, say: Say) -> dict[str, Any]:
+    """What this build is and sees; with the option `measure` (read, matrix) also how fast the device is.
+
+    Other options: `threads` (of the CPU), `working_set_bytes` to read (default 2 GiB, on a GPU at most a
+    quarter of what is free). Raises RuntimeError.
+    """
+    device = torch_device.of(request.device)
+    facts = {"versions": hf_loaded.versions(), "settings": torch_device.settings(device)}
+    facts["devices"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["cpu"]
+    asked = request.options.get("measure") or []
+    if not asked:
+        return facts
+    threads = request.options.get("threads") or torch.get_num_threads()
+    torch.set_num_threads(threads)
+    facts["threads"] = threads if device.type == "cpu" else None
+    if "read" in asked:
+        say("read")
+        wanted = request.options.get("working_set_bytes") or WORKING_SET_BYTES
+        kernels, size = _reads(device, wanted)
+        facts["read"] = _best(kernels, "read_bytes_per_s") | {"working_set_bytes": size}
+    if "matrix" in asked:
+        say("multiply")
+        facts["matrix"] = _best(_products(device), "flops_per_s")
+    return facts
+
+
+def _reads(device: torch.device, wanted: int) -> tuple[dict[str, Kernel], int]:
+    """Sums of a working set, and products of it and a vector, in several types; and its bytes."""
+    if device.type == "cuda":
+        wanted = min(wanted, torch.cuda.mem_get_info(device)[0] // SHARE_OF_FREE)
+    if wanted < SMALLEST_BYTES:
+        raise RuntimeError(f"{wanted / 1e6:.0f} MB on {device} is too little to tell its memory from a cache")
+    kernels, size = {}, 0
+    whole = torch.empty(wanted // (4 * ROW) * ROW, device=device).uniform_(-1, 1)
+    for name, dtype in READ.items():
+        # Half as many bytes in 16 bits: the values are converted, so that all are sound numbers.
+        matrix = whole.to(dtype).view(-1, ROW)
+        vector = torch.ones(ROW, dtype=dtype, device=device)
+        size = max(size, matrix.nbytes)
+        kernels[f"torch mv {name}, {device.type}"] = Kernel(
+            _bound(torch.mv, matrix, vector), matrix.nbytes, device
+        )
+        kernels[f"torch sum {name}, {device.type}"] = Kernel(_bound(torch.sum, matrix), matrix.nbytes, device)
+    return kernels, size
+
+
+def _products(device: torch.device) -> dict[str, Kernel]:
+    """The product of two square matrices that takes long enough, in each type."""
+    kernels = {}
+    for name, dtype in READ.items():
+        for side in SQUARES:
+            factors = [torch.empty(side, side, device=device).uniform_(-1, 1).to(dtype) for _ in range(2)]
+            kernel = Kernel(_bound(torch.mm, *factors), 2.0 * side**3, device)
+            kernel.seconds()  # loads kernels
+            kernels[f"torch mm {name}, {device.type}"] = kernel
+            if kernel.seconds() >= LONG_ENOUGH_S:
+                break
+    return kernels
+
+
+def _bound(function: Callable[..., Any], *arguments: torch.Tensor) -> Callable[[], Any]:
+    return lambda: function(*arguments)
+
+
+def _best(kernels: dict[str, Kernel], unit: str) -> dict[str, Any]:
+    """Amount per second of each kernel over its best round, and the best of all. In a round each has its
+    turn."""
+    passes = {}
+    for name, kernel in kernels.items():
+        kernel.seconds()  # loads kernels
+        passes[name] = max(1, math.ceil(SPAN_S / kernel.seconds()))
+    rates = dict.fromkeys(kernels, 0.0)
+    until, rounds = time.monotonic() + MEASURING_S, 0
+    while rounds < FEWEST_ROUNDS or time.monotonic() < until:
+        for name, kernel in kernels.items():
+            rate = passes[name] * kernel.amount / kernel.seconds(passes[name])
+            rates[name] = max(rates[name], rate)
+        rounds += 1
+    fastest = max(rates, key=lambda name: rates[name])
+    return {unit: rates[fastest], "kernel": fastest, "kernels": rates}

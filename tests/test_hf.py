@@ -1,0 +1,207 @@
+"""The real thing: transformers on a CPU, small random checkpoints, one worker at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness import launch
+from harness.envs.header import stacks
+from harness.models import safetensors_header
+from harness.theory.families import SHAPES
+from harness.theory.shapes import kv_bytes_per_token, parameters
+from runners.protocol import Died, Done, Failed, Loaded, Request, Tokens
+
+pytestmark = pytest.mark.real
+WARMUP = {"window_tokens": 4, "max_windows": 3, "tolerance": 0.9}
+PROMPT = list(range(1, 26))
+
+
+def request_of(
+    path: Path, stack: str = "hf", job: str = "generate", new: int = 12, **given: object
+) -> Request:
+    options = {o.name: o.default for o in stacks()[stack].options.values()}
+    options |= {"threads": 1, "n_ctx": len(PROMPT) + new} | given
+    workload = {"kind": "decode", "prompt": PROMPT, "new_tokens": new, "warmup": WARMUP}
+    return Request(job, stack, "cpu", {"name": "m", "path": str(path), "shape": None}, options, [workload])
+
+
+def said(events: list) -> tuple[dict, list[int], dict]:
+    """What a worker that ended well said: facts after loading, ids, facts at the end."""
+    last = events[-1]
+    assert isinstance(last, Done), last
+    loaded = next(event.facts for event in events if isinstance(event, Loaded))
+    return loaded, [t for e in events if isinstance(e, Tokens) for t in e.ids], last.facts
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_the_bytes_counted_from_the_modules_are_those_of_the_checkpoint(
+    worker, checkpoint, hf_interpreter, dtype
+):
+    path = checkpoint("tiny-qwen2")
+    loaded, _, _ = said(worker(request_of(path, dtype=dtype), hf_interpreter))
+    stored = safetensors_header.read(path / "model.safetensors").values()
+    size = {"bf16": 2, "fp16": 2, "fp32": 4}[dtype]
+    assert loaded["model_bytes"] == sum(t.elements for t in stored) * size
+    assert loaded["parameters"] == parameters(SHAPES["tiny-qwen2"])
+    assert loaded["kv_bytes_per_token"] == kv_bytes_per_token(SHAPES["tiny-qwen2"], size, size)
+    assert loaded["options"]["dtype"] == dtype
+    assert loaded["devices"]["parameters"] == {"cpu": len(stored)}
+
+
+def test_a_tied_embedding_is_counted_once(worker, checkpoint, hf_interpreter):
+    loaded, _, _ = said(worker(request_of(checkpoint("tiny-llama", tied=True)), hf_interpreter))
+    tied = replace(SHAPES["tiny-llama"], tied=True)
+    assert loaded["tied"] is True
+    assert loaded["parameters"] == parameters(tied)
+    assert loaded["model_bytes"] == 2 * parameters(tied)
+
+
+def test_a_dynamic_cache_is_copied_and_a_static_one_is_read_whole(worker, checkpoint, hf_interpreter):
+    path = checkpoint("tiny-llama")
+    dynamic, _, end = said(worker(request_of(path), hf_interpreter))
+    assert (dynamic["kv_read"], dynamic["options"]["n_ctx"]) == ("copied", None)
+    assert end["counters"]["evaluated_tokens"] == len(PROMPT) + 11  # the last token is never fed back
+    static, _, end = said(worker(request_of(path, cache="static", n_ctx=100), hf_interpreter))
+    assert (static["kv_read"], static["options"]["n_ctx"]) == ("full", 100)
+    assert end["counters"]["evaluated_tokens"] == len(PROMPT) + 11
+    assert sum(end["facts_after"]["memory"]["kv"].values()) == 100 * static["kv_bytes_per_token"]
+
+
+def test_a_static_cache_that_is_too_short_is_refused_before_a_token_is_decoded(
+    worker, checkpoint, hf_interpreter
+):
+    last = worker(request_of(checkpoint("tiny-llama"), cache="static", n_ctx=30), hf_interpreter)[-1]
+    assert last == Failed("error", "a static cache of n_ctx 30 cannot hold the 37 tokens asked for")
+
+
+def test_a_cache_that_does_not_fit_is_out_of_memory(worker, checkpoint, hf_interpreter):
+    last = worker(request_of(checkpoint("tiny-llama"), cache="static", n_ctx=2**31 - 1), hf_interpreter)[-1]
+    assert isinstance(last, Failed)
+    assert last.outcome == "oom"
+    assert "allocate memory" in last.reason
+
+
+def test_caches_attentions_and_compilation_give_the_same_tokens_in_float32(
+    worker, checkpoint, hf_interpreter
+):
+    path, found = checkpoint("tiny-qwen2"), []
+    for options in (
+        {},
+        {"cache": "static"},
+        {"attn": "eager"},
+        {"cache": "static", "compile": True},
+    ):
+        events = worker(request_of(path, dtype="fp32", **options), hf_interpreter, timeout_s=300)
+        loaded, ids, end = said(events)
+        assert loaded["attention"] == options.get("attn", "sdpa")
+        assert loaded["options"]["compile"] == options.get("compile", False)
+        assert end["counters"]["compilations"] == 0  # all of them while warming up
+        found.append(ids)
+    assert found == [found[0]] * 4
+
+
+def test_a_compilation_while_timing_is_counted(worker, checkpoint, hf_interpreter):
+    request = request_of(checkpoint("tiny-qwen2"), cache="static", compile=True)
+    # Windows of one token decode nothing, so the step is compiled when it is timed.
+    request.workloads[0]["warmup"] = WARMUP | {"window_tokens": 1}
+    _, _, end = said(worker(request, hf_interpreter, timeout_s=300))
+    assert end["counters"]["compilations"] == 1
+
+
+def test_not_a_number_weights_fail_with_the_token(worker, checkpoint, hf_interpreter, tmp_path):
+    path = shutil.copytree(checkpoint("tiny-qwen2"), tmp_path / "nan")
+    weights = path / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    (length,) = struct.unpack("<Q", data[:8])
+    offsets = json.loads(data[8 : 8 + length])["model.norm.weight"]["data_offsets"]
+    begin = 8 + length + offsets[0]
+    data[begin : begin + 2] = b"\xff\x7f"  # a NaN of bfloat16
+    weights.write_bytes(data)
+    last = worker(request_of(path), hf_interpreter)[-1]
+    assert last == Failed("error", "not-a-number logits at token 26")
+
+
+def test_a_tensor_that_the_checkpoint_lacks_is_not_made_up(worker, checkpoint, hf_interpreter, tmp_path):
+    path = shutil.copytree(checkpoint("tiny-qwen2"), tmp_path / "lacking")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(
+        json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] + 1})
+    )
+    last = worker(request_of(path), hf_interpreter)[-1]
+    assert isinstance(last, Failed)
+    assert "has no model.layers." in last.reason
+
+
+def test_code_that_comes_with_a_checkpoint_runs_only_when_asked_for(
+    worker, checkpoint, hf_interpreter, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    path = shutil.copytree(checkpoint("tiny-llama"), tmp_path / "remote")
+    config = json.loads((path / "config.json").read_text())
+    config |= {"auto_map": {"AutoConfig": "own.OwnConfig"}, "model_type": "own"}
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "own.py").write_text(
+        f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n"
+        "from transformers import LlamaConfig\nclass OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
+    )
+    last = worker(request_of(path), hf_interpreter)[-1]
+    assert isinstance(last, Failed)
+    assert "contains custom code" in last.reason
+    assert not (tmp_path / "ran").exists()
+    worker(request_of(path, trust_remote_code=True), hf_interpreter)
+    assert (tmp_path / "ran").exists()
+
+
+def test_logits_one_by_one_are_those_of_a_batch(worker, checkpoint, hf_interpreter, tmp_path):
+    ids = [(7 * i) % 500 for i in range(60)]
+    rows = []
+    for prompt, windows in ((60, []), (25, [[40, 50], [55, 60]])):
+        request = request_of(checkpoint("tiny-llama"), job="logits", dtype="fp32")
+        request.workloads[:] = [{"ids": ids, "prompt_tokens": prompt, "windows": windows, "seconds": None}]
+        request.files["logits"] = str(tmp_path / "logits.npy")
+        done = worker(request, hf_interpreter)[-1]
+        assert isinstance(done, Done), done
+        rows.append((done.facts["positions"], np.load(tmp_path / "logits.npy")))
+    (_, batch), (positions, stepped) = rows
+    assert positions == [*range(25), *range(40, 50), *range(55, 60)]
+    assert np.abs(stepped - batch[positions]).max() < 1e-3 * np.abs(batch).max()
+
+
+def test_windows_that_would_take_too_long_are_left_out(worker, checkpoint, hf_interpreter, tmp_path):
+    request = request_of(checkpoint("tiny-llama"), job="logits")
+    request.workloads[:] = [
+        {"ids": PROMPT * 20, "prompt_tokens": 25, "windows": [[400, 425]], "seconds": 0.0}
+    ]
+    request.files["logits"] = str(tmp_path / "logits.npy")
+    done = worker(request, hf_interpreter)[-1]
+    assert isinstance(done, Done), done
+    assert done.facts["positions"] == [*range(25)]
+
+
+def test_the_probe_measures_what_it_is_asked(worker, hf_interpreter):
+    options = {"measure": ["read", "matrix"], "threads": 1, "working_set_bytes": 64 << 20}
+    request = Request("probe", "hf", "cpu", {"name": "none", "path": None, "shape": None}, options)
+    done = worker(request, hf_interpreter)[-1]
+    assert isinstance(done, Done), done
+    assert done.facts["read"]["read_bytes_per_s"] == max(done.facts["read"]["kernels"].values())
+    assert done.facts["matrix"]["flops_per_s"] > 1e8
+    assert done.facts["threads"] == 1
+
+
+def test_a_worker_killed_while_it_decodes_has_said_the_tokens_before(checkpoint, hf_interpreter, tmp_path):
+    worker = launch.Worker(request_of(checkpoint("tiny-llama"), new=100_000), hf_interpreter, tmp_path)
+    seen = []
+    for event in worker.events(120):
+        seen.append(event)
+        if isinstance(event, Tokens):
+            os.kill(worker.pid, 9)
+    assert any(isinstance(event, Tokens) for event in seen)
+    assert seen[-1] == Died("crash", "killed by SIGKILL")

@@ -6,6 +6,7 @@
 # [tool.harness]
 # summary = "a stack of known truth; runs nothing, for tests and for learning the harness"
 # weights = "none"
+# named = ["quant"]
 #
 # [tool.harness.env.cpu]
 # device = "cpu"
@@ -147,6 +148,16 @@
 # type = "bool"
 # default = false
 # help = "every generation is 10% slower than the one before, so that warm-up never settles"
+#
+# [tool.harness.options.device_clock]
+# type = "bool"
+# default = false
+# help = "times every token on the device's side too, truthfully"
+#
+# [tool.harness.options.unsynchronised]
+# type = "bool"
+# default = false
+# help = "yields the first token before it is done, so that the second waits for both"
 # ///
 
 from __future__ import annotations
@@ -187,6 +198,7 @@ class FakeSession:
         self._leaked: list[bytearray] = []
         self._runs = 0
         self._evaluated = 0
+        self._device_ns: list[int] = []
 
     def facts(self) -> dict[str, Any]:
         options = self._options
@@ -206,13 +218,19 @@ class FakeSession:
         slowness = 1.1**self._runs if options["restless"] else 1.0
         chance = random.Random(len(prompt))
         self._evaluated = len(prompt) if options["evaluates"] == "all" else 1
-        due = time.perf_counter_ns()
+        due = done = time.perf_counter_ns()
+        self._device_ns = []
+        waiting: list[int] = []
         end = options["stop_after"] or new_tokens + options["extra_tokens"]
         for k in range(1, end + 1):
             latency_ms = options["prefill_ms"] if k == 1 else self._latency_ms(len(prompt) + k)
             due += int(latency_ms * slowness * (1 + options["noise"] * (2 * chance.random() - 1)) * 1e6)
             self._misbehave(k)
-            wait_until(due)
+            waiting.append(due)
+            while waiting and not (k == 1 and options["unsynchronised"]):
+                wait_until(waiting.pop(0))
+                before, done = done, time.perf_counter_ns()
+                self._device_ns.append(done - before)
             if k > 1:
                 self._evaluated += 1
             yield chance.randrange(512)
@@ -238,7 +256,8 @@ class FakeSession:
             die(options["die_by"])
 
     def counters(self) -> dict[str, Any]:
-        return {"evaluated_tokens": self._evaluated}
+        timed = {"device_ns": self._device_ns} if self._options["device_clock"] else {}
+        return {"evaluated_tokens": self._evaluated, **timed}
 
     def close(self) -> None:
         self._leaked.clear()

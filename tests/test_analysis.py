@@ -47,6 +47,25 @@ def test_the_golden_record_stands():
         ({"conditions__pressure": {"cgroup_throttled_us": 10**6}}, "the CPU quota throttled it"),
         ({"conditions__pressure": {"workingset_refault_file": 10**5}}, "evicted file pages"),
         ({"device": "GPU-1", "loaded__devices": {"layers": {"CPU": 2, "CUDA0": 1}}}, "layers: 2 on the CPU"),
+        ({"device": "GPU-1", "loaded__devices": {"parameters": {"cpu": 1}}}, "parameters: 1 on the CPU"),
+        ({"device": "GPU-1", "loaded__devices": {"buffers": {"meta": 7}}}, "offloaded, not all on the"),
+        (
+            {
+                "device": "GPU-1",
+                "loaded__devices": {"cache": {}},
+                "done__facts_changed": {"devices": {"cache": {"cpu": 4}}},
+            },
+            "cache: 4 on the CPU",
+        ),
+        ({"loaded__devices": {"parameters": {"cpu": 9, "disk": 2}}}, "parameters: 2 on disk"),
+        ({"loaded__devices": {"parameters": {"META": 2}}}, "parameters: 2 on META"),
+        (
+            {"loaded__leftovers": ["a", "b", "c", "d"]},
+            "4 linear layers are not quantized as asked: a, b, c, ...",
+        ),
+        ({"done__facts_changed": {"leftovers": ["a"]}}, "1 linear layer is not quantized as asked: a"),
+        ({"done__counters__compilations": 1}, "1 compilation while timing"),
+        ({"done__counters__compilations": 3}, "3 compilations while timing"),
         ({"done__warmup__agreed": False}, "warm-up never settled"),
         ({"done__counters__stack_decode_ms": 1e4}, "two clocks differ"),
         ({"done__major_faults": 3}, "3 major page faults while timing"),
@@ -59,6 +78,56 @@ def test_every_known_lie_makes_a_record_invalid_with_its_reason(changes, reason)
     state, reasons = status(record(**changes))
     assert state == "invalid"
     assert any(reason in each for each in reasons), reasons
+
+
+def test_what_is_where_it_was_asked_for_is_no_lie():
+    for changes in (
+        {"loaded__devices": {"parameters": {"cpu": 9}, "cache": {}}},
+        {"device": "GPU-1", "loaded__devices": {"parameters": {"cuda:0": 9}, "buffers": {"cpu": 0}}},
+        {
+            "device": "GPU-1",
+            "options__gpu_layers": 2,
+            "loaded__devices": {"layers": {"CPU": 2}},
+        },
+        {"loaded__leftovers": [], "done__counters__compilations": 0},
+    ):
+        assert status(record(**changes)) == ("ok", [])
+
+
+def flags_of(**changes: object) -> dict[str, str]:
+    said = rows.row(record(**changes), SERIES, None, None)
+    assert said["status"] == "ok"
+    return {flag["code"]: flag["detail"] for flag in said["flags"] if flag["code"] != "early_stop"}
+
+
+def test_remarks_tell_what_to_know_and_spoil_nothing():
+    assert (
+        flags_of(loaded__trained_context=65, loaded__warnings=[], done__counters__allocator_retries=[]) == {}
+    )
+    found = flags_of(loaded__trained_context=64, loaded__warnings=["values decide the speed"])
+    assert found == {
+        "beyond_trained_context": "65 tokens are decoded, and the model was trained on contexts of up to 64",
+        "stack_warning": "values decide the speed",
+    }
+    assert flags_of(done__counters__allocator_retries=[[30, 1], [41, 2]]) == {
+        "allocator_retries": "3 times the allocator had to free memory and try again, at n = 30, 41"
+    }
+    many = [[n, 1] for n in range(100, 105)]
+    said = flags_of(done__counters__allocator_retries=many)["allocator_retries"]
+    assert said.endswith("at n = 100, 101, 102 and 2 more places")
+
+
+def test_memory_after_loading_is_of_the_device_and_the_peak_that_of_the_allocator():
+    def loaded(**changes: object) -> list[int | None]:
+        said = rows.row(record(**changes), SERIES, None, None)
+        return [said["loaded_bytes"], said["peak_allocator_bytes"]]
+
+    both = {"memory__after_load_rss_bytes": 7, "memory__after_load_vram_bytes": 8}
+    assert loaded() == [None, None]
+    assert loaded(**both) == [7, None]
+    assert loaded(device="GPU-1", **both) == [8, None]
+    on_gpu = {"device": "GPU-1", "loaded__allocator": {"allocated_bytes": 5}, **both}
+    assert loaded(**on_gpu, done__counters__allocator={"peak_allocated_bytes": 6}) == [5, 6]
 
 
 def test_faster_than_memory_allows_is_no_measurement():

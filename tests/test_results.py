@@ -187,6 +187,8 @@ def test_what_a_record_lacks_is_told_in_one_sentence(tmp_path):
         "ended": (changed("done"), "done is missing"),
         "kernels": (changed("loaded.kernel_asked", "marlin", "loaded.kernels"), "loaded.kernels is missing"),
         "probe": (changed("bandwidth_probes", [{}]), "bandwidth_probes[0].read_bytes_per_s is missing"),
+        "retries": (changed("done.counters.allocator_retries", [[1]]), "must be pairs of whole numbers"),
+        "flushes": (changed("done.flushes", [[1, -2]]), "done.flushes must be pairs of whole numbers"),
         "half": (changed("variant", "\ud800"), "surrogates not allowed"),
         "nan": (changed("done.counters.stack_decode_ms", float("nan")), "not JSON compliant"),
         "huge": (changed("done.counters.stack_decode_ms", 10**400), "stack_decode_ms must be a number"),

@@ -158,6 +158,20 @@ def test_flags_name_what_is_wrong_and_nothing_that_is_not():
     assert codes(n[:5000], ms[:5000], None, 9975) == ["early_stop"]
 
 
+def test_a_host_that_hides_part_of_the_slope_makes_no_slope_impossible():
+    n = positions(9975)
+    for knee in (3000, 7000, 8500, 9000):
+        ms = 10 + np.maximum(n - 1, knee) * SLOPE + noise(9975, np.random.default_rng(knee), 0.02)
+        ms[0] = 60
+        assert analyse(n, ms).bends_up
+        assert codes(n, ms, Limit(10.0, SLOPE)) == []
+    assert not analyse(*drawn()).bends_up
+    slight = 10 + (n - 1) * SLOPE / 25 + noise(9975, np.random.default_rng(1), 0.02)  # 4% in all
+    assert codes(n, slight, Limit(10.0, SLOPE)) == []
+    steeper = 10 + (n - 1) * SLOPE / 2 + noise(9975, np.random.default_rng(1), 0.02)
+    assert codes(n, steeper, Limit(10.0, SLOPE)) == ["slope_faster_than_limit"]
+
+
 def test_a_machine_that_changes_speed_is_drift_and_no_W():
     n, ms = drawn()
     flat = 10 + noise(9975, np.random.default_rng(5))

@@ -10,6 +10,7 @@ import numpy as np
 
 from harness.analysis.line import Floats
 from harness.analysis.series import Analysis, jump, plateau
+from harness.analysis.shapes import Segment, is_flat
 
 CEILING_TOLERANCE = 1.05  # faster than the ceiling by more than this is no measurement
 UNSYNCHRONISED = 0.9  # a prefill reads all weights too: it cannot take less than this of the steps after it
@@ -30,14 +31,24 @@ class Flag:
 
 @dataclass(frozen=True)
 class Limit:
-    """What the higher ceiling allows: ms to read the weights once, ms per token of context (null: none)."""
+    """What the higher ceiling allows: ms to read the weights once, ms per token of context (null: none).
+
+    `first_ms`: of the first token, where it need not read all that a step reads (null: as B_ms).
+    `declared_slope_ms`: with the cache read as the stack declares, be that more than once.
+    """
 
     B_ms: float
     slope_ms: float | None
+    first_ms: float | None = None
+    declared_slope_ms: float | None = None
 
     @property
     def W_tokens_per_ms(self) -> float | None:
         return 1 / self.slope_ms if self.slope_ms else None
+
+    @property
+    def W_declared_tokens_per_ms(self) -> float | None:
+        return 1 / self.declared_slope_ms if self.declared_slope_ms else None
 
     def shares(
         self, B_ms: float | None, W: float | None, identifiable: bool
@@ -48,9 +59,18 @@ class Limit:
         return B_share, W / allows if W and allows and identifiable else None
 
 
-def flags(found: Analysis, limit: Limit | None = None, expected_tokens: int | None = None) -> list[Flag]:
-    """All that is wrong with one series; `expected_tokens`: how many were asked for, where that is known."""
-    raised = [*_first_token(found), *_shape(found)]
+def flags(
+    found: Analysis,
+    limit: Limit | None = None,
+    expected_tokens: int | None = None,
+    kv_read: str | None = None,
+) -> list[Flag]:
+    """All that is wrong with one series; `expected_tokens`: how many were asked for, where that is known.
+
+    `kv_read`: as the stack declares it. With a static cache (`full`) a step may read more than a prefill
+    does; a sliding one (`window`) is flat from its window on.
+    """
+    raised = [*(_first_token(found) if kv_read != "full" else []), *_shape(found, kv_read == "window")]
     if expected_tokens is not None and found.n_tokens != expected_tokens:
         raised.append(Flag("early_stop", f"{found.n_tokens} tokens of {expected_tokens}", spoils=None))
     if limit is not None:
@@ -103,10 +123,12 @@ def _first_token(found: Analysis) -> list[Flag]:
     return [Flag("first_token_unsynchronised", detail, spoils="first token")]
 
 
-def _shape(found: Analysis) -> list[Flag]:
+def _shape(found: Analysis, slides: bool) -> list[Flag]:
     if found.shape is None or found.median_ms is None:
         return []
     flat = plateau(found.shape, found.median_ms)
+    if flat and slides:
+        return []
     if flat:
         detail = f"latency rises up to n = {flat.from_n - 1} and is flat from there: the cache rolled over"
         return [Flag("plateau_past_window", detail)]
@@ -127,14 +149,28 @@ def _faster_than(found: Analysis, limit: Limit) -> list[Flag]:
                 f"{found.fastest_ms:.2f} ms, and reading the weights takes {limit.B_ms:.2f}",
             )
         )
-    if found.first_token_ms is not None and found.first_token_ms < allowed:
+    first_ms = limit.B_ms if limit.first_ms is None else limit.first_ms
+    if found.first_token_ms is not None and found.first_token_ms < first_ms / CEILING_TOLERANCE:
         detail = f"the first token took {found.first_token_ms:.2f} ms, and reading the weights takes"
-        raised.append(Flag("first_token_faster_than_limit", f"{detail} {limit.B_ms:.2f}", "first token"))
-    if limit.slope_ms and found.line and found.interval and found.W_identifiable:
-        most = found.interval.centre.slope_ms + found.interval.slope_half_ms
-        if most < limit.slope_ms / CEILING_TOLERANCE:
+        raised.append(Flag("first_token_faster_than_limit", f"{detail} {first_ms:.2f}", "first token"))
+    if limit.slope_ms and found.line and found.W_identifiable:
+        most = _steepest_ms(found)
+        if most is not None and most < limit.slope_ms / CEILING_TOLERANCE:
             raised.append(_slope(1 / found.line.slope_ms, limit.slope_ms))
     return raised
+
+
+def _steepest_ms(found: Analysis) -> float | None:
+    """The most that a token of context may cost by this series; null where the line does not tell.
+
+    A host that is slower than its device up to some position makes the line flatter than the work is, and a
+    series that bends upwards: an honest one may then have any slope. So may one that hardly rises.
+    """
+    known, shape = found.interval, found.shape
+    if known is None or shape is None or found.median_ms is None or found.bends_up:
+        return None
+    whole = Segment(shape.segments[0].from_n, shape.segments[-1].to_n, known.centre)
+    return None if is_flat(whole, found.median_ms) else known.centre.slope_ms + known.slope_half_ms
 
 
 def _slope(W: float, slope_ms: float) -> Flag:

@@ -13,7 +13,7 @@ from harness.analysis import line, series, traffic
 from harness.analysis.flags import Flag, Limit, flags, identical, published
 from harness.analysis.line import Floats
 from harness.analysis.series import Analysis, Unusable
-from harness.analysis.verdicts import status
+from harness.analysis.verdicts import remarks, status
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -21,6 +21,7 @@ Row = dict[str, Any]
 MEDIANS = (
     *("ttft_ms", "bpw", "weight_bytes_per_token", "start_tokens_per_s", "end_tokens_per_s"),
     *("bandwidth_share", "B_ratio", "W_ratio", "B_measured_ratio", "W_measured_ratio", "B_as_w16_ms"),
+    *("W_declared_ratio", "W_declared_measured_ratio", "loaded_bytes"),
     *("robust_B_ms", "robust_W_tokens_per_ms", "slow_from_n", "median_ms"),
 )
 
@@ -29,20 +30,22 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
     """One repeat. Missing is null; names carry units; `columns`: its series; `ceiling`: bytes/s measured on
     its machine, which shares of the bandwidth are taken of."""
     reported = record.get("reported") or {}
-    state, reasons = status(record, ceiling, has_series=bool(columns))
+    state, reasons = status(record, ceiling, has_series=bool(columns), series=columns)
     found, unusable = _analysis(columns)
     if unusable:
         state, reasons = "invalid", [*reasons, f"its series is unusable: {unusable}"]
     figures = series.row(found)
     limits = traffic.limits(record, ceiling)
-    raised = flags(found, _higher(limits), _expected(record)) if columns and not unusable else []
+    loaded = record.get("loaded") or {}
+    raised = remarks(record)
+    if columns and not unusable:
+        raised += flags(found, _higher(limits), _expected(record), loaded.get("kv_read"))
     # A fault of the slope alone leaves what others published of B; of ours it leaves nothing.
     spoiling = [f for f in raised if f.spoils == "all" or (f.spoils == "W" and record["kind"] == "measured")]
     if state == "ok" and spoiling:
         state, reasons = "invalid", [*reasons, *(flag.detail for flag in spoiling)]
     if any(flag.spoils == "first token" for flag in raised):
         figures["first_token_ms"] = None
-    loaded = record.get("loaded") or {}
     if loaded.get("kv_read") == "full":
         figures["W_identifiable"] = False
     weights = record["model"]["weights"]
@@ -81,7 +84,8 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         "peak_vram_bytes": record.get("memory", {}).get("peak_vram_bytes"),
         **_buffers(loaded),
         **{key: reported[key] for key in REPORTED if reported.get(key) is not None},
-        "loaded_bytes": reported.get("vram_bytes"),
+        "loaded_bytes": loaded_bytes(record),
+        "peak_allocator_bytes": _peak_allocator_bytes(record),
         "max_ctx_is_target": bool(reported.get("max_ctx_is_target")),
         "prefill_knees": traffic.prefill_knees(record),
         "series": series_path,
@@ -131,17 +135,21 @@ def _higher(limits: Mapping[str, Limit]) -> Limit | None:
 
 
 def _against(said: Row, limits: Mapping[str, Limit]) -> Row:
-    """What the data sheet's bandwidth and the measured one allow, and the shares of them reached."""
+    """What the data sheet's bandwidth and the measured one allow, and the shares of them reached: with the
+    cache read once, and (`declared`) as the stack says that it reads it."""
     B, W, bpw = said["B_ms"], said["W_tokens_per_ms"], said["bpw"]
     row: Row = {"B_as_w16_ms": B * 16 / bpw if B is not None and bpw else None}
     for name, prefix in (("data sheet", ""), ("measured", "measured_")):
         limit = limits.get(name)
         B_share, W_share = limit.shares(B, W, said["W_identifiable"]) if limit else (None, None)
+        allows = limit.W_declared_tokens_per_ms if limit and said["kv_read"] else None
         row |= {
             f"B_{prefix}theory_ms": limit and limit.B_ms,
             f"W_{prefix}theory_tokens_per_ms": limit and limit.W_tokens_per_ms,
             f"B_{prefix}ratio": B_share,
             f"W_{prefix}ratio": W_share,
+            f"W_declared_{prefix}theory_tokens_per_ms": allows,
+            f"W_declared_{prefix}ratio": W / allows if W and allows and said["W_identifiable"] else None,
         }
     return row
 
@@ -155,6 +163,25 @@ def peak_rss_bytes(record: Record) -> int | None:
         (memory.get("rusage") or {}).get("max_rss_bytes"),
     )
     return max((int(value) for value in seen if value), default=None)
+
+
+def loaded_bytes(record: Record) -> int | None:
+    """Taken once the model was loaded: on a GPU what the stack's allocator says, else the device's memory in
+    use; on a CPU the resident set."""
+    memory, reported = record.get("memory", {}), record.get("reported") or {}
+    if record.get("device") == "cpu":
+        known = memory.get("after_load_rss_bytes")
+    else:
+        allocator = (record.get("loaded") or {}).get("allocator") or {}
+        known = allocator.get("allocated_bytes") or memory.get("after_load_vram_bytes")
+    known = reported.get("vram_bytes") or known
+    return int(known) if known else None
+
+
+def _peak_allocator_bytes(record: Record) -> int | None:
+    counters = (record.get("done") or {}).get("counters") or {}
+    peak = (counters.get("allocator") or {}).get("peak_allocated_bytes")
+    return int(peak) if peak else None
 
 
 def per_cell(rows: Sequence[Row]) -> list[Row]:
@@ -180,7 +207,8 @@ def _pooled(repeats: list[Row]) -> Row:
         values = [r[name] for r in shown if r[name] is not None]
         pooled[name] = statistics.median(values) if values else None
     pooled |= _line(shown)
-    pooled["peak_rss_bytes"] = max((r["peak_rss_bytes"] for r in shown if r["peak_rss_bytes"]), default=None)
+    for name in ("peak_rss_bytes", "peak_allocator_bytes"):
+        pooled[name] = max((r[name] for r in shown if r[name]), default=None)
     pooled["ok_series"] = [r["series"] for r in ok if r["series"]]
     pooled["reasons"] = list(dict.fromkeys(reason for r in repeats for reason in r["reasons"]))
     raised = {(flag["code"], flag["detail"]): flag for r in repeats for flag in r["flags"]}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.line import Floats, Interval, Line, interval, least_squares, robust
+from harness.analysis.line import BLOCK, Floats, Interval, Line, blocks, interval, least_squares, robust
 from harness.analysis.shapes import FLAT, Segment, Shape, is_flat, shape_of
 
 EDGE_TOKENS = 128  # what "at the start" and "at the end" are taken over, as llama-bench's tg128
@@ -21,6 +21,7 @@ LEAST_SPIKES = 4  # for a period
 SLOW_MS = 50.0  # 20 tokens/s, where reading feels slow
 SETTLED = slice(1, 65)  # of the tokens after the first: the steps at the start, the second token apart
 JUMP, SAME_SLOPE = 0.05, 0.2  # of the level, of the slope
+BENT = 2.0  # standard errors of a curvature that is told from none
 LONGEST_MS = 1e9  # 12 days a token
 # A robust line is told beside the plain one when they differ by this.
 DIFFERS_W, DIFFERS_B = 0.02, 0.01
@@ -43,6 +44,7 @@ class Spikes:
 class Analysis:
     """`W_identifiable`: the slope can be told from none, and is not that of a jump or of a rise and a
     plateau. `interval`: within the series. `robust`: a line that spikes do not move, where it differs.
+    `bends_up`: the slope grows along the series.
     """
 
     n_tokens: int
@@ -54,6 +56,7 @@ class Analysis:
     robust: Line | None = None
     shape: Shape | None = None
     W_identifiable: bool = False
+    bends_up: bool = False
     spikes: Spikes = field(default_factory=Spikes)
     start_tokens_per_s: float | None = None
     end_tokens_per_s: float | None = None
@@ -134,6 +137,7 @@ def analyse(n: Floats, ms: Floats) -> Analysis:
         robust=steady if steady and _differ(line, steady) else None,
         shape=shape,
         W_identifiable=_identifiable(known, shape, level),
+        bends_up=_bends_up(x, ms),
         spikes=_spikes(ms, usual),
         start_tokens_per_s=float(1e3 / ms[:edge].mean()),
         end_tokens_per_s=float(1e3 / ms[-edge:].mean()),
@@ -173,6 +177,21 @@ def _identifiable(known: Interval | None, shape: Shape, level: float) -> bool:
     if shape.name != "mode change":
         return True
     return not (plateau(shape, level) or jump(shape) or both_flat(shape, level))
+
+
+def _bends_up(x: Floats, ms: Floats) -> bool:
+    """Whether a parabola through the medians of blocks opens upwards, and that is no chance. At least five
+    blocks; false for fewer."""
+    if len(ms) < 5 * BLOCK:
+        return False
+    centres, medians = blocks(x).mean(axis=1), np.median(blocks(ms), axis=1)
+    z = (centres - centres.mean()) / np.ptp(centres)
+    terms = np.vander(z, 3)
+    inverse_of_squares = np.linalg.inv(terms.T @ terms)
+    found = inverse_of_squares @ terms.T @ medians
+    residuals = medians - terms @ found
+    variance = float(residuals @ residuals) / (len(medians) - 3) * float(inverse_of_squares[0, 0])
+    return bool(found[0] > BENT * np.sqrt(variance))
 
 
 def both_flat(shape: Shape, level: float) -> bool:

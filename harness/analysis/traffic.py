@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,7 +18,8 @@ Record = dict[str, Any]
 
 
 def model_bytes(record: Record) -> int | None:
-    """Bytes of all tensors as stored: from the file's header, else as the stack says."""
+    """Bytes of all tensors: as loaded where the stack counts its own exactly, else as the file's header has
+    them."""
     return _weights(record).get("model_bytes")
 
 
@@ -43,7 +45,11 @@ def weight_bytes_per_token(record: Record) -> int | None:
 
 
 def kv_bytes_per_token(record: Record) -> float | None:
-    """Bytes of KV cache a token adds: 2 * layers * kv_heads * head_dim * element bytes, K and V as typed."""
+    """Bytes of KV cache a token adds: as the stack says, else 2 * layers * kv_heads * head_dim * element
+    bytes, K and V as typed."""
+    said = (record.get("loaded") or {}).get("kv_bytes_per_token")
+    if said is not None:
+        return float(said)
     attention, shape = record["model"]["weights"].get("attention"), _shape(record)
     if not attention and shape:
         attention = {"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
@@ -81,39 +87,45 @@ def prefill_knees(record: Record) -> dict[str, list[int | None] | None] | None:
 def limits(record: Record, ceiling: float | None) -> dict[str, Limit]:
     """What the data sheet's bandwidth and the measured one allow, by name; those that are known.
 
-    What fits the last-level cache of a CPU is not counted. A cache that is read in full is part of B.
+    What fits the last-level cache of a CPU is not counted. A cache that is read in full is part of B, but not
+    of the first token: a prompt need not attend to cells that are empty.
     """
-    weights, kv = weight_bytes_per_token(record), kv_bytes_per_token(record)
-    if weights is None:
+    step, (kv_read, length) = _step(record), _reading(record)
+    if step is None:
         return {}
-    loaded = record.get("loaded") or {}
-    read, slope = float(weights), kv
-    if loaded.get("kv_read") == "full":
-        read, slope = read + (kv or 0) * ((loaded.get("options") or {}).get("n_ctx") or 0), None
-    if record.get("device") == "cpu":
-        read = max(0.0, read - (record["machine"].get("last_level_cache_bytes") or 0))
+    cached = (record["machine"].get("last_level_cache_bytes") or 0) if record.get("device") == "cpu" else 0
     machine = data_sheet(record)
-    ceilings = {"data sheet": machine and machine.bandwidth_bytes_per_s, "measured": ceiling}
-    return {
-        name: Limit(read / rate * 1e3, slope / rate * 1e3 if slope else None)
-        for name, rate in ceilings.items()
-        if rate
-    }
+    found = {}
+    for name, rate in (
+        ("data sheet", machine and machine.bandwidth_bytes_per_s),
+        ("measured", ceiling),
+    ):
+        if not rate:
+            continue
+        at_most = floors.Ceiling(rate, math.inf)
+        B_s, first_s = (floors.B_s(step, at_most, read, length) for read in (kv_read, "grows"))
+        found[name] = Limit(
+            max(0.0, B_s - cached / rate) * 1e3,
+            _slope_ms(record, step, at_most, "grows"),
+            max(0.0, first_s - cached / rate) * 1e3,
+            _slope_ms(record, step, at_most, kv_read),
+        )
+    return found
 
 
 def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
     """Bytes a mean decode step streams (weights, and the context so far once) over its time, as a share of
     ceiling.
 
-    What fits the last-level cache is not counted: it need not come from memory again. Null when none is left.
+    A static cache is streamed in full, a sliding one up to its window. What fits the last-level cache is not
+    counted: it need not come from memory again. Null when none is left.
     """
-    timing, weights = record.get("timing", {}), weight_bytes_per_token(record)
+    timing, step = record.get("timing", {}), _step(record)
     steps = record["tokens"] - 1
     on_cpu = record.get("device") == "cpu"
-    if ceiling is None or weights is None or steps < 1 or "last_token_ns" not in timing or not on_cpu:
+    if ceiling is None or step is None or steps < 1 or "last_token_ns" not in timing or not on_cpu:
         return None
-    mean_context = record["workload"]["prompt_tokens"] + record["tokens"] / 2
-    read = weights + (kv_bytes_per_token(record) or 0) * mean_context
+    read = step.weight_bytes_per_token + step.kv_bytes_per_token * _mean_attended(record, step)
     read -= record["machine"]["last_level_cache_bytes"] or 0
     if read <= 0:
         return None
@@ -121,8 +133,54 @@ def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
     return float(read / seconds / ceiling)
 
 
+def _step(record: Record) -> floors.Demand | None:
+    """The bytes of a decode step alone, for what is bound by bandwidth; null where they are not known."""
+    weights = weight_bytes_per_token(record)
+    if weights is None:
+        return None
+    return floors.Demand(0, 0, weights, 0, 0, kv_bytes_per_token(record) or 0, 0)
+
+
+def _reading(record: Record) -> tuple[str, int]:
+    """How the stack reads its cache, and the tokens of a static one or of a window: 0 where it does not say,
+    which allows most."""
+    loaded = record.get("loaded") or {}
+    kv_read, shape = loaded.get("kv_read") or "grows", _shape(record)
+    if kv_read == "window":
+        return kv_read, loaded.get("window") or (shape and shape.window) or 0
+    return kv_read, (loaded.get("options") or {}).get("n_ctx") or 0
+
+
+def _slope_ms(record: Record, step: floors.Demand, ceiling: floors.Ceiling, kv_read: str) -> float | None:
+    """The least ms that a token of context adds, its cache read as `kv_read`; null where there is no such
+    slope: a static cache, and a window that the run left behind."""
+    declared, length = _reading(record)
+    past = declared == "window" and record["workload"]["prompt_tokens"] + record["tokens"] > length
+    if declared == "full" or past or not step.kv_bytes_per_token:
+        return None
+    W = floors.W_tokens_per_s(step, ceiling, kv_read)
+    return 1e3 / W if W else None
+
+
+def _mean_attended(record: Record, step: floors.Demand) -> float:
+    """Tokens of cache that a decode step attends to, over the steps' mean."""
+    kv_read, length = _reading(record)
+    first = record["workload"]["prompt_tokens"] + 1
+    last = first + record["tokens"] - 2
+    most = floors.attended(step, last, kv_read, length)
+    if kv_read == "full" or most <= first:
+        return most
+    growing = (first + most) / 2 * (most - first + 1)
+    return float((growing + most * (last - most)) / (last - first + 1))
+
+
 def _weights(record: Record) -> dict[str, Any]:
-    return record["model"]["weights"].get("header") or record.get("loaded") or {}
+    """Sizes of the weights. A stack that says `tied` has counted what it loaded to the byte; the header is
+    that of the file."""
+    loaded = record.get("loaded") or {}
+    if "tied" in loaded and loaded.get("model_bytes") is not None:
+        return dict(loaded)
+    return record["model"]["weights"].get("header") or loaded
 
 
 def _shape(record: Record) -> Shape | None:

@@ -1,15 +1,27 @@
-"""Is this record's figure a figure? Reasons why not, from the record alone. Pure."""
+"""Is this record's figure a figure? Reasons why not, and what else to know of it. Pure."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from harness.analysis.flags import Flag
 from harness.analysis.traffic import bandwidth_share, ceiling_bytes_per_s
 
 # Two clocks on one run: llama.cpp's own counters against our stamps.
 CLOCK_TOLERANCE = 0.02
 CLOCK_TOLERANCE_MS_PER_TOKEN = 0.1
+# A device's own clock, token by token: whichever is larger.
+DEVICE_CLOCK_TOLERANCE = 0.01
+DEVICE_CLOCK_TOLERANCE_NS = 50_000
+# Of tokens that the host came late to, and which the user got late: some of 10,000 are, on any machine.
+BUSY_HOST_SHARE = 0.01
+FIRST_TOKENS = 5  # of these none may be: an unsynchronised clock shows there
+ELSEWHERE = ("cpu", "meta", "disk")  # not on a GPU; on a CPU only the first is right
+NAMES_SHOWN = 3
 CEILING_TOLERANCE = 1.05  # a share of the measured bandwidth above this is no measurement
 CONTENTION_TOLERANCE = 0.05  # of threads x time; 0.1% is usual on a quiet machine
 CONTENTION_FLOOR_NS = 50_000_000  # a wait or two, which any machine has, is a large share of a very short run
@@ -20,17 +32,22 @@ REFAULT_FLOOR_BYTES = 64 << 20
 REFAULT_TOLERANCE = 0.05  # of the model: the counter is the machine's, and others read files too
 
 Record = dict[str, Any]
+Series = Mapping[str, Sequence[int | None]]
 
 
-def status(record: Record, ceiling: float | None = None, has_series: bool = True) -> tuple[str, list[str]]:
+def status(
+    record: Record, ceiling: float | None = None, has_series: bool = True, series: Series | None = None
+) -> tuple[str, list[str]]:
     """The outcome, or `invalid` when a verdict says so, with the reasons.
 
     `ceiling`: read bandwidth in bytes/s; null: the best of the probes that the record itself has.
-    `has_series`: whether its per-token file is still whole.
+    `has_series`: whether its per-token file is still whole. `series`: its columns, where they were read;
+    without them a device's clock is not compared.
     """
     if record["outcome"] != "ok" or record["kind"] == "reported":  # others' figures are shown as they stand
         return record["outcome"], [record["reason"]] if record.get("reason") else []
     reasons = invalid_because(record, ceiling or ceiling_bytes_per_s([record]))
+    reasons += _device_clock(record, series)
     if not has_series:
         reasons.append("its series of tokens is missing or damaged")
     return ("invalid", reasons) if reasons else ("ok", [])
@@ -49,17 +66,17 @@ def invalid_because(record: Record, ceiling: float | None) -> list[str]:
         reasons.append(
             f"{evaluated} tokens were evaluated where {expected} had to be: a prefix was reused or added"
         )
+    # What the stack said after loading, and again after the run.
     for facts in (loaded, loaded | done["facts_changed"]):
-        asked = facts.get("kernel_asked")
-        if asked is not None and asked not in facts["kernels"]:
-            ran = ", ".join(facts["kernels"]) or "none"
-            reasons.append(f"kernel {asked} was asked for and {ran} ran")
+        if strayed := [*_kernels(facts), *_leftovers(facts), *_placement(record, facts)]:
+            reasons += strayed
             break
     reasons += _weights(record)
     reasons += _options(record)
-    reasons += _placement(record)
     if not done["warmup"]["agreed"]:
         reasons.append("warm-up never settled: no two windows in a row agreed")
+    if compiled := done["counters"].get("compilations"):
+        reasons.append(f"{compiled} compilation{'s' if compiled > 1 else ''} while timing")
     reasons += _second_clock(record)
     reasons += _paging(record)
     reasons += _contention(record)
@@ -71,17 +88,52 @@ def invalid_because(record: Record, ceiling: float | None) -> list[str]:
     return reasons
 
 
+def remarks(record: Record) -> list[Flag]:
+    """What to know of a repeat that spoils none of its figures."""
+    loaded, done = record.get("loaded") or {}, record.get("done") or {}
+    facts, workload = loaded | (done.get("facts_changed") or {}), record["workload"]
+    said = []
+    trained, asked = facts.get("trained_context"), workload["prompt_tokens"] + workload["new_tokens"]
+    if trained and asked > trained:
+        detail = f"{asked} tokens are decoded, and the model was trained on contexts of up to {trained}"
+        said.append(Flag("beyond_trained_context", detail, spoils=None))
+    said += [Flag("stack_warning", warning, spoils=None) for warning in facts.get("warnings") or []]
+    if retries := (done.get("counters") or {}).get("allocator_retries"):
+        places = ", ".join(str(n) for n, _ in retries[:NAMES_SHOWN])
+        more = f" and {len(retries) - NAMES_SHOWN} more places" if len(retries) > NAMES_SHOWN else ""
+        detail = f"{sum(count for _, count in retries)} times the allocator had to free memory and try again"
+        said.append(Flag("allocator_retries", f"{detail}, at n = {places}{more}", spoils=None))
+    return said
+
+
+def _kernels(facts: Record) -> list[str]:
+    asked = facts.get("kernel_asked")
+    if asked is None or asked in facts["kernels"]:
+        return []
+    return [f"kernel {asked} was asked for and {', '.join(facts['kernels']) or 'none'} ran"]
+
+
+def _leftovers(facts: Record) -> list[str]:
+    """Linear layers that should have been quantized and are not."""
+    names = facts.get("leftovers") or []
+    if not names:
+        return []
+    more = ", ..." if len(names) > NAMES_SHOWN else ""
+    layers = f"{len(names)} linear layers are" if len(names) > 1 else "1 linear layer is"
+    return [f"{layers} not quantized as asked: {', '.join(names[:NAMES_SHOWN])}{more}"]
+
+
 def _weights(record: Record) -> list[str]:
-    """What the file's header says against what the stack says it loaded."""
-    header, loaded = record["model"]["weights"].get("header"), record["loaded"]
+    """What the file's header says against what the stack says it loaded; bytes only where it holds the type
+    that the file stores."""
+    weights, loaded = record["model"]["weights"], record["loaded"]
+    header, stored, found = weights.get("header"), weights.get("quant"), loaded.get("quant")
+    compared = ["parameters"] if stored and found and stored != found else ["model_bytes", "parameters"]
     reasons = []
-    if header:
-        for name in ("model_bytes", "parameters"):
-            if loaded.get(name) is not None and loaded[name] != header[name]:
-                reasons.append(
-                    f"{name} is {loaded[name]} in the stack and {header[name]} in the file's header"
-                )
-    asked, found = record["options"].get("quant"), loaded.get("quant")
+    for name in compared if header else ():
+        if loaded.get(name) is not None and loaded[name] != header[name]:
+            reasons.append(f"{name} is {loaded[name]} in the stack and {header[name]} in the file's header")
+    asked = record["options"].get("quant")
     if asked is not None and found is not None and asked != found:
         reasons.append(f"weights of type {asked} were asked for and {found} were loaded")
     return reasons
@@ -96,17 +148,23 @@ def _options(record: Record) -> list[str]:
     return [f"{name} {asked[name]} was asked for and {resolved[name]} ran" for name in changed]
 
 
-def _placement(record: Record) -> list[str]:
-    """Layers or cache on the CPU when a GPU was asked for."""
-    if record["device"] == "cpu" or record["options"].get("gpu_layers", -1) != -1:
+def _placement(record: Record, facts: Record) -> list[str]:
+    """Weights, tables or cache elsewhere than on the device asked for."""
+    wrong: Sequence[str]
+    if record["device"] == "cpu":
+        wrong = ELSEWHERE[1:]
+    elif record["options"].get("gpu_layers", -1) == -1:
+        wrong = ELSEWHERE
+    else:
         return []
-    devices = record["loaded"].get("devices") or {}
     strayed = [
-        f"{part}: {on['CPU']} on the CPU"
-        for part, on in devices.items()
-        if isinstance(on, dict) and on.get("CPU")
+        f"{part}: {count} on {'the CPU' if name.lower() == 'cpu' else name}"
+        for part, on in (facts.get("devices") or {}).items()
+        if isinstance(on, dict)
+        for name, count in on.items()
+        if name.lower() in wrong and count
     ]
-    return [f"not all on the device asked for ({'; '.join(strayed)})"] if strayed else []
+    return [f"offloaded, not all on the device asked for ({'; '.join(strayed)})"] if strayed else []
 
 
 def _second_clock(record: Record) -> list[str]:
@@ -122,6 +180,44 @@ def _second_clock(record: Record) -> list[str]:
             f"two clocks differ: {ours / steps:.3f} ms a token here, {theirs / steps:.3f} by the stack's own"
         ]
     return []
+
+
+def _device_clock(record: Record, series: Series | None) -> list[str]:
+    """Each token by the device's own clock (CUDA events) against ours. Our flushes stand between two of its
+    events and are in no latency of ours."""
+    told = record["done"]["counters"].get("device_tokens")
+    if told is None:
+        return []
+    if told != record["tokens"]:
+        return [f"the device's clock timed {told} tokens, and {record['tokens']} came"]
+    if not series:
+        return []
+    times = series.get("device_ns")
+    if times is None or None in times:
+        return ["its times by the device's clock are missing or damaged"]
+    host, device = (np.array(column, dtype=float) for column in (series["latency_ns"], times))
+    for index, flush_ns in record["done"].get("flushes", []):
+        if index < len(device):
+            device[index] -= flush_ns
+    gaps, allowed = host - device, np.maximum(DEVICE_CLOCK_TOLERANCE * device, DEVICE_CLOCK_TOLERANCE_NS)
+    differ = np.abs(gaps) > allowed
+    if not differ.any():
+        return []
+    at = int(np.argmax(np.abs(gaps)))
+    reason = (
+        f"two clocks differ on {int(differ.sum())} of {len(host)} tokens by more than 1% and 0.05 ms; most "
+        f"at n = {series['n'][at]}: {host[at] / 1e6:.3f} ms here, {device[at] / 1e6:.3f} by the device's own"
+    )
+    in_all = max(DEVICE_CLOCK_TOLERANCE * float(device.sum()), DEVICE_CLOCK_TOLERANCE_NS)
+    if abs(float(gaps.sum())) > in_all:
+        return [reason]
+    # A token that seems short after one that seemed long only gives back what a busy host took.
+    late_before = np.concatenate([[False], (gaps > allowed / 2)[:-1]])
+    if (differ & (gaps < 0) & ~late_before).any():
+        return [f"{reason}; their totals agree: ours was read before the device was done"]
+    if differ.mean() <= BUSY_HOST_SHARE and not differ[:FIRST_TOKENS].any():
+        return []
+    return [f"{reason}; their totals agree: the device was done before ours was read, on a busy host"]
 
 
 def _contention(record: Record) -> list[str]:

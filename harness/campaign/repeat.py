@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from harness import launch, results
 from harness.envs.build import Interpreter
 from harness.memory import Sampler, pressure
@@ -69,11 +71,14 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
     worker: launch.Worker | None = None
     sampler: Sampler | None = None
     interrupted = False
+    after_load: dict[str, int | None] = {"after_load_rss_bytes": None}
     try:
         worker = launch.Worker(request, inputs.interpreter, running.folder, inputs.threads)
         gpu = inputs.device_id if inputs.device_id.startswith(launch.NVML_UUIDS) else None
         with Sampler(worker.pid, inputs.sample_interval_ms, gpu) as sampler:
             for event in worker.events(inputs.timeout_s, keep=running.events):
+                if isinstance(event, Loaded):
+                    after_load["after_load_rss_bytes"] = _rss_bytes(worker.pid)
                 seen.add(event, on_tokens)
     except KeyboardInterrupt:
         interrupted = True
@@ -95,10 +100,12 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
         "phases": [{"name": p.name, "at_s": (p.t_ns - started_ns) / 1e9} for p in seen.phases],
         **seen.stamps(),
     }
-    record["memory"] = (sampler.summary() if sampler else {}) | {"rusage": worker.rusage if worker else None}
+    after_load["after_load_vram_bytes"] = _vram_bytes(sampler.columns, seen.phases) if sampler else None
+    record["memory"] = (sampler.summary() if sampler else {}) | after_load
+    record["memory"] |= {"rusage": worker.rusage if worker else None}
     record["exit_status"] = worker.exit_status if worker else None
     record["log_tail"] = results.tail(running.folder / "worker.log") if record["outcome"] != "ok" else []
-    stored = running.finish(record, results.columns_of(seen.tokens), sampler.columns if sampler else None)
+    stored = running.finish(record, seen.series(), sampler.columns if sampler else None)
     if interrupted:
         raise KeyboardInterrupt
     return stored
@@ -118,6 +125,32 @@ def not_measured(folder: Path, cell: Cell, begun: Record, outcome: str, reason: 
     timing = {"started_utc": begun["started_utc"], "wall_s": 0.0, "phases": []}
     record = begun | ending | {"timing": timing, "memory": {}, "log_tail": []}
     return running.finish(record, {}, None)
+
+
+def _nonsense(facts: dict[str, Any]) -> str | None:
+    """What a Done of a decode cannot have said, as a clause; null when it is one."""
+    if missing := SAID_AT_THE_END - facts.keys():
+        return f"Done without {', '.join(sorted(missing))}"
+    if not isinstance(facts["counters"], dict) or not isinstance(facts["facts_after"], dict):
+        return "Done whose counters or facts are no mapping"
+    times = facts["counters"].get("device_ns")
+    whole = isinstance(times, list) and all(type(ns) is int and 0 <= ns < 1 << 63 for ns in times)
+    return None if times is None or whole else "device_ns that are no list of whole numbers"
+
+
+def _rss_bytes(pid: int) -> int | None:
+    """The resident set of a process now; null when it has ended."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss) or None
+    except psutil.Error:
+        return None
+
+
+def _vram_bytes(samples: dict[str, list[int | None]], phases: list[Phase]) -> int | None:
+    """The device's memory in use by the first sample since the model was loaded; null without one."""
+    since = next((phase.t_ns for phase in phases if phase.name == "warmup"), None)
+    pairs = zip(samples["t_ns"], samples["vram_bytes"], strict=False)
+    return next((vram for t_ns, vram in pairs if since and t_ns and t_ns >= since), None)
 
 
 class Seen:
@@ -148,8 +181,8 @@ class Seen:
             before_ns = event.t_ns[-2] if len(event.t_ns) > 1 else self._last_ns
             self._last_ns = event.t_ns[-1]
             on_tokens(self._count, self._last_ns - before_ns)
-        elif isinstance(event, Done) and (missing := SAID_AT_THE_END - event.facts.keys()):
-            self.ended = Died("error", f"the worker said nonsense: Done without {', '.join(sorted(missing))}")
+        elif isinstance(event, Done) and (nonsense := _nonsense(event.facts)):
+            self.ended = Died("error", f"the worker said nonsense: {nonsense}")
         else:
             self.ended = event
 
@@ -170,10 +203,23 @@ class Seen:
         }
 
     def _done(self) -> dict[str, Any]:
-        """What Done said; of the facts asked again after the run only those that changed are kept."""
+        """What Done said; of the facts asked again after the run only those that changed are kept, and of
+        the device's own times how many there are: the series has them."""
         facts = dict(self.ended.facts) if isinstance(self.ended, Done) else {}
         before, after = self.loaded or {}, facts.pop("facts_after")
+        facts["counters"] = {k: v for k, v in facts["counters"].items() if k != "device_ns"}
+        if (times := self._device_ns()) is not None:
+            facts["counters"]["device_tokens"] = len(times)
         return facts | {"facts_changed": {k: v for k, v in after.items() if before.get(k) != v}}
+
+    def _device_ns(self) -> list[int] | None:
+        """Of each token by the device's own clock; null where the stack has none."""
+        return self.ended.facts["counters"].get("device_ns") if isinstance(self.ended, Done) else None
+
+    def series(self) -> dict[str, list[int]]:
+        """The columns of the series; `device_ns` among them where the device timed every token."""
+        columns, times = results.columns_of(self.tokens), self._device_ns()
+        return columns | {"device_ns": times} if times and len(times) == self._count else columns
 
     def stamps(self) -> dict[str, int]:
         """First and last stamp, ns since generation began; nothing when no token came."""

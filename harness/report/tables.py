@@ -28,6 +28,8 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 def shown(row: Row, key: str, form: str) -> str:
     """One figure as text; a dash where there is none, or where it cannot be told. MB are 1e6 bytes."""
     value = row[key]
+    if key == "W_tokens_per_ms" and row["kv_read"] == "full" and row["B_ms"] is not None:
+        return "not applicable"  # a static cache's latency does not depend on n
     if value is None or (key == "W_tokens_per_ms" and not row["W_identifiable"]):
         return "-"
     return f"{value / 1e6:.0f}" if form == "mb" else form.format(value)

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from harness.results.files import ResultsError, read_columns, write_columns, write_whole
-from harness.results.form import BEGUN, OUTCOMES, POSITIVE, Record, misfit, wrong_with
+from harness.results.form import BEGUN, OUTCOMES, Record, wrong_with
+from harness.results.values import POSITIVE, misfit
 from runners.protocol import Event, Loaded, NonsenseError, Phase, Tokens, decode
 
 __all__ = [
@@ -161,8 +162,8 @@ def read(path: Path) -> Record:
 
 
 def series(stored: Stored) -> dict[str, list[int]]:
-    """The per-token columns (`n` and `latency_ns`; where measured `token_id` and the stack's own), empty
-    where there is no series. `n` is as its source counts it. Raises ResultsError."""
+    """The per-token columns (`n` and `latency_ns`; where measured `token_id`, and `device_ns` by the
+    device's clock), empty where there is no series. `n` is as its source counts it. Raises ResultsError."""
     return read_columns(stored.folder / "tokens.parquet", ("n", "latency_ns"))
 
 

@@ -1,0 +1,172 @@
+"""What a decode step reads: bytes as loaded, caches read once, in full, copied or up to a window."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.analysis import rows, traffic
+from harness.analysis.verdicts import invalid_because, status
+from harness.report import columns, tables
+from harness.results.form import wrong_with
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
+RATE = 1008e9  # of the data sheet below
+WEIGHTS, KV, PROMPT, NEW = 4_000_000_000, 500_000, 25, 9975
+N_CTX = 10_000
+
+
+def loaded(**facts: Any) -> dict[str, Any]:
+    """What a stack says that counts its own bytes."""
+    sizes = {"model_bytes": WEIGHTS + 600_000_000, "parameters": 8_000_000_000, "tied": False}
+    sizes |= {"input_embedding_bytes": 600_000_000, "kv_bytes_per_token": KV, "quant": "nf4"}
+    options = {"n_ctx": N_CTX, "threads": 1}
+    return {"versions": {}, "kernels": {}, "options": options, "kv_read": "copied"} | sizes | facts
+
+
+def record(ms: np.ndarray | None = None, device: str = "GPU-1", **facts: Any) -> dict[str, Any]:
+    """A finished repeat of NEW tokens on a GPU whose data sheet is known, or on a CPU."""
+    made = copy.deepcopy(GOLDEN)
+    made |= {"device": device, "loaded": loaded(**facts), "tokens": NEW, "options": {"threads": 1}}
+    made["model"]["shape"] = None
+    made["model"]["weights"] |= {"quant": "bf16", "header": GOLDEN["model"]["weights"]["header"]}
+    made["model"]["weights"]["header"] = made["model"]["weights"]["header"] | {"parameters": 8_000_000_000}
+    made["workload"] |= {"prompt_tokens": PROMPT, "new_tokens": NEW}
+    gpu = {"name": "NVIDIA GeForce RTX 4090", "memory_bytes": 24 << 30}
+    made["machine"] |= {"last_level_cache_bytes": 0, "gpus": [] if device == "cpu" else [gpu]}
+    made["done"]["counters"] = {"evaluated_tokens": PROMPT + NEW - 1}
+    ms = np.full(NEW, 10.0) if ms is None else ms
+    made["timing"] |= {"first_token_ns": int(ms[0] * 1e6), "last_token_ns": int(ms.sum() * 1e6)}
+    return made
+
+
+def row(made: dict[str, Any], ms: np.ndarray, ceiling: float | None = None) -> dict[str, Any]:
+    columns = {"n": list(range(PROMPT + 1, PROMPT + 1 + len(ms))), "latency_ns": [int(v * 1e6) for v in ms]}
+    return rows.row(made, columns, "x", ceiling)
+
+
+def honest(kv_read: str, host_ms: float, window: int = 0, seed: int = 0) -> np.ndarray:
+    """Latencies in ms of a device that reads at its data sheet's rate, and of a host that may be slower."""
+    n = np.arange(PROMPT, PROMPT + NEW, dtype=float)
+    moved = {"grows": n, "copied": 3 * n, "full": np.full(NEW, N_CTX), "window": np.minimum(n, window)}[
+        kv_read
+    ]
+    ms = np.maximum((WEIGHTS + KV * moved) / RATE * 1e3, host_ms)
+    ms[0] = max(WEIGHTS / RATE * 1e3, host_ms)  # a prompt attends to itself alone
+    return ms * (1 + np.abs(np.random.default_rng(seed).normal(size=NEW)) * 0.01)
+
+
+def test_bytes_are_those_that_were_loaded_where_the_stack_counts_them():
+    made = record()
+    assert traffic.model_bytes(made) == WEIGHTS + 600_000_000
+    assert traffic.weight_bytes_per_token(made) == WEIGHTS
+    assert traffic.bpw(made) == pytest.approx(4.6)
+    assert traffic.kv_bytes_per_token(made) == KV
+    made["loaded"] |= {"tied": True, "model_bytes": WEIGHTS}
+    assert traffic.weight_bytes_per_token(made) == WEIGHTS
+    del made["loaded"]["tied"]  # one that says its total alone leaves the parts to the header
+    header = made["model"]["weights"]["header"]
+    assert traffic.weight_bytes_per_token(made) == header["model_bytes"] - header["input_embedding_bytes"]
+
+
+def test_bytes_are_compared_with_the_file_only_in_the_type_that_it_stores():
+    made = record()
+    assert status(made)[1] == []  # 4-bit of a 16-bit file
+    made["loaded"]["parameters"] -= 1
+    assert "parameters is 7999999999 in the stack" in status(made)[1][0]
+    same = record(quant="bf16")
+    assert "model_bytes is 4600000000 in the stack" in status(same)[1][0]
+    del same["model"]["weights"]["quant"]
+    assert "model_bytes is 4600000000 in the stack" in status(same)[1][0]
+
+
+def test_a_stack_that_counts_half_of_its_bytes_is_no_record():
+    made = record()
+    assert wrong_with(made) is None
+    del made["loaded"]["input_embedding_bytes"]
+    assert wrong_with(made) == "input_embedding_bytes is missing beside model_bytes"
+    assert wrong_with(record(input_embedding_bytes=10**10)) == (
+        "input_embedding_bytes must be at most model_bytes"
+    )
+    assert wrong_with(record(leftovers="lm_head")) == "loaded.leftovers must be a list"
+    assert wrong_with(record(window=-1)) == "loaded.window must be a whole number from 0"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kv_read", ["grows", "copied", "full", "window"])
+def test_no_honest_run_is_called_impossible(kv_read, seed):
+    """At the ceiling itself, and where the host hides none, some, most or all of the slope."""
+    for host_ms in (0, 5, 7, 8.5, 9, 12, 16, 18, 20):
+        ms = honest(kv_read, host_ms, 2048, seed)
+        said = row(record(ms, kv_read=kv_read, window=2048), ms, RATE)
+        assert said["status"] == "ok", (host_ms, said["reasons"])
+        assert said["flags"] == [], host_ms
+
+
+@pytest.mark.parametrize("kv_read", ["grows", "copied", "full", "window"])
+def test_no_honest_run_on_a_cpu_reads_more_than_memory_gives(kv_read):
+    ms = honest(kv_read, 0, 2048)
+    made = record(ms, "cpu", kv_read=kv_read, window=2048)
+    share = traffic.bandwidth_share(made, RATE)
+    assert share == pytest.approx({"copied": 0.56}.get(kv_read, 1), abs=0.02)
+    assert invalid_because(made, RATE) == []
+    assert "faster than memory allows" in " ".join(invalid_because(made, RATE * 0.45))
+
+
+def test_what_no_machine_does_is_still_seen():
+    ms = honest("full", 0)
+    said = row(record(ms, kv_read="full"), ms * 0.9)
+    assert said["status"] == "invalid"
+    assert said["flags"][0]["code"] == "faster_than_limit"
+    flatter = honest("grows", 0)[0] + np.arange(NEW) * KV / RATE * 1e3 * 0.8
+    assert row(record(flatter), flatter)["flags"][0]["code"] == "slope_faster_than_limit"
+    ms = honest("grows", 0, 0)
+    ms[2000:] = ms[2000]  # a cache that lost its contents
+    assert "plateau_past_window" in [f["code"] for f in row(record(ms, kv_read="grows"), ms)["flags"]]
+
+
+def test_a_copied_cache_has_a_share_of_the_ideal_and_one_of_what_it_moves():
+    ms = honest("copied", 0)
+    said = row(record(ms), ms, RATE / 2)
+    assert said["W_theory_tokens_per_ms"] == pytest.approx(RATE / KV / 1e3)
+    assert said["W_declared_theory_tokens_per_ms"] == pytest.approx(RATE / KV / 3e3)
+    assert said["W_ratio"] == pytest.approx(1 / 3, rel=0.02)
+    assert said["W_declared_ratio"] == pytest.approx(1, rel=0.02)
+    assert said["W_declared_measured_ratio"] == pytest.approx(2, rel=0.02)
+    once = row(record(ms, kv_read="padded256"), ms)
+    assert once["W_declared_ratio"] == once["W_ratio"]
+
+
+def test_a_static_cache_is_a_floor_of_weights_and_all_of_it_and_has_no_W():
+    ms = honest("full", 0)
+    said = row(record(ms, kv_read="full"), ms)
+    assert said["B_theory_ms"] == pytest.approx((WEIGHTS + KV * N_CTX) / RATE * 1e3)
+    assert said["B_ratio"] == pytest.approx(1, abs=0.02)
+    assert not said["W_identifiable"]
+    assert (said["W_theory_tokens_per_ms"], said["W_ratio"], said["W_declared_ratio"]) == (None, None, None)
+    assert columns.W(said, "W_tokens_per_ms") == "not applicable"
+    assert tables.shown(said, "W_tokens_per_ms", "{:.0f}") == "not applicable"
+    (shown,) = (c for c in columns.SPEED if c.key == "W_declared_ratio")
+    assert columns.cell(said, shown) == columns.NONE
+    copied = honest("copied", 0)
+    assert columns.cell(row(record(copied), copied), shown) in ("99%", "100%", "101%")
+
+
+def test_a_window_is_read_up_to_its_length_and_has_a_slope_only_before_it():
+    ms = honest("window", 0, 2048)
+    for made in (record(ms, "cpu", kv_read="window", window=2048), record(ms, "cpu", kv_read="window")):
+        limit = traffic.limits(made, RATE)["measured"]
+        assert (limit.slope_ms, limit.declared_slope_ms) == (None, None)
+    attended = np.minimum(np.arange(PROMPT + 1, PROMPT + NEW), 2048).mean()
+    seconds = (made["timing"]["last_token_ns"] - made["timing"]["first_token_ns"]) / 1e9 / (NEW - 1)
+    wide = record(ms, "cpu", kv_read="window", window=2048)
+    assert traffic.bandwidth_share(wide, RATE) == pytest.approx((WEIGHTS + KV * attended) / seconds / RATE)
+    # Of a window that is not told no byte is counted.
+    assert traffic.bandwidth_share(made, RATE) == pytest.approx(WEIGHTS / seconds / RATE)
+    within = record(ms, kv_read="window", window=NEW + PROMPT)
+    assert traffic.limits(within, RATE)["measured"].slope_ms == pytest.approx(KV / RATE * 1e3)

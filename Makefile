@@ -1,11 +1,12 @@
 # Two commands do all on a fresh machine: `make demo` and `make test`. Each sets up what it needs.
+# `make demo-all` is the demo with every stack.
 PYTHON ?= python3
 # A local wheel folder given to pip is passed on to uv, which does not read pip's settings (and parts by commas).
 empty :=
 comma := ,
 export UV_FIND_LINKS ?= $(subst $(empty) $(empty),$(comma),$(strip $(PIP_FIND_LINKS)))
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo demo-all test lint clean
 
 setup: .venv/.ready
 
@@ -20,8 +21,12 @@ demo: .venv/.ready
 	.venv/bin/harness env create llamacpp
 	.venv/bin/harness run configs/quickstart.yaml
 
+demo-all: .venv/.ready
+	.venv/bin/harness env create llamacpp hf bnb
+	.venv/bin/harness run configs/quickstart-all.yaml
+
 test: .venv/.ready
-	.venv/bin/harness env create llamacpp
+	.venv/bin/harness env create llamacpp hf bnb
 	.venv/bin/python -m pytest
 
 lint: .venv/.ready

@@ -251,6 +251,33 @@ def test_every_figure_of_a_study_with_an_evil_name_is_drawn_and_the_name_is_only
     reader.context.close()
 
 
+def test_checks_of_weights_stand_in_a_table_of_their_own_and_an_evil_name_is_only_text(
+    browser: Any, study: Study, tmp_path: Path
+):
+    depth = {"n": 25, "relative_error": 0.0142, "top1_agreement": 0.96, "near_ties": 1}
+    check = {"name": "m hf bf16", "reference": "hf fp32", "allowed_error": 0.06, "verdict": "agrees"}
+    check |= {"depths": [depth, depth | {"n": 300, "relative_error": None}], "reason": None, "left_out_n": []}
+    wrong = check | {"name": f"m {EVIL}", "verdict": "wrong", "reason": "another model", "left_out_n": [2100]}
+    few = {"cells": study.cells[:1], "series": {}, "memory": {}, "checks": [check, wrong]}
+    path = tmp_path / "checks.html"
+    document.write(path, Study(**(vars(study) | few)))
+    reader = Reader(browser, path, viewport={"width": 390, "height": 844})
+    reader.page.get_by_role("link", name="Same model?").click()
+    section = reader.page.locator("#agreement")
+    assert section.locator("tbody tr").first.locator("td").all_text_contents() == [
+        *("hf fp32", "1.42%", "96% (1 near)", "NaN", "96% (1 near)", "6%", "agrees")
+    ]
+    assert section.locator("tr.bad th").text_content() == f"m {EVIL}"
+    assert section.locator("li").all_text_contents() == [
+        f"m {EVIL}: another model",
+        f"not compared, as it would have taken too long: m {EVIL}: n = 2,100",
+    ]
+    assert reader.page.evaluate("document.documentElement.scrollWidth") == 390
+    assert reader.page.locator("img[src=x]").count() == 0
+    assert reader.complaints == []
+    reader.context.close()
+
+
 def test_hovered_numbers_survive_packing():
     """Latencies are packed as 4-byte floats: their third decimal holds up to 16 seconds a token."""
     ms = np.array([0.001, 12.3456, 999.9994, 9_999.999])

@@ -47,6 +47,7 @@ def test_every_subcommand_and_config_is_in_the_readme():
         "machine",
         "fit",
         "report",
+        "check-weights",
     ):
         assert f"harness {command}" in README
     for config in (ROOT / "configs").glob("*.yaml"):

@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Protocol
 
 from harness import machine, plan, results
+from harness.analysis import agreement
 from harness.analysis.verdicts import status
-from harness.campaign import facts
+from harness.campaign import check, facts
 from harness.campaign.device_lock import DeviceBusy, device_lock
 from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.probes import Probes
 from harness.campaign.repeat import Inputs, measure, not_measured
 from harness.config import Experiment
 from harness.plan import Cell
-from harness.results import Stored
+from harness.results import Record, Stored
 
-__all__ = ["Asked", "DeviceBusy", "Stopped", "Watcher", "run"]
+__all__ = ["CHECK_SECONDS", "Asked", "DeviceBusy", "Stopped", "Watcher", "check_weights", "run"]
+
+CHECK_SECONDS = check.SECONDS
 
 
 class Stopped(RuntimeError):
@@ -48,7 +51,8 @@ class Asked:
 
 
 def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Watcher) -> list[Stored]:
-    """Measure what is not measured yet. Returns every repeat's record, those kept from before included.
+    """Measure what is not measured yet. Returns every repeat's record, those kept from before included, and
+    after them those of the checks of weights, if the protocol has them.
 
     Raises ResultsError and CacheError (nothing was started), DeviceBusy, Stopped, KeyboardInterrupt (the
     record of the repeat in hand is written first).
@@ -58,15 +62,19 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
     order = plan.order(cells, protocol.repeats, protocol.order_seed)
     preparation = Preparation(experiment.device, experiment.gpu, protocol.threads, watcher.say)
     with device_lock(preparation.device_id, asked.wait, watcher.say):
-        for stored in results.recover(asked.root, _passed_over(watcher)):
-            watcher.say(f"kept what an interrupted repeat had measured: {stored.folder}")
+        _recover(asked, watcher)
         slug = machine.facts()["slug"]
         keys = {cell.id: _content_key(cell, preparation, slug) for cell in cells}
-        latest = _latest(asked.root / slug, watcher)
+        latest, checked = _before(asked.root / slug, watcher)
+        shared = facts.of_campaign(experiment, asked.config_path, asked.command_line)
+        checks: list[Stored] = []
+        if protocol.check_weights:
+            checking = _checking(experiment, preparation, keys, asked, shared, CHECK_SECONDS)
+            checks = _checked(cells, checking, checked, watcher)
         found, todo = [], []
         for cell, repeat in order:
             before = latest.get((keys[cell.id], repeat))
-            was = status(before.record, has_series=before.has_series)[0] if before else None
+            was = _status(before) if before else None
             if before and plan.is_done(was, asked.fresh, asked.retry_failed):
                 found.append(before)
             else:
@@ -74,7 +82,6 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
         if found:
             watcher.say(f"{len(found)} repeats are measured already and kept; --fresh measures anew")
             preparation.know_prompts(each.record for each in found)
-        shared = facts.of_campaign(experiment, asked.config_path, asked.command_line)
         pending = {cell.id: cell for cell, _ in todo}
         ready = {key: _inputs(cell, experiment, preparation) for key, cell in pending.items()}
         probes = Probes(ready.values(), watcher.say, protocol.measure_bandwidth, protocol.measure_matrix_rate)
@@ -96,7 +103,70 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
             found.append(stored)
             watcher.repeat_ends(stored)
     place = {cell.id: number for number, cell in enumerate(cells)}
-    return sorted(found, key=lambda s: (place[s.record["cell"]], s.record["repeat"]))
+    found.sort(key=lambda s: (place[s.record["cell"]], s.record["repeat"]))
+    return found + checks
+
+
+def check_weights(
+    experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Watcher, seconds: float
+) -> list[Stored]:
+    """Hold the logits of every model and variant against the 16-bit reference, and measure nothing. Returns
+    a record each, those kept from before included. `seconds`: of computing a variant.
+
+    Raises as run() does.
+    """
+    results.check_writable(asked.root)
+    preparation = Preparation(experiment.device, experiment.gpu, experiment.protocol.threads, watcher.say)
+    with device_lock(preparation.device_id, asked.wait, watcher.say):
+        _recover(asked, watcher)
+        slug = machine.facts()["slug"]
+        keys = {cell.id: _content_key(cell, preparation, slug) for cell in cells}
+        _, checked = _before(asked.root / slug, watcher)
+        shared = facts.of_campaign(experiment, asked.config_path, asked.command_line)
+        checking = _checking(experiment, preparation, keys, asked, shared, seconds)
+        return _checked(cells, checking, checked, watcher)
+
+
+def _checking(
+    experiment: Experiment,
+    preparation: Preparation,
+    keys: dict[str, str],
+    asked: Asked,
+    shared: Record,
+    seconds: float,
+) -> check.Checking:
+    return check.Checking(
+        experiment=experiment,
+        preparation=preparation,
+        inputs=lambda cell: _inputs(cell, experiment, preparation),
+        keys=keys,
+        folder=asked.root / machine.facts()["slug"],
+        shared=shared,
+        seconds=seconds,
+        fresh=asked.fresh,
+        retry_failed=asked.retry_failed,
+    )
+
+
+def _checked(
+    cells: Sequence[Cell], checking: check.Checking, before: Sequence[Stored], watcher: Watcher
+) -> list[Stored]:
+    """Check, and say what is not as it should be."""
+    try:
+        found = check.check(cells, checking, before)
+    except results.ResultsError as full:
+        raise Stopped(f"stopped while checking weights: {full}") from full
+    for row in map(agreement.row, (stored.record for stored in found)):
+        if row["verdict"] != "agrees":
+            watcher.say(f"weights of {row['cell']}: {row['verdict']}: {row['reason']}")
+    return found
+
+
+def _status(before: Stored) -> str:
+    """What a repeat's record is worth; its series is opened only where a device's clock stands in it."""
+    counters = (before.record.get("done") or {}).get("counters", {})
+    columns = results.series(before) if "device_tokens" in counters and before.has_series else None
+    return status(before.record, has_series=before.has_series, series=columns)[0]
 
 
 def _inputs(cell: Cell, experiment: Experiment, preparation: Preparation) -> Inputs | NotReady:
@@ -134,12 +204,19 @@ def _content_key(cell: Cell, preparation: Preparation, slug: str) -> str:
     return plan.content_key(cell, options, stack, preparation.fingerprint(cell), slug, device)
 
 
-def _latest(folder: Path, watcher: Watcher) -> dict[tuple[str, int], Stored]:
-    """What this machine measured before: the latest record of each content key and repeat."""
-    stored = results.records(folder, _passed_over(watcher))
-    measured = [each for each in stored if each.record["kind"] == "measured"]
-    measured.sort(key=lambda each: str(each.record["started_utc"]))
-    return {(each.record["content_key"], each.record["repeat"]): each for each in measured}
+def _recover(asked: Asked, watcher: Watcher) -> None:
+    for stored in results.recover(asked.root, _passed_over(watcher)):
+        watcher.say(f"kept what an interrupted repeat had measured: {stored.folder}")
+
+
+def _before(folder: Path, watcher: Watcher) -> tuple[dict[tuple[str, int], Stored], list[Stored]]:
+    """What this machine measured before, the latest record of each content key and repeat; and its checks."""
+    kinds: dict[str, list[Stored]] = {"measured": [], "checked": []}
+    for each in results.records(folder, _passed_over(watcher)):
+        kinds.setdefault(each.record["kind"], []).append(each)
+    measured = sorted(kinds["measured"], key=lambda each: str(each.record["started_utc"]))
+    latest = {(each.record["content_key"], each.record["repeat"]): each for each in measured}
+    return latest, kinds["checked"]
 
 
 def _passed_over(watcher: Watcher) -> Callable[[results.ResultsError], None]:

@@ -50,7 +50,7 @@ def _dispatch(arguments: argparse.Namespace) -> int:
     from harness.results import ResultsError
 
     try:
-        code: int = getattr(commands, arguments.command)(arguments)
+        code: int = getattr(commands, arguments.command.replace("-", "_"))(arguments)
     except ConfigError as mistake:  # it names the file and the line
         print(mistake, file=sys.stderr)
         return NOT_STARTED
@@ -85,6 +85,22 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--dry-run", action="store_true", help="one line per cell: weights, disk, memory, time")
     run.add_argument("--json", action="store_true", help="print one array of records instead of the table")
 
+    check = _command(commands, "check-weights", "hold every variant's logits against the 16-bit reference")
+    check.add_argument("config", type=Path, metavar="CONFIG")
+    check.add_argument("-o", "--out", type=Path, metavar="DIR", help="results folder (default: results)")
+    check.add_argument(
+        "--only", action="append", default=[], metavar="GLOB", help="only cells whose id matches"
+    )
+    _settable(check)
+    check.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="of computing a variant; a depth that would take longer is left out (default: 60)",
+    )
+    check.add_argument("--fresh", action="store_true", help="check again what is checked already")
+    check.add_argument("--json", action="store_true", help="print one array of checks instead of the table")
+
     listing = _command(commands, "list", "the records of a results folder")
     listing.add_argument("dir", nargs="?", type=Path, default=Path("results"), metavar="DIR")
     listing.add_argument("--json", action="store_true", help="one array, one object per record")
@@ -96,8 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     synth = _command(commands, "synth", "make random weights of a shape's exact size, and print their path")
     synth.add_argument("shape", metavar="SHAPE", help="e.g. qwen1.5-0.5b")
     synth.add_argument(
-        "--quant", nargs="+", default=["f16"], metavar="TYPE", help="e.g. q4_k_m (default: f16)"
+        "--format", choices=["gguf", "hf"], default="gguf", help="hf: the checkpoint's folder (default: gguf)"
     )
+    synth.add_argument("--quant", nargs="+", metavar="TYPE", help="of a GGUF, e.g. q4_k_m (default: f16)")
     synth.add_argument("--seed", type=int, default=0, metavar="N", help="at least 0 (default: 0)")
     synth.add_argument("--json", action="store_true", help="one array, one object per file")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure a config, print the table (or JSON), write the page."""
     experiment = config.load(arguments.config, arguments.set)
     cells = plan.cells(experiment)
-    chosen = plan.select(cells, arguments.only)
-    if not chosen:
-        globs = " ".join(arguments.only)
-        hint = f"matches none of {len(cells)} cells, such as {cells[0].id}"
-        print(f"harness: --only {globs}: {hint}", file=sys.stderr)
+    if not (chosen := chosen_of(cells, arguments.only)):
         return NOT_STARTED
     if arguments.dry_run:
         from harness.cli import dry_run
@@ -62,6 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
     return OK if all(row["status"] == "ok" for row in gathered.repeats) else NOT_OK
 
 
+def check_weights(arguments: argparse.Namespace) -> int:
+    """Hold every variant's logits against the 16-bit reference."""
+    from harness.cli import check as command
+
+    return command.run(arguments)
+
+
 def list(arguments: argparse.Namespace) -> int:
     """Print the records of a results folder."""
     if not arguments.dir.is_dir():
@@ -71,7 +75,7 @@ def list(arguments: argparse.Namespace) -> int:
     unreadable: Any = lambda damage: print(f"harness: passed over: {damage}", file=sys.stderr)  # noqa: E731
     from harness.report.gather import Gathered
 
-    stored = [s for s in results.records(arguments.dir, unreadable) if s.record["kind"] == "measured"]
+    stored = [s for s in results.records(arguments.dir, unreadable) if s.record["kind"] != "reported"]
     _print(Gathered(stored), arguments.json)
     return OK
 
@@ -97,7 +101,7 @@ def synth(arguments: argparse.Namespace) -> int:
     """Make synthetic weights and print where they are."""
     from harness.cli import synth as command
 
-    return command.make(arguments.shape, arguments.quant, arguments.seed, arguments.json)
+    return command.make(arguments.shape, arguments.format, arguments.quant, arguments.seed, arguments.json)
 
 
 def env(arguments: argparse.Namespace) -> int:
@@ -127,6 +131,15 @@ def doctor(arguments: argparse.Namespace) -> int:
             if finding["advice"]:
                 print(f"      {finding['advice']}")
     return OK
+
+
+def chosen_of(cells: Sequence[plan.Cell], globs: Sequence[str]) -> Sequence[plan.Cell]:
+    """The cells that --only asks for; where there are none it is said."""
+    chosen = plan.select(cells, globs)
+    if not chosen:
+        hint = f"matches none of {len(cells)} cells, such as {cells[0].id}"
+        print(f"harness: --only {' '.join(globs)}: {hint}", file=sys.stderr)
+    return chosen
 
 
 def _print(gathered: Gathered, as_json: bool) -> None:

@@ -51,8 +51,8 @@ class Progress:
             self._draw(f"{self._place} {done}  {self._name}")
 
     def repeat_ends(self, stored: Stored) -> None:
-        state, reasons = status(stored.record)
         columns = series(stored)
+        state, reasons = status(stored.record, series=columns)
         line = f"{self._place} {self._name}  {state}"
         if state == "ok" and columns:
             first, *rest = columns["latency_ns"]

@@ -29,11 +29,15 @@ def make(arguments: argparse.Namespace) -> int:
             print(f"harness: {refusal}", file=sys.stderr)
             return NOT_OK
     if arguments.format:
-        table = {"md": export.markdown, "csv": export.csv, "json": export.json}[arguments.format]
-        print(table(study.rows), end="")
+        if arguments.format == "md":
+            print(export.markdown(study.rows, study.checks), end="")
+        else:
+            print({"csv": export.csv, "json": export.json}[arguments.format](study.rows), end="")
         return OK
     if arguments.output or not arguments.png:
-        page = arguments.output or Path("reports") / f"{gathered.cells[0]['machine']}.html"
+        page = (
+            arguments.output or Path("reports") / f"{[*gathered.cells, *gathered.checks][0]['machine']}.html"
+        )
         document.write(page, study)
         print(page.absolute())
     return OK

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from harness.report import columns, figures, summary
+from harness.report import agreement, columns, figures, summary
 from harness.report.drawing import Figure
 from harness.report.study import Row, Study, ok
 from harness.results import ResultsError
@@ -57,6 +57,7 @@ def page(study: Study) -> str:
         *_summary(study, sections),
         "</header><main>",
         *_tables(study),
+        *agreement.section(study.checks),
         *_figures(sections),
         *_methods(study),
         "</main>",
@@ -92,6 +93,7 @@ def _summary(study: Study, sections: Sections) -> Iterable[str]:
             yield f"<details><summary>{heading}</summary>{details}</details>"
     links = [
         ("tables", "Tables"),
+        *([("agreement", "Same model?")] if study.checks else []),
         *((key, title) for key, (title, _) in sections.items()),
         ("methods", "Methods"),
     ]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.report import columns, figures
+from harness.report import agreement, columns, figures
 from harness.report.drawing import Figure, plain
 from harness.report.study import Row, Study, bounds
 from harness.results import ResultsError
@@ -39,6 +39,8 @@ FIELDS = (
     *(
         "W_ratio",
         "W_measured_ratio",
+        "W_declared_ratio",
+        "W_declared_measured_ratio",
         "B_ms",
         "B_ci95_ms",
         "robust_B_ms",
@@ -48,9 +50,10 @@ FIELDS = (
     ),
     *("B_measured_ratio", "shape", "slow_from_n", "last_n", "start_tokens_per_s", "end_tokens_per_s"),
     *("file_bytes", "model_bytes", "weight_bytes_per_token", "kv_bytes_per_token", "loaded_bytes"),
-    *("peak_rss_bytes", "peak_vram_bytes", "kv_buffer_bytes", "compute_buffer_bytes", "max_ctx"),
+    *("kv_read", "peak_rss_bytes", "peak_vram_bytes", "peak_allocator_bytes", "kv_buffer_bytes"),
+    *("compute_buffer_bytes", "max_ctx"),
     *("bandwidth_share", "bandwidth_bytes_per_s", "fixed_ms", "dominated_by", "flags"),
-    *("baseline_B_ms", "baseline_W_tokens_per_ms"),
+    *("weights_check", "baseline_B_ms", "baseline_W_tokens_per_ms"),
 )
 INTERVALS = ("W_ci95", "B_ci95_ms")
 
@@ -59,8 +62,9 @@ class FiguresError(Exception):
     """The figures cannot be made into pictures; the message says why, in a sentence."""
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """The page's tables, as they are shown there, each below a heading. Rows as of Study.rows."""
+def markdown(rows: Sequence[Row], checks: Sequence[Row] = ()) -> str:
+    """The page's tables, as they are shown there, each below a heading. Rows as of Study.rows, and of
+    Study.checks."""
     parts = []
     for title, every in columns.TABLES.items():
         chosen = columns.used(every, rows)
@@ -71,10 +75,18 @@ def markdown(rows: Sequence[Row]) -> str:
             [str(row["name"]), columns.state(row), *(columns.cell(row, column) for column in chosen)]
             for row in rows
         ]
-        text = ["| " + " | ".join(map(_in_markdown, line)) + " |" for line in lines]
-        rule = "| --- | --- | " + " | ".join("---:" if column.numeric else "---" for column in chosen) + " |"
-        parts.append("\n".join([f"## {title}", "", text[0], rule, *text[1:]]))
+        parts.append(_table(title, lines, [False, False, *(column.numeric for column in chosen)]))
+    if checks:
+        lines = agreement.lines(checks)
+        numeric = [False, False, *[True] * (len(lines[0]) - 3), False]
+        parts.append(_table(agreement.HEADING, lines, numeric))
     return "\n\n".join(parts) + "\n"
+
+
+def _table(title: str, lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> str:
+    text = ["| " + " | ".join(map(_in_markdown, line)) + " |" for line in lines]
+    rule = "| " + " | ".join("---:" if each else "---" for each in numeric) + " |"
+    return "\n".join([f"## {title}", "", text[0], rule, *text[1:]])
 
 
 def csv(rows: Sequence[Row]) -> str:

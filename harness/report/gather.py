@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from harness import results
-from harness.analysis import budget, rows, traffic
+from harness.analysis import agreement, budget, rows, traffic
 from harness.report import tables
 from harness.report.study import Curve, MemoryCurve, Study
 from harness.results import ResultsError, Stored
@@ -21,7 +21,10 @@ class Gathered:
     """All rows of some records, one a repeat, and their series, each file read once."""
 
     def __init__(self, stored: Sequence[Stored]) -> None:
-        self.stored = sorted(stored, key=lambda each: _by_size(str(each.record["model"]["name"])))
+        by_size = sorted(stored, key=lambda each: _by_size(str(each.record["model"]["name"])))
+        self.stored = [each for each in by_size if each.record["kind"] != "checked"]
+        checked = [agreement.row(each.record) for each in by_size if each.record["kind"] == "checked"]
+        self.checks: list[Row] = tables.named(agreement.latest(checked))
         self.warnings: list[str] = []
         self.curves: dict[str, Curve] = {}
         ceilings = _ceilings(self.stored)
@@ -36,6 +39,7 @@ class Gathered:
                 self.curves[path] = Curve(n, ns / 1e6)
         nothing = Curve(np.empty(0), np.empty(0))
         rows.told_apart(self.repeats, [self.curves.get(str(r["series"]), nothing).ms for r in self.repeats])
+        agreement.held_against(self.repeats, self.checks)
         self.cells: list[Row] = tables.named(budget.apart(rows.per_cell(self.repeats)))
 
     def study(self, title: str, baseline: Gathered | None = None) -> Study:
@@ -57,6 +61,7 @@ class Gathered:
             title=title,
             cells=self.cells,
             repeats=self.repeats,
+            checks=self.checks,
             series={
                 c["name"]: self.curves[str(c["series"])] for c in self.cells if c["series"] in self.curves
             },

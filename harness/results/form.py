@@ -1,67 +1,33 @@
-"""What a record must hold for its readers, by kind: a form of types, held against one record. Pure.
-
-A form is a Value, Maybe(form) for what may be null, [form] for a list, {...: form} for a mapping of any keys,
-or {"key": form} for one with these keys, where "key?" may be missing. Other keys are welcome: nobody reads
-them.
-"""
+"""What a record must hold for its readers, by kind: a form of types, held against one record. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
-from datetime import datetime
+from dataclasses import MISSING, fields
 from typing import Any
 
+from harness.results.values import (
+    ABOVE_0,
+    COUNT,
+    MAPPING,
+    NAMES,
+    NUMBER,
+    PAIRS,
+    POSITIVE,
+    SHARE,
+    SWITCH,
+    TEXT,
+    TIME,
+    Form,
+    Maybe,
+    Value,
+    misfit,
+)
 from harness.theory.ggml import element_bytes
 from harness.theory.shapes import Shape
 
 Record = dict[str, Any]
-Form = Any
-"""Value | Maybe | list | dict, as the module says; recursive, which mypy has no name for here."""
-
 OUTCOMES = ("ok", "oom", "error", "crash", "timeout", "interrupted", "refused", "unavailable")
 
-# What is more, or nearer to 0, is damage: no figure comes near, and products and ratios of it would overflow.
-_MOST, _LEAST = 2**63, 2**-63
-
-
-@dataclass(frozen=True)
-class Value:
-    """One value: what it must be, in words, and how that is seen."""
-
-    must_be: str
-    holds: Callable[[Any], bool]
-
-
-@dataclass(frozen=True)
-class Maybe:
-    """The form, or null."""
-
-    form: Form
-
-
-def _is_time(value: object) -> bool:
-    try:
-        return datetime.fromisoformat(str(value)).tzinfo is not None
-    except ValueError:
-        return False
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < _MOST  # which neither infinity nor NaN is
-
-
-TEXT = Value("text", lambda value: isinstance(value, str))
-COUNT = Value("a whole number from 0", lambda value: type(value) is int and 0 <= value < _MOST)
-POSITIVE = Value("a whole number from 1", lambda value: type(value) is int and 0 < value < _MOST)
-NUMBER = Value("a number", _is_number)
-ABOVE_0 = Value("a number above 0", lambda value: _is_number(value) and value > _LEAST)
-SWITCH = Value("true or false", lambda value: isinstance(value, bool))
-TIME = Value("a time with its zone", lambda value: isinstance(value, str) and _is_time(value))
-MAPPING = Value("a mapping", lambda value: isinstance(value, dict))
-NAMES = Value(
-    "names", lambda value: isinstance(value, list | dict) and all(isinstance(name, str) for name in value)
-)
 OUTCOME = Value(f"one of {', '.join(OUTCOMES)}", lambda value: value in OUTCOMES)
 
 _TYPES = {"str": TEXT, "int": POSITIVE, "bool": SWITCH, "float": ABOVE_0, "int | None": Maybe(POSITIVE)}
@@ -104,7 +70,21 @@ LOADED = _SIZES | {
     "devices?": Maybe(MAPPING),
     "options?": Maybe({"n_ctx?": Maybe(COUNT), "threads?": Maybe(COUNT)}),
     "kv_read?": Maybe(TEXT),
+    "kv_bytes_per_token?": Maybe(COUNT),
+    "window?": Maybe(COUNT),
+    "trained_context?": Maybe(COUNT),
+    "leftovers?": Maybe([TEXT]),
+    "warnings?": Maybe([TEXT]),
     "memory?": Maybe({...: {...: COUNT}}),
+    "allocator?": Maybe({"allocated_bytes?": Maybe(COUNT)}),
+}
+COUNTERS = {
+    "stack_decode_ms?": Maybe(NUMBER),
+    "sampling_ms?": NUMBER,
+    "device_tokens?": Maybe(COUNT),
+    "compilations?": Maybe(COUNT),
+    "allocator?": Maybe({"peak_allocated_bytes?": Maybe(COUNT)}),
+    "allocator_retries?": Maybe(PAIRS),
 }
 MEASURED = _COMMON | {
     "asked": {"device": TEXT},
@@ -130,13 +110,15 @@ MEASURED = _COMMON | {
     "options?": MAPPING,
     "threads?": POSITIVE,
     "loaded?": Maybe(LOADED),
-    "done?": Maybe({"peak_rss_bytes?": Maybe(COUNT)}),
+    "done?": Maybe({"peak_rss_bytes?": Maybe(COUNT), "counters?": COUNTERS, "facts_changed?": LOADED}),
     "timing": {"wall_s?": Maybe(NUMBER), "first_token_ns?": COUNT, "last_token_ns?": COUNT},
     "memory": {
         "peak_rss_bytes?": Maybe(COUNT),
         "peak_rss_anon_bytes?": Maybe(COUNT),
         "peak_rss_file_bytes?": Maybe(COUNT),
         "peak_vram_bytes?": Maybe(COUNT),
+        "after_load_rss_bytes?": Maybe(COUNT),
+        "after_load_vram_bytes?": Maybe(COUNT),
         "rusage?": Maybe({"max_rss_bytes?": Maybe(COUNT)}),
     },
 }
@@ -148,11 +130,12 @@ FINISHED = {
     "conditions": {"pressure?": {...: NUMBER}},
     "loaded": LOADED,
     "done": {
-        "counters": {"stack_decode_ms?": Maybe(NUMBER), "sampling_ms?": NUMBER},
+        "counters": COUNTERS,
         "facts_changed": MAPPING,
         "warmup": {"agreed": SWITCH},
         "major_faults": COUNT,
         "cpu_wait_ns?": Maybe(COUNT),
+        "flushes?": PAIRS,
     },
 }
 REPORTED = _COMMON | {
@@ -187,7 +170,29 @@ REPORTED = _COMMON | {
         "printed": {...: {...: TEXT}},
     },
 }
-KINDS: dict[str, Form] = {"measured": MEASURED, "reported": REPORTED}
+CHECKED = _COMMON | {
+    key: MEASURED[key] for key in ("asked", "device?", "machine", "model", "workload", "options?")
+}
+CHECKED["check"] = {
+    "asked": {"windows": PAIRS, "seconds": ABOVE_0, "reference": Maybe({"stack": TEXT, "variant": TEXT})},
+    "speaks_for": [TEXT],
+    "unchecked?": TEXT,
+    "reference?": {"name": TEXT, "why": TEXT},
+    "left_out?": PAIRS,
+    "depths?": [
+        {
+            "n": POSITIVE,
+            "positions": POSITIVE,
+            "not_finite": COUNT,
+            "reference_not_finite": COUNT,
+            **dict.fromkeys(
+                ("relative_error", "relative_error_max", "top1_agreement", "kl_nats"), Maybe(SHARE)
+            ),
+            "near_ties": Maybe(COUNT),
+        }
+    ],
+}
+KINDS: dict[str, Form] = {"measured": MEASURED, "reported": REPORTED, "checked": CHECKED}
 BEGUN = {"started_utc": TIME, "workload": {"prompt_tokens": COUNT}}
 
 
@@ -201,32 +206,9 @@ def wrong_with(record: Record) -> str | None:
     shape = record["model"].get("shape") or {}
     if unknown := [name for name in shape if name not in _SHAPE_KEYS]:
         return f"model.shape.{unknown[0]} is no part of a shape"
+    if kind == "checked":
+        return _checked(record)
     return _measured(record) if kind == "measured" else None
-
-
-def misfit(value: Any, form: Form, where: str = "") -> str | None:
-    """Where and how a value does not fit its form, as a clause; null when it does."""
-    if isinstance(form, Value):
-        return None if form.holds(value) else f"{where or 'it'} must be {form.must_be}"
-    if isinstance(form, Maybe):
-        return None if value is None else misfit(value, form.form, where)
-    if isinstance(form, list):
-        if not isinstance(value, list):
-            return f"{where or 'it'} must be a list"
-        return _first(misfit(each, form[0], f"{where}[{index}]") for index, each in enumerate(value))
-    if not isinstance(value, dict):
-        return f"{where or 'it'} must be a mapping"
-    inside = f"{where}." if where else ""
-    if ... in form:
-        return _first(misfit(each, form[...], f"{inside}{key}") for key, each in value.items())
-    for key, of in form.items():
-        name = key.rstrip("?")
-        if name not in value:
-            if key == name:
-                return f"{inside}{name} is missing"
-        elif wrong := misfit(value[name], of, f"{inside}{name}"):
-            return wrong
-    return None
 
 
 def _measured(record: Record) -> str | None:
@@ -258,10 +240,23 @@ def _measured(record: Record) -> str | None:
     return None
 
 
+def _checked(record: Record) -> str | None:
+    """What a check that came to its end has: every depth with an error, or with what is no number."""
+    if record["outcome"] != "ok":
+        return None
+    check = record["check"]
+    if not check.get("depths") or "reference" not in check:
+        return "check.depths and check.reference must be there where the outcome is ok"
+    for index, depth in enumerate(check["depths"]):
+        if depth["relative_error"] is None and not depth["not_finite"] + depth["reference_not_finite"]:
+            return f"check.depths[{index}].relative_error is missing"
+    return None
+
+
 def _weights(record: Record, loaded: Record) -> str | None:
     """What the bytes of a decode step are counted from."""
-    weights = record["model"]["weights"]
-    sizes = weights.get("header") or loaded
+    said = "tied" in loaded and loaded.get("model_bytes") is not None  # the stack counted what it loaded
+    sizes = loaded if said else record["model"]["weights"].get("header") or loaded
     if not sizes.get("tied", True) and sizes.get("model_bytes") is not None:
         embedding = sizes.get("input_embedding_bytes")
         if embedding is None:
@@ -274,7 +269,3 @@ def _weights(record: Record, loaded: Record) -> str | None:
         except (KeyError, TypeError):
             return f"options.{name} must be one of ggml's types"
     return None
-
-
-def _first(clauses: Any) -> str | None:
-    return next((clause for clause in clauses if clause), None)

@@ -1,0 +1,203 @@
+"""Is a variant still the same model? Its logits against the 16-bit reference's: by how much they differ, and
+whether that is what its types cost or another model. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Record = dict[str, Any]
+Row = dict[str, Any]
+
+WINDOW = 25  # positions compared at each depth, as many as the prompt has
+DEPTHS = (300, 2_100)  # past llama.cpp's first padding of its cache, and past 2,048, where some caches end
+
+# Above these a mean relative error is another model's, by the bits of the coarsest type in play. Measured on
+# random weights, which are harsher than trained ones, of 2 layers to the 24 of qwen1.5-0.5b, at n = 25 to
+# 2,100, the worst window: f16 and f32 0.002, bf16 0.015; 8 bits 0.044; 5 bits 0.19; 4 bits 0.37, fp4 0.42;
+# 3 bits 0.57; 2 bits 0.84. Two models with nothing in common: 1.41, the square root of two. One matrix of the
+# last of two layers with its rows in another order: 0.5 to 0.8, of the first 0.8 to 1.3. So down to 8 bits
+# any such fault is seen, at 4 most are, below only a model that is unrelated.
+WRONG_ABOVE: tuple[tuple[int, float], ...] = ((16, 0.06), (8, 0.15), (5, 0.4), (4, 0.6), (1, 1.1))
+NEAR_TIE = 1e-3  # of the spread of a position's logits: which of two comes first is then a matter of rounding
+
+
+def windows(prompt_tokens: int, tokens: int) -> list[list[int]]:
+    """The positions to compare, each [first, end) counting from 0: the prompt, then WINDOW positions up to
+    each of DEPTHS and to the workload's own length. They do not overlap; the deepest goes before the one
+    above it."""
+    found = [[0, prompt_tokens]]
+    deepest = [max(prompt_tokens, tokens - WINDOW), tokens]
+    for end in DEPTHS:
+        if found[-1][1] <= end - WINDOW and end <= deepest[0]:
+            found.append([end - WINDOW, end])
+    return [*found, deepest] if deepest[0] < tokens else found
+
+
+def compare(
+    reference: NDArray[np.float32],
+    reference_positions: Sequence[int],
+    variant: NDArray[np.float32],
+    variant_positions: Sequence[int],
+    asked: Sequence[Sequence[int]],
+) -> list[Row]:
+    """How far a variant's logits are from the reference's, one row a window of `asked` that both have whole.
+
+    The logits are (positions, vocabulary), float32, a row for each of the positions. Errors are shares: the
+    length of the difference over the reference's, position by position. Raises ValueError: the vocabularies
+    or the numbers of rows differ.
+    """
+    if reference.ndim != 2 or variant.ndim != 2 or reference.shape[1] != variant.shape[1]:
+        widths = [str(each.shape[-1]) if each.ndim else "1" for each in (variant, reference)]
+        raise ValueError(f"{widths[0]} logits a position, and the reference has {widths[1]}")
+    places = []
+    for logits, positions in ((reference, reference_positions), (variant, variant_positions)):
+        if len(logits) != len(positions):
+            raise ValueError(f"{len(logits)} rows of logits for {len(positions)} positions")
+        places.append({position: place for place, position in enumerate(positions)})
+    found = []
+    for first, end in asked:
+        wanted = range(first, end)
+        if all(position in of for position in wanted for of in places):
+            rows = [[of[position] for position in wanted] for of in places]
+            found.append({"n": end, **_window(reference[rows[0]], variant[rows[1]])})
+    return found
+
+
+def _window(reference: NDArray[np.float32], variant: NDArray[np.float32]) -> Row:
+    """One window; errors are null where either has a number that is none."""
+    finite = [int(np.isfinite(each).all(axis=1).sum()) for each in (reference, variant)]
+    row: Row = {
+        "positions": len(reference),
+        "not_finite": len(variant) - finite[1],
+        "reference_not_finite": len(reference) - finite[0],
+        "relative_error": None,
+        "relative_error_max": None,
+        "top1_agreement": None,
+        "near_ties": None,
+        "kl_nats": None,
+    }
+    if sum(finite) < len(reference) + len(variant):
+        return row
+    theirs, ours = reference.astype(np.float64), variant.astype(np.float64)
+    lengths = np.linalg.norm(theirs, axis=1)
+    if not lengths.all():  # a reference of zeros alone compares with nothing
+        return row | {"reference_not_finite": int((lengths == 0).sum())}
+    errors = np.linalg.norm(ours - theirs, axis=1) / lengths
+    second, first = np.partition(theirs, -2, axis=1)[:, -2:].T
+    tied = first - second <= NEAR_TIE * (first - theirs.min(axis=1))
+    same = theirs.argmax(axis=1) == ours.argmax(axis=1)
+    log_p, log_q = _log_softmax(theirs), _log_softmax(ours)
+    divergence = (np.exp(log_p) * (log_p - log_q)).sum(axis=1)
+    return row | {
+        "relative_error": float(errors.mean()),
+        "relative_error_max": float(errors.max()),
+        "top1_agreement": float(same.mean()),
+        "near_ties": int((tied & ~same).sum()),
+        "kl_nats": max(0.0, float(divergence.mean())),  # of equals it rounds to either side of 0
+    }
+
+
+def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    found: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return found
+
+
+def bits(record: Record) -> int:
+    """Of the coarsest type that a variant's weights or cache are asked to have, by the types' names."""
+    options = record.get("options") or {}
+    weights = options.get("quant") or options.get("dtype") or record["model"]["weights"].get("quant")
+    return min(_bits(str(name)) for name in (weights, *(options.get(key, "f16") for key in CACHE_TYPES)))
+
+
+CACHE_TYPES = ("type_k", "type_v")
+
+
+def _bits(name: str) -> int:
+    """`q4_k_m`: 4; `int8`: 8; f16, bf16, fp32: 16; 1 for a name that says none."""
+    if re.fullmatch(r"(f|bf|fp)(16|32)", name):
+        return 16
+    found = re.search(r"\d+", name)
+    return int(found[0]) if found else 1
+
+
+def allowed(record: Record) -> float:
+    """The mean relative error from which a check is wrong."""
+    of = bits(record)
+    return next(bound for least, bound in WRONG_ABOVE if of >= least)
+
+
+def verdict(record: Record) -> tuple[str, str | None]:
+    """What a check says: `agrees`, `wrong`, `failed` (the variant gave no logits) or `unchecked` (there is no
+    reference), and why, as a sentence."""
+    check = record["check"]
+    if record["outcome"] != "ok":
+        word = "unchecked" if check.get("unchecked") else "failed"
+        return word, record.get("reason") or str(record["outcome"])
+    for depth in check["depths"]:
+        if depth["not_finite"]:
+            many = f"{depth['not_finite']} of {depth['positions']} positions up to n = {depth['n']}"
+            return "wrong", f"not-a-number logits at {many}"
+        if depth["reference_not_finite"]:
+            return "unchecked", f"the reference's own logits are no numbers up to n = {depth['n']}"
+    worst = max(check["depths"], key=lambda depth: float(depth["relative_error"]))
+    error, bound = worst["relative_error"], allowed(record)
+    if error <= bound:
+        return "agrees", None
+    detail = f"logits are {error:.0%} off the 16-bit reference up to n = {worst['n']}"
+    return "wrong", f"{detail}, and its types explain {bound:.0%} at most: it is not the same model"
+
+
+def row(record: Record) -> Row:
+    """One check as lists and reports show it. Missing is null."""
+    word, reason = verdict(record)
+    check = record["check"]
+    return {
+        "cell": record["cell"],
+        "content_key": record["content_key"],
+        "speaks_for": check["speaks_for"],
+        "model": record["model"]["name"],
+        "stack": record["stack"],
+        "variant": record["variant"],
+        "machine": record["machine"]["slug"],
+        "device": record.get("device", record["asked"]["device"]),
+        "started_utc": record["started_utc"],
+        "outcome": record["outcome"],
+        "verdict": word,
+        "reason": reason,
+        "reference": (check.get("reference") or {}).get("name"),
+        "allowed_error": allowed(record) if record["outcome"] == "ok" else None,
+        "depths": check.get("depths") or [],
+        "left_out_n": [end for _, end in check.get("left_out") or []],
+    }
+
+
+def latest(rows: Sequence[Row]) -> list[Row]:
+    """One row a content key, in order of first appearance: the last that came to its end, else the last."""
+    found: dict[str, Row] = {}
+    for each in _ordered(rows):
+        found[each["content_key"]] = each
+    return [each for each in rows if found[each["content_key"]] is each]
+
+
+def held_against(rows: Sequence[Row], checks: Sequence[Row]) -> None:
+    """Say in each measured row what the latest check of it found, `weights_check`; one that is wrong makes it
+    invalid."""
+    speaking = {key: each for each in _ordered(checks) for key in each["speaks_for"]}
+    for each in rows:
+        found = speaking.get(each["content_key"], {})
+        each["weights_check"] = found.get("verdict")
+        if found.get("verdict") == "wrong":
+            each["flags"].append({"code": "weights_disagree", "detail": str(found["reason"])})
+            each["reasons"] = [*each["reasons"], str(found["reason"])]
+            each["status"] = "invalid" if each["status"] == "ok" else each["status"]
+
+
+def _ordered(checks: Sequence[Row]) -> list[Row]:
+    """Those that came to their end last, and of those the latest last."""
+    return sorted(checks, key=lambda each: (each["outcome"] == "ok", str(each["started_utc"])))

@@ -1,0 +1,50 @@
+"""`harness check-weights`: the logits of every variant of a config against the 16-bit reference."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from harness import campaign, config, plan
+from harness.cli import NOT_OK, NOT_STARTED, OK
+from harness.cli.commands import chosen_of
+from harness.cli.progress import Progress
+from harness.report import agreement
+from harness.report.gather import Gathered
+
+AS_IT_SHOULD = ("agrees", "unchecked")  # of the latter nothing is known to be wrong
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check, then print the table or one array. Not ok when a variant is wrong, or gave no logits."""
+    seconds = campaign.CHECK_SECONDS if arguments.seconds is None else arguments.seconds
+    if not 0 < seconds <= 1e6:
+        print(f"harness: --seconds {seconds:g}: must be above 0 and at most 1e6", file=sys.stderr)
+        return NOT_STARTED
+    experiment = config.load(arguments.config, arguments.set)
+    chosen = chosen_of(plan.cells(experiment), arguments.only)
+    if not chosen:
+        return NOT_STARTED
+    root = (arguments.out or Path("results")).absolute()
+    asked = campaign.Asked(root, arguments.config, sys.argv, fresh=arguments.fresh)
+    progress = Progress()
+    try:
+        stored = campaign.check_weights(experiment, chosen, asked, progress, seconds)
+    except (campaign.DeviceBusy, campaign.Stopped) as stop:
+        print(f"harness: {stop}", file=sys.stderr)
+        return NOT_OK
+    progress.clear()
+    checks = Gathered(stored).checks
+    if arguments.json:
+        print(json.dumps(checks, indent=1, allow_nan=False))
+    else:
+        from rich.console import Console
+
+        console = Console(width=200, soft_wrap=True, highlight=False)
+        console.print(agreement.terminal(checks))
+        for said in agreement.told(checks):
+            console.print(said, style="yellow", markup=False)
+        print(f"records: {root}")
+    return OK if all(check["verdict"] in AS_IT_SHOULD for check in checks) else NOT_OK

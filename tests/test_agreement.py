@@ -1,0 +1,198 @@
+"""Is it the same model? Logits of known differences, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.analysis import agreement
+
+PROMPT = [0, 25]
+
+
+def drawn(positions: int = 25, vocabulary: int = 512, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(size=(positions, vocabulary)).astype(np.float32)
+
+
+def compared(reference: Any, variant: Any, asked: list[list[int]] | None = None) -> list[dict]:
+    return agreement.compare(
+        reference, range(len(reference)), variant, range(len(variant)), asked or [[0, len(reference)]]
+    )
+
+
+def record(depths: list[dict], options: dict | None = None, **more: Any) -> dict:
+    """A checked record, as far as its readers look."""
+    return {
+        "cell": "m.s.v",
+        "content_key": "k",
+        "started_utc": "2026-01-01T00:00:00+00:00",
+        "stack": "llamacpp",
+        "variant": "v",
+        "outcome": "ok",
+        "machine": {"slug": "here"},
+        "asked": {"device": "cpu"},
+        "model": {"name": "m", "weights": {"kind": "path", "quant": "f16"}},
+        "options": options or {},
+        "check": {"speaks_for": ["k"], "reference": {"name": "hf fp32"}, "depths": depths},
+    } | more
+
+
+def test_equal_logits_are_not_off_at_all():
+    logits = drawn()
+    (depth,) = compared(logits, logits.copy())
+    assert depth["n"] == depth["positions"] == 25
+    assert depth["relative_error"] == depth["relative_error_max"] == depth["kl_nats"] == 0
+    assert depth["top1_agreement"] == 1
+    assert depth["near_ties"] == 0
+
+
+def test_the_error_is_the_length_of_the_difference_over_the_references():
+    logits = drawn(2)
+    variant = logits.copy()
+    variant[0] *= 1.1
+    (depth,) = compared(logits, variant)
+    assert depth["relative_error"] == pytest.approx(0.05, rel=1e-5)
+    assert depth["relative_error_max"] == pytest.approx(0.1, rel=1e-5)
+
+
+def test_the_divergence_is_that_of_the_distributions_in_nats():
+    reference, variant = np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]])
+    (depth,) = compared(reference.astype(np.float32), 5 + variant.astype(np.float32))
+    assert depth["kl_nats"] == pytest.approx(0.5 * np.log(0.5 / 0.25) + 0.5 * np.log(0.5 / 0.75), rel=1e-5)
+
+
+def test_two_models_with_nothing_in_common_are_wrong_whatever_their_types():
+    depths = compared(drawn(), drawn(seed=1))
+    assert depths[0]["relative_error"] == pytest.approx(np.sqrt(2), rel=0.05)
+    assert depths[0]["top1_agreement"] < 0.2
+    for quant in ("f16", "q8_0", "q4_0", "q2_k"):
+        word, reason = agreement.verdict(record(depths, {"quant": quant}))
+        assert word == "wrong"
+        assert "it is not the same model" in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("off", "right", "wrong"),
+    [(0.03, "bf16", None), (0.1, "q8_0", "f16"), (0.1, "int8", "fp32"), (0.3, "nf4", "q8_0")],
+)
+def test_an_error_is_judged_by_the_bits_there_are(off: float, right: str, wrong: str | None):
+    logits = drawn()
+    depths = compared(logits, logits * np.float32(1 + off))
+    assert agreement.verdict(record(depths, {"quant": right})) == ("agrees", None)
+    if wrong:
+        assert agreement.verdict(record(depths, {"dtype": wrong}))[0] == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("options", "bits"),
+    [
+        ({"quant": "f16", "type_k": "f16", "type_v": "q4_0"}, 4),
+        ({"quant": "q3_k_m"}, 3),
+        ({"quant": "int8", "dtype": "bf16"}, 8),
+        ({"quant": "nf4"}, 4),
+        ({"dtype": "fp16"}, 16),
+        ({"quant": None}, 8),
+    ],
+)
+def test_the_coarsest_type_counts_the_cache_included_and_the_file_where_none_is_asked(
+    options: dict, bits: int
+):
+    of = record([], options)
+    of["model"]["weights"]["quant"] = "q8_0"
+    assert agreement.bits(of) == bits
+
+
+def test_one_wrong_depth_is_enough():
+    logits = drawn(50)
+    variant = logits.copy()
+    variant[25:] = drawn(25, seed=1)
+    word, reason = agreement.verdict(record(compared(logits, variant, [PROMPT, [25, 50]])))
+    assert word == "wrong"
+    assert "n = 50" in str(reason)
+
+
+def test_a_near_tie_that_fell_the_other_way_is_counted_apart():
+    logits = np.zeros((3, 8), np.float32)
+    logits[:, 0], logits[:, 1] = 10, (9.995, 9, 9.995)
+    variant = logits.copy()
+    variant[:2, 1] = 10.01
+    (depth,) = compared(logits, variant)
+    assert depth["top1_agreement"] == pytest.approx(1 / 3)
+    assert depth["near_ties"] == 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_logits_that_are_no_numbers_are_said_and_wrong(value: float):
+    logits = drawn()
+    variant = logits.copy()
+    variant[3, 7] = value
+    depths = compared(logits, variant)
+    assert json.loads(json.dumps(depths, allow_nan=False))[0]["not_finite"] == 1
+    word, reason = agreement.verdict(record(depths))
+    assert word == "wrong"
+    assert reason == "not-a-number logits at 1 of 25 positions up to n = 25"
+
+
+def test_of_a_reference_that_is_no_number_nothing_is_said_against_the_variant():
+    logits = drawn()
+    logits[3, 7] = np.nan
+    word, reason = agreement.verdict(record(compared(logits, drawn())))
+    assert word == "unchecked"
+    assert "reference" in str(reason)
+
+
+def test_two_vocabularies_are_not_compared():
+    with pytest.raises(ValueError, match="511 logits a position, and the reference has 512"):
+        compared(drawn(), drawn(vocabulary=511))
+
+
+def test_rows_are_matched_by_position_and_a_window_that_one_lacks_is_left_out():
+    logits = drawn(75)
+    positions = [*range(25), *range(275, 325)]
+    windows = [PROMPT, [275, 300], [300, 325]]
+    found = agreement.compare(logits, positions, logits[:50], positions[:50], windows)
+    assert [(depth["n"], depth["relative_error"]) for depth in found] == [(25, 0), (300, 0)]
+    without = np.concatenate([logits[:25], logits[50:]])
+    found = agreement.compare(logits, positions, without, [*range(25), *range(300, 325)], windows)
+    assert [(depth["n"], depth["relative_error"]) for depth in found] == [(25, 0), (325, 0)]
+    shifted = [*range(25), *range(276, 301)]
+    assert [d["n"] for d in agreement.compare(logits, positions, logits[:50], shifted, windows)] == [25]
+
+
+def test_windows_cover_the_prompt_and_the_end_and_never_meet():
+    for prompt in (1, 25, 100, 290, 2_500):
+        for new in (1, 2, 24, 25, 26, 250, 275, 276, 300, 301, 325, 2_050, 2_090, 2_100, 2_101, 9_975):
+            found = agreement.windows(prompt, prompt + new)
+            assert found[0] == [0, prompt]
+            assert found[-1][1] == prompt + new
+            for (_, end), (first, after) in pairwise(found):
+                assert end <= first < after <= prompt + new
+                assert after - first <= agreement.WINDOW
+    assert agreement.windows(25, 10_000) == [PROMPT, [275, 300], [2_075, 2_100], [9_975, 10_000]]
+
+
+def test_a_wrong_check_makes_the_cells_it_speaks_for_invalid_and_a_later_one_lifts_it():
+    logits = drawn()
+    bad, good = compared(logits, drawn(seed=1)), compared(logits, logits)
+    wrong = agreement.row(record(bad))
+    failed = agreement.row(record([], outcome="oom", started_utc="2026-01-02T00:00:00+00:00"))
+    right = agreement.row(record(good, started_utc="2026-01-03T00:00:00+00:00"))
+
+    def told(*checks: dict) -> list[dict]:
+        rows = [
+            {"content_key": key, "status": status, "reasons": [], "flags": []}
+            for key, status in (("k", "ok"), ("k", "oom"), ("other", "ok"))
+        ]
+        agreement.held_against(rows, agreement.latest(checks))
+        return rows
+
+    first, second, third = told(failed, wrong)
+    assert (first["status"], second["status"], third["status"]) == ("invalid", "oom", "ok")
+    assert first["flags"] == [{"code": "weights_disagree", "detail": first["reasons"][0]}]
+    assert (first["weights_check"], third["weights_check"]) == ("wrong", None)
+    assert [row["status"] for row in told(right, wrong, failed)] == ["ok", "oom", "ok"]
+    assert told(failed)[0]["weights_check"] == "failed"

@@ -1,0 +1,218 @@
+"""`harness check-weights` on real llama.cpp and transformers: what is told, kept, and called wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from harness import results
+from harness.campaign.reference import precision
+
+REAL = pytest.mark.real
+
+
+@pytest.fixture
+def of(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a config of one model: `of({"shape": "tiny-qwen2"}, {"stack": "llamacpp"}, new_tokens=40)`."""
+
+    def write(model: dict, *variants: dict, **protocol: object) -> Path:
+        settings = {"new_tokens": 40, "repeats": 1, "threads": 1, "timeout_s": 120}
+        settings |= {"measure_bandwidth": False, "warmup": {"tolerance": 0.9}}
+        experiment = {"protocol": settings | protocol, "models": [model], "variants": list(variants)}
+        path = tmp_path / "check.yaml"
+        path.write_text(json.dumps(experiment))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def file(harness, llamacpp_interpreter, tmp_path) -> Path:
+    """A user's own f16 file."""
+    made = Path(harness("synth", "tiny-llama", "--quant", "f16").out.strip())
+    return Path(shutil.copy(made, tmp_path / "mine.gguf"))
+
+
+def verdicts(ran) -> dict[str, str]:
+    return {check["variant"]: check["verdict"] for check in ran.json}
+
+
+def overwrite(path: Path, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Change the bytes of one tensor of a GGUF file in place."""
+    reader = gguf.GGUFReader(path, "r+")
+    tensor = next(each for each in reader.tensors if each.name == name)
+    tensor.data[:] = change(tensor.data.copy())
+    reader.data.flush()
+
+
+@REAL
+def test_every_variant_of_a_users_file_is_held_against_the_file_itself_and_kept(harness, of, file, tmp_path):
+    path = of({"name": "mine", "weights": str(file)}, {"stack": "llamacpp", "quant": ["q8_0", "q4_0"]})
+    ran = harness("check-weights", path, "--json")
+    assert ran.code == 0, ran.out
+    assert verdicts(ran) == {"q8_0": "agrees", "q4_0": "agrees"}
+    q8_0, q4_0 = ran.json
+    assert q8_0["reference"] == "llamacpp as stored"
+    assert [depth["n"] for depth in q8_0["depths"]] == [25, 65]
+    for coarse, fine in zip(q4_0["depths"], q8_0["depths"], strict=True):
+        assert 0.001 < fine["relative_error"] < coarse["relative_error"] < 0.6
+    again = harness("check-weights", path, "--json")
+    assert again.json == ran.json
+    assert "reference" not in again.err
+    assert len(list(results.records(tmp_path / "results", pytest.fail))) == 2
+    anew = harness("check-weights", path, "--json", "--fresh")
+    assert [check["depths"] for check in anew.json] == [check["depths"] for check in ran.json]
+    assert len(list(results.records(tmp_path / "results", pytest.fail))) == 4
+
+
+@REAL
+def test_a_file_whose_matrices_changed_places_is_wrong_and_so_is_its_speed(harness, of, file, tmp_path):
+    quants = {"stack": "llamacpp", "quant": ["q8_0", "q4_0"]}
+    path = of({"name": "mine", "weights": str(file)}, quants, check_weights=True)
+    assert harness("check-weights", path).code == 0
+    spoiled = loaded_by(tmp_path, "q8_0")
+    matrices = {each.name: each.data.copy() for each in gguf.GGUFReader(spoiled).tensors}
+    overwrite(spoiled, "blk.0.ffn_down.weight", lambda _: matrices["blk.1.ffn_down.weight"])
+    table = harness("check-weights", path, "--fresh")
+    assert table.code == 1
+    assert "it is not the same model" in table.out
+    ran = harness("run", path, "--json")
+    assert ran.code == 1
+    assert "checking" not in ran.err
+    rows = {row["variant"]: row for row in ran.json}
+    assert {name: (row["status"], row["weights_check"]) for name, row in rows.items()} == {
+        "q8_0": ("invalid", "wrong"),
+        "q4_0": ("ok", "agrees"),
+    }
+    assert [flag["code"] for flag in rows["q8_0"]["flags"]][-1] == "weights_disagree"
+    assert "it is not the same model" in " ".join(rows["q8_0"]["reasons"])
+    assert "Same model? Logits against the 16-bit reference" in (tmp_path / "reports/check.html").read_text()
+    listed = harness("list", "--json")
+    assert {row["variant"]: row["status"] for row in listed.json} == {"q8_0": "invalid", "q4_0": "ok"}
+    markdown = harness("report", "results", "--format", "md").out
+    assert "| mine llamacpp q8_0 | llamacpp as stored |" in markdown
+
+
+@REAL
+def test_rows_of_q_that_a_conversion_left_unpermuted_are_seen(harness, of, hf_interpreter, tmp_path):
+    """Llama's q and k are stored in another order in a GGUF; a conversion that forgets it is fluent, and
+    wrong."""
+    spoiled = Path(harness("synth", "tiny-llama", "--quant", "f16").out.strip())
+    before = spoiled.read_bytes()
+
+    def unpermuted(rows: np.ndarray) -> np.ndarray:  # 8 heads of 32 rows, whose halves are interleaved
+        return rows.reshape(8, 16, 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
+    overwrite(spoiled, "blk.0.attn_q.weight", unpermuted)
+    variants = [{"stack": "llamacpp", "quant": ["f16", "bf16"]}, {"stack": "hf", "dtype": "bf16"}]
+    try:
+        ran = harness("check-weights", of({"shape": "tiny-llama"}, *variants), "--json")
+    finally:
+        spoiled.write_bytes(before)
+    assert ran.code == 1
+    assert verdicts(ran) == {"f16": "wrong", "bf16": "agrees", "bf16-dynamic": "agrees"}
+    assert {check["reference"] for check in ran.json} == {"hf fp32"}
+    errors = {check["variant"]: check["depths"][-1]["relative_error"] for check in ran.json}
+    assert 0 < errors["bf16"] < 0.02
+    assert 0 < errors["bf16-dynamic"] < 0.03
+
+
+def loaded_by(folder: Path, variant: str) -> Path:
+    """The file that a variant's check read."""
+    found = {s.record["variant"]: s.record for s in results.records(folder / "results", pytest.fail)}
+    return Path(found[variant]["model"]["weights"]["file"])
+
+
+@REAL
+def test_without_16_bit_weights_a_variant_is_unchecked_and_nothing_is_held_against_it(
+    harness, of, llamacpp_interpreter
+):
+    path = harness("synth", "tiny-llama", "--quant", "q4_0").out.strip()
+    ran = harness("check-weights", of({"name": "mine", "weights": path}, {"stack": "llamacpp"}), "--json")
+    assert ran.code == 0
+    (check,) = ran.json
+    assert check["verdict"] == "unchecked"
+    assert "no 16-bit weights to compare with" in check["reason"]
+    assert "the file is q4_0" in check["reason"]
+
+
+@REAL
+def test_a_variant_that_gives_no_logits_has_failed_and_the_others_go_on(harness, of, file):
+    variants = [
+        {"stack": "llamacpp", "name": "refused", "type_v": "q4_0"},  # which needs flash attention
+        {"stack": "fake", "name": "fake"},
+        {"stack": "llamacpp", "name": "plain"},
+    ]
+    ran = harness("check-weights", of({"name": "mine", "weights": str(file)}, *variants), "--json")
+    assert ran.code == 1
+    assert verdicts(ran) == {"refused": "failed", "fake": "unchecked", "plain": "agrees"}
+    reasons = {check["variant"]: check["reason"] for check in ran.json}
+    assert "loads no weights" in reasons["fake"]
+    assert reasons["refused"]
+
+
+@REAL
+def test_a_depth_that_would_take_too_long_is_left_out_and_named(harness, of, file):
+    path = of({"name": "mine", "weights": str(file)}, {"stack": "llamacpp"}, new_tokens=2_000)
+    ran = harness("check-weights", path, "--seconds", "0.000001", "--json")
+    assert ran.code == 0
+    (check,) = ran.json
+    assert [depth["n"] for depth in check["depths"]] == [25]
+    assert check["left_out_n"] == [300, 2_025]
+    table = harness("check-weights", path, "--seconds", "0.000001")
+    assert "would have taken too long: mine llamacpp default: n = 300, 2,025" in table.out
+
+
+def test_the_reference_is_float32_where_that_leaves_room_and_says_so():
+    assert precision(7_000_000_000, 80 * 10**9) == (
+        "fp32",
+        "in float32 its weights take 28.0 GB, and 80.0 GB are free",
+    )
+    assert precision(7_000_000_000, 46 * 10**9)[0] == "bf16"
+
+
+def test_a_check_that_was_cut_off_is_recovered_and_done_again(harness, config, tmp_path):
+    path = config({"name": "only"})
+    assert harness("check-weights", path).code == 0
+    (stored,) = results.records(tmp_path / "results", pytest.fail)
+    begun = {key: value for key, value in stored.record.items() if key not in ("schema", "outcome", "reason")}
+    running = results.begin(stored.folder.parent, begun)
+    running.events.close()  # as when the controller dies
+    ran = harness("check-weights", path, "--json", "--fresh")
+    assert ran.code == 0
+    assert "kept what an interrupted" in ran.err
+    outcomes = [each.record["outcome"] for each in results.records(tmp_path / "results", pytest.fail)]
+    assert sorted(outcomes) == ["interrupted", "unavailable", "unavailable"]
+
+
+def test_a_folder_of_checks_alone_is_reported(harness, config, tmp_path):
+    assert harness("check-weights", config({"name": "only"}), "-o", "checks").code == 0
+    ran = harness("report", "checks", "-o", "page.html")
+    assert ran.code == 0, ran.err
+    assert "its stack loads no weights" in (tmp_path / "page.html").read_text()
+    assert harness("list", "checks", "--json").json == []
+
+
+def test_what_makes_no_sense_starts_nothing(harness, config, tmp_path):
+    assert harness("check-weights", config({}), "--seconds", "0").code == 2
+    assert harness("check-weights", config({}), "--only", "nothing").code == 2
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_checked_record_without_its_figures_is_passed_over(harness, config, tmp_path):
+    assert harness("check-weights", config({"name": "only"})).code == 0
+    (stored,) = results.records(tmp_path / "results", pytest.fail)
+    for spoiled, said in (
+        ({"outcome": "ok"}, "check.depths"),
+        ({"check": {"asked": {}, "speaks_for": []}}, "check.asked.windows"),
+        ({"check": stored.record["check"] | {"left_out": [[1, 2, 3]]}}, "check.left_out"),
+    ):
+        (stored.folder / "record.json").write_text(json.dumps(stored.record | spoiled))
+        with pytest.raises(results.ResultsError, match=said):
+            results.read(stored.folder / "record.json")

@@ -118,6 +118,7 @@ def load(request: Request) -> HfSession:
     model = hf.load_model(request, quantization_config=asked)
     session = HfSession(request, model, lambda: _facts(model, quant))
     session.feed([0], 1)  # a CPU's kernels repack the weights when they first run: facts are of what runs
+    session.empty(0)
     session.rehearse()
     return session
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_convert import LLAMA3
 
 from harness import launch
 from harness.envs.build import Interpreter
@@ -23,13 +24,6 @@ NEW_TOKENS = 40
 PLAIN = {
     "hf": {"dtype": "fp32", "attn": "eager"},
     "llamacpp": {"quant": "f32", "type_k": "f32", "type_v": "f32", "flash_attn": False, "repack": False},
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
 }
 QWEN3 = {"arch": "qwen3", "qk_norm": True, "head_dim": 64}
 BIASES = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}

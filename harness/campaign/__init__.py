@@ -3,7 +3,8 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -57,23 +58,13 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
     Raises ResultsError and CacheError (nothing was started), DeviceBusy, Stopped, KeyboardInterrupt (the
     record of the repeat in hand is written first).
     """
-    results.check_writable(asked.root)
     protocol = experiment.protocol
-    order = plan.order(cells, protocol.repeats, protocol.order_seed)
-    preparation = Preparation(experiment.device, experiment.gpu, protocol.threads, watcher.say)
-    with device_lock(preparation.device_id, asked.wait, watcher.say):
-        _recover(asked, watcher)
-        slug = machine.facts()["slug"]
-        keys = {cell.id: _content_key(cell, preparation, slug) for cell in cells}
-        latest, checked = _before(asked.root / slug, watcher)
-        shared = facts.of_campaign(experiment, asked.config_path, asked.command_line)
-        checks: list[Stored] = []
-        if protocol.check_weights:
-            checking = _checking(experiment, preparation, keys, asked, shared, CHECK_SECONDS)
-            checks = _checked(cells, checking, checked, watcher)
+    with _opened(experiment, cells, asked, watcher) as campaign:
+        keys, preparation, folder = campaign.keys, campaign.preparation, campaign.folder
+        checks = _checked(campaign, CHECK_SECONDS) if protocol.check_weights else []
         found, todo = [], []
-        for cell, repeat in order:
-            before = latest.get((keys[cell.id], repeat))
+        for cell, repeat in plan.order(cells, protocol.repeats, protocol.order_seed):
+            before = campaign.latest.get((keys[cell.id], repeat))
             was = _status(before) if before else None
             if before and plan.is_done(was, asked.fresh, asked.retry_failed):
                 found.append(before)
@@ -86,17 +77,17 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
         ready = {key: _inputs(cell, experiment, preparation) for key, cell in pending.items()}
         probes = Probes(ready.values(), watcher.say, protocol.measure_bandwidth, protocol.measure_matrix_rate)
         for number, (cell, repeat) in enumerate(todo, 1):
-            begun = shared | facts.of_repeat(cell, repeat, keys[cell.id], experiment.device, experiment.gpu)
-            begun |= {"place_in_order": [number, len(todo)]}
+            asked_of = facts.of_repeat(cell, repeat, keys[cell.id], experiment.device, experiment.gpu)
+            begun = campaign.shared | asked_of | {"place_in_order": [number, len(todo)]}
             begun |= probes.so_far(repeat)
             watcher.repeat_begins(number, len(todo), cell, repeat)
             inputs = ready[cell.id]
             try:
                 if isinstance(inputs, NotReady):
-                    stored = not_measured(asked.root / slug, cell, begun, inputs.outcome, str(inputs))
+                    stored = not_measured(folder, cell, begun, inputs.outcome, str(inputs))
                 else:
                     begun |= facts.of_inputs(cell, inputs, begun)
-                    stored = measure(asked.root / slug, cell, begun, inputs, watcher.tokens)
+                    stored = measure(folder, cell, begun, inputs, watcher.tokens)
             except results.ResultsError as full:
                 kept = f"{number - 1} repeats were finished and kept"
                 raise Stopped(f"stopped at {cell.id}: {full}; {kept}") from full
@@ -115,45 +106,61 @@ def check_weights(
 
     Raises as run() does.
     """
+    with _opened(experiment, cells, asked, watcher) as campaign:
+        return _checked(campaign, seconds)
+
+
+@dataclass(frozen=True)
+class _Campaign:
+    """One campaign while it has the device. `keys`: content key by cell; `folder`: results of this machine;
+    `shared`: what each of its records says; `latest`, `checks`: what was measured and checked before."""
+
+    experiment: Experiment
+    cells: Sequence[Cell]
+    asked: Asked
+    watcher: Watcher
+    preparation: Preparation
+    keys: dict[str, str]
+    folder: Path
+    shared: Record
+    latest: dict[tuple[str, int], Stored]
+    checks: list[Stored]
+
+
+@contextmanager
+def _opened(
+    experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Watcher
+) -> Iterator[_Campaign]:
+    """Take the device, keep what an interrupted campaign left, and see what is there. Raises as run()."""
     results.check_writable(asked.root)
     preparation = Preparation(experiment.device, experiment.gpu, experiment.protocol.threads, watcher.say)
     with device_lock(preparation.device_id, asked.wait, watcher.say):
-        _recover(asked, watcher)
+        for stored in results.recover(asked.root, _passed_over(watcher)):
+            watcher.say(f"kept what an interrupted repeat had measured: {stored.folder}")
         slug = machine.facts()["slug"]
         keys = {cell.id: _content_key(cell, preparation, slug) for cell in cells}
-        _, checked = _before(asked.root / slug, watcher)
+        folder = asked.root / slug
         shared = facts.of_campaign(experiment, asked.config_path, asked.command_line)
-        checking = _checking(experiment, preparation, keys, asked, shared, seconds)
-        return _checked(cells, checking, checked, watcher)
+        before = _before(folder, watcher)
+        yield _Campaign(experiment, cells, asked, watcher, preparation, keys, folder, shared, *before)
 
 
-def _checking(
-    experiment: Experiment,
-    preparation: Preparation,
-    keys: dict[str, str],
-    asked: Asked,
-    shared: Record,
-    seconds: float,
-) -> check.Checking:
-    return check.Checking(
+def _checked(campaign: _Campaign, seconds: float) -> list[Stored]:
+    """Check, and say what is not as it should be."""
+    experiment, preparation, watcher = campaign.experiment, campaign.preparation, campaign.watcher
+    checking = check.Checking(
         experiment=experiment,
         preparation=preparation,
         inputs=lambda cell: _inputs(cell, experiment, preparation),
-        keys=keys,
-        folder=asked.root / machine.facts()["slug"],
-        shared=shared,
+        keys=campaign.keys,
+        folder=campaign.folder,
+        shared=campaign.shared,
         seconds=seconds,
-        fresh=asked.fresh,
-        retry_failed=asked.retry_failed,
+        fresh=campaign.asked.fresh,
+        retry_failed=campaign.asked.retry_failed,
     )
-
-
-def _checked(
-    cells: Sequence[Cell], checking: check.Checking, before: Sequence[Stored], watcher: Watcher
-) -> list[Stored]:
-    """Check, and say what is not as it should be."""
     try:
-        found = check.check(cells, checking, before)
+        found = check.check(campaign.cells, checking, campaign.checks)
     except results.ResultsError as full:
         raise Stopped(f"stopped while checking weights: {full}") from full
     for row in map(agreement.row, (stored.record for stored in found)):
@@ -202,11 +209,6 @@ def _content_key(cell: Cell, preparation: Preparation, slug: str) -> str:
     built = [f"{name}={value}" for name, value in interpreter.environment.variables.items()]
     stack = [interpreter.environment.name, *built, *interpreter.lock]
     return plan.content_key(cell, options, stack, preparation.fingerprint(cell), slug, device)
-
-
-def _recover(asked: Asked, watcher: Watcher) -> None:
-    for stored in results.recover(asked.root, _passed_over(watcher)):
-        watcher.say(f"kept what an interrupted repeat had measured: {stored.folder}")
 
 
 def _before(folder: Path, watcher: Watcher) -> tuple[dict[tuple[str, int], Stored], list[Stored]]:

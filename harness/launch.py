@@ -36,7 +36,11 @@ RECORDED_VARIABLES = (
     "HIP_",
     "LD_",
     "MALLOC_",
+    "CUBLAS",
+    "CUDNN",
+    "NVIDIA_TF32_",
     "PYTORCH_",
+    "TRANSFORMERS_",
     "TORCH",
     "BNB_",
 )

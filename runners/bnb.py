@@ -117,9 +117,7 @@ def load(request: Request) -> HfSession:
         )
     model = hf.load_model(request, quantization_config=asked)
     session = HfSession(request, model, lambda: _facts(model, quant))
-    session.feed([0], 1)  # a CPU's kernels repack the weights when they first run: facts are of what runs
-    session.empty(0)
-    session.rehearse()
+    session.settle()
     return session
 
 
@@ -130,6 +128,8 @@ def _facts(model: nn.Module, quant: str) -> dict[str, Any]:
     quantized = [m for m in linear.values() if isinstance(m, CLASSES[quant])]
     states = [m.weight.quant_state for m in quantized if quant != "int8"]
     kinds = {state.quant_type for state in states}
+    # With AVX512-BF16 a CPU multiplies packed weights, in bf16; else it unpacks them every time.
+    repacked = sum(getattr(state, "packing_format_for_cpu", False) for state in states)
     synthetic = getattr(model.config, "harness_synthetic", False)
     return {
         **hf_loaded.model_facts(model, _packed),
@@ -139,11 +139,11 @@ def _facts(model: nn.Module, quant: str) -> dict[str, Any]:
         "leftovers": sorted(name for name, m in linear.items() if not isinstance(m, CLASSES[quant])),
         "packing": {
             "blocksize": sorted({state.blocksize for state in states}),
-            # With AVX512-BF16 a CPU multiplies packed weights, in bf16; else it unpacks them every time.
-            "repacked_for_cpu": sum(getattr(state, "packing_format_for_cpu", False) for state in states),
+            "repacked_for_cpu": repacked,
             "int8_threshold": sorted({m.state.threshold for m in quantized}) if quant == "int8" else [],
         },
-        "options": {"double_quant": any(state.nested for state in states)},
+        "options": {"double_quant": any(state.nested for state in states)}
+        | ({"dtype": "bf16"} if repacked else {}),
         "warnings": [INT8_ON_RANDOM_WEIGHTS] if quant == "int8" and synthetic else [],
     }
 

@@ -66,7 +66,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -94,10 +93,11 @@ def load(request: Request) -> HfSession:
     model = load_model(request)
     said = {"quant": QUANTS[request.options["dtype"]], "kernel_asked": "Linear"}
     session = HfSession(request, model, lambda: hf_loaded.model_facts(model) | said)
-    session.rehearse()
+    session.settle()
     return session
 
 
+@torch_device.memory_errors()
 def load_model(request: Request, **more: Any) -> torch.nn.Module:
     """The model in evaluation mode, every weight of it from the checkpoint. `more`: for from_pretrained.
 
@@ -109,21 +109,18 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
     transformers.utils.logging.disable_progress_bar()
     path, trusted = Path(request.model["path"]), options["trust_remote_code"]
     config = AutoConfig.from_pretrained(path, trust_remote_code=trusted, local_files_only=True)
-    try:
-        model, found = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config,
-            dtype=dtype,
-            attn_implementation=options["attn"],
-            device_map={"": device},
-            use_safetensors=True,  # a pickle may run code
-            local_files_only=True,
-            trust_remote_code=trusted,
-            output_loading_info=True,
-            **more,
-        )
-    except RuntimeError as refusal:
-        raise torch_device.as_memory(refusal) from refusal
+    model, found = AutoModelForCausalLM.from_pretrained(
+        path,
+        config=config,
+        dtype=dtype,
+        attn_implementation=options["attn"],
+        device_map={"": device},
+        use_safetensors=True,  # a pickle may run code
+        local_files_only=True,
+        trust_remote_code=trusted,
+        output_loading_info=True,
+        **more,
+    )
     if made_up := sorted(found["missing_keys"]) + sorted(str(key[0]) for key in found["mismatched_keys"]):
         raise ValueError(f"{path.name}: has no {made_up[0]} of the size its config.json says")
     hf_loaded.page_in(model)
@@ -146,34 +143,48 @@ class HfSession:
         if self._options["cache"] == "static":
             self._static = StaticCache(config=model.config, max_cache_len=self._options["n_ctx"])
         self._cache = self._emptied()
-        compiled = bool(self._options.get("compile"))
-        self._stepping = torch_device.compiled(model, self._device) if compiled else model
+        self._mode: str | None = None
+        self._stepping = model
+        if self._options.get("compile"):
+            static = {type(layer).__name__ for layer in self._cache.layers} == {"StaticLayer"}
+            self._mode = torch_device.compile_mode(self._device, static)
+            self._stepping = torch_device.compiled(model, self._mode)
         self._clock = torch_device.Clock(self._device)
         self._allocator = torch_device.Allocator(self._device)
-        self._compilations = 0
+        self._compilations = self._prompt_tokens = 0
+        self._highest: list[torch.Tensor] = []
 
-    def rehearse(self) -> None:
-        """On a GPU, take a step at 32, 64 ... tokens of context: which kernels run depends on the length, and
-        CUDA loads each when it first runs. A static cache has one length, which the warm-up meets."""
-        if self._device.type != "cuda" or self._static is not None:
-            return
-        depth = FIRST_REHEARSED
-        while depth <= self._options["n_ctx"]:
+    def settle(self) -> None:
+        """Take a step, so that what is said of the model is of it as it decodes: a static cache is allocated,
+        a CPU's kernels have repacked the weights.
+
+        On a GPU take more, at 32, 64 ... tokens of context: which kernels run depends on the length, and CUDA
+        loads each when it first runs. A static cache has one length, which the warm-up meets.
+        """
+        if self._static is not None:
+            hf_loaded.allocate(self._static, self.model.config, DTYPES[self._options["dtype"]], self._device)
+        self.empty(0)
+        self._forward(self.model, self._tensor([0]), 1)
+        one, depth = self._cache, FIRST_REHEARSED
+        while self._device.type == "cuda" and self._static is None and depth <= self._options["n_ctx"]:
             try:
-                self._cache = hf_loaded.filled_cache(
-                    self.model.config, depth, DTYPES[self._options["dtype"]], self._device
-                )
+                deep = hf_loaded.deepened(one, depth, self.model.config)
+                if deep is None:
+                    break
+                self._cache = deep
                 self._forward(self._stepping, self._tensor([0]), 1)
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, MemoryError):
                 break  # how far it gets is what decoding shows
             depth *= 2
-        self._cache = self._emptied()
-        torch.cuda.empty_cache()
+        self.empty(0)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         """Empties the cache now, to keep that out of the time to first token; the rest runs when iterated."""
-        self._check_room(len(prompt) + new_tokens)
-        self._cache = self._emptied()
+        self._check_numbers()  # of the generation before, a window of the warm-up
+        self.empty(len(prompt) + new_tokens)
+        self._prompt_tokens = len(prompt)
         torch_device.synchronize(self._device)
         self._allocator.begin()
         self._compilations = torch_device.compilations()
@@ -186,30 +197,27 @@ class HfSession:
         self._static.reset()
         return self._static
 
-    def _check_room(self, tokens: int) -> None:
-        if self._static is not None and tokens > self._options["n_ctx"]:
-            n_ctx = self._options["n_ctx"]
-            raise ValueError(f"a static cache of n_ctx {n_ctx} cannot hold the {tokens} tokens asked for")
-
     def _decode(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         clock, allocator = self._clock, self._allocator
         clock.begin()
-        try:
-            logits = self._forward(self.model, self._tensor(prompt), 1)
-            for n in range(len(prompt) + 1, len(prompt) + new_tokens + 1):
-                highest, token = logits[-1].max(dim=-1)
-                clock.token()
-                picked = int(token)  # waits for the device
-                if not math.isfinite(highest):  # the maximum is a NaN wherever there is one
-                    raise ValueError(f"not-a-number logits at token {n}")
-                yield picked
-                allocator.token(n)
-                if n == len(prompt) + new_tokens:
-                    return  # the last token is never fed back
+        logits = self._forward(self.model, self._tensor(prompt), 1)
+        for n in range(len(prompt) + 1, len(prompt) + new_tokens + 1):
+            highest, token = logits[-1].max(dim=-1)
+            clock.token()
+            self._highest.append(highest)  # looked at when all is over: on a GPU a look is another wait
+            yield int(token)  # waits for the device
+            allocator.token(n)
+            if n < len(prompt) + new_tokens:  # the last token is never fed back
                 logits = self._forward(self._stepping, token.view(1, 1), 1)
-        except RuntimeError as refusal:
-            raise torch_device.as_memory(refusal) from refusal
 
+    def _check_numbers(self) -> None:
+        """The maximum of logits is a NaN wherever there is one. Raises ValueError with the first token."""
+        finite = torch.stack(self._highest).isfinite().tolist() if self._highest else []
+        self._highest = []
+        if not all(finite):
+            raise ValueError(f"not-a-number logits at token {self._prompt_tokens + finite.index(False) + 1}")
+
+    @torch_device.memory_errors()
     @torch.inference_mode()
     def _forward(self, model: torch.nn.Module, ids: torch.Tensor, keep: int) -> torch.Tensor:
         """Logits after the last `keep` of `ids` (1, tokens), these added to the cache: (keep, vocabulary)."""
@@ -221,7 +229,9 @@ class HfSession:
 
     def empty(self, tokens: int) -> None:
         """Begin afresh, with room for so many tokens. Raises ValueError for a static cache that has none."""
-        self._check_room(tokens)
+        n_ctx = self._options["n_ctx"]
+        if self._static is not None and tokens > n_ctx:
+            raise ValueError(f"a static cache of n_ctx {n_ctx} cannot hold the {tokens} tokens asked for")
         self._cache = self._emptied()
 
     def feed(self, ids: list[int], keep: int) -> np.ndarray:
@@ -234,10 +244,9 @@ class HfSession:
 
     def counters(self) -> dict[str, Any]:
         """What the cache holds; on CUDA each token by the device's own clock, and the allocator's state."""
-        held = int(self._cache.get_seq_length())
+        self._check_numbers()
         return {
-            "evaluated_tokens": held,
-            "kv_positions": held,
+            "evaluated_tokens": int(self._cache.get_seq_length()),
             "compilations": torch_device.compilations() - self._compilations,
             **self._clock.counters(),
             **self._allocator.counters(),
@@ -246,19 +255,21 @@ class HfSession:
     def facts(self) -> dict[str, Any]:
         """As transformers has it after loading: counted from the modules, not from what was asked."""
         options, config, model = self._options, self.model.config, self._describe()
+        settings = torch_device.settings(self._device)
         cache = hf_loaded.cache_facts(config, self._cache, DTYPES[options["dtype"]])
         resolved = {
             "threads": torch.get_num_threads(),
+            "expandable_segments": bool(settings.get("allocator", {}).get("expandable_segments")),
             "dtype": hf_loaded.compute_dtype(self.model),
             "attn": config._attn_implementation,
             "cache": "dynamic" if self._static is None else "static",
             "n_ctx": self._static and self._static.get_max_length(),
-            "compile": self._stepping is not self.model,
+            "compile": self._mode is not None,
         }
         return {
             "versions": hf_loaded.versions(),
             "attention": config._attn_implementation,
-            "settings": torch_device.settings(self._device),
+            "settings": settings | {"compile_mode": self._mode},
             "allocator": self._allocator.state(),
             **model,
             "options": options | resolved | model.get("options", {}),

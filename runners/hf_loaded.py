@@ -10,10 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicLayer, StaticLayer
+
+from runners import torch_device
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 PAGE_BYTES = 4096  # or a multiple of it
+# How a step reads a cache of these layers. A static one of a window is not here: it reads less than n_ctx.
+_READ = {"DynamicLayer": "copied", "DynamicSlidingWindowLayer": "window", "StaticLayer": "full"}
 Packed = Callable[[nn.Module], dict[str, Tensor]]
 """Of a quantized layer: what it holds beside its parameters and buffers, by a name for each."""
 
@@ -47,7 +52,7 @@ def model_facts(model: nn.Module, packed: Packed = lambda module: {}) -> dict[st
             seen.add(place)
             by_type[name] += tensor.nbytes
             by_device[str(tensor.device)] += tensor.nbytes
-    tied = head is None or head.weight.data_ptr() == embedding.weight.data_ptr()
+    tied = head.weight.data_ptr() == embedding.weight.data_ptr()
     return {
         "kernels": dict(Counter(type(module).__name__ for module in _leaves(model))),
         "leftovers": [],
@@ -71,9 +76,11 @@ def model_facts(model: nn.Module, packed: Packed = lambda module: {}) -> dict[st
 
 
 def cache_facts(config: Any, cache: Any, dtype: torch.dtype) -> dict[str, Any]:
-    """How a step reads the KV cache, where that is, and the bytes that a token adds to it."""
+    """How a step reads the KV cache, where that is, and the bytes that a token adds to it; null where layers
+    differ in that."""
     kinds = [type(layer).__name__ for layer in cache.layers]
     text, (kv_heads, head_dim) = config.get_text_config(decoder=True), _kv_shape(config)
+    read = _READ.get(kinds[0]) if len(set(kinds)) == 1 else None
     held = [
         tensor
         for layer in cache.layers
@@ -83,34 +90,38 @@ def cache_facts(config: Any, cache: Any, dtype: torch.dtype) -> dict[str, Any]:
     on: Counter[str] = Counter()
     for tensor in held:
         on[str(tensor.device)] += tensor.nbytes
-    if any("Sliding" in kind for kind in kinds):
-        read = "window"
-    else:
-        read = "full" if any("Static" in kind for kind in kinds) else "copied"
     return {
         "kv_read": read,
         "window": getattr(text, "sliding_window", None) if read == "window" else None,
-        "kv_bytes_per_token": 2 * len(cache.layers) * kv_heads * head_dim * dtype.itemsize,
+        "kv_bytes_per_token": read and 2 * len(kinds) * kv_heads * head_dim * dtype.itemsize,
         "kv_layers": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "memory": dict(on),
         "devices": dict(Counter(str(tensor.device) for tensor in held)),
     }
 
 
-def filled_cache(config: Any, tokens: int, dtype: torch.dtype, device: torch.device) -> DynamicCache:
-    """A dynamic cache that holds so many tokens, all zeros."""
-    kv_heads, head_dim = _kv_shape(config)
-    zeros = torch.zeros(1, kv_heads, tokens, head_dim, dtype=dtype, device=device)
-    layers = len(DynamicCache(config=config).layers)
-    return DynamicCache([(zeros, zeros)] * layers, config=config)
-
-
 def _kv_shape(config: Any) -> tuple[int, int]:
     """KV heads and head size."""
     text = config.get_text_config(decoder=True)
     kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return kv_heads, head_dim
+    return kv_heads, getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+
+@torch_device.memory_errors()
+@torch.inference_mode()
+def allocate(cache: StaticCache, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Take a static cache's memory at once, where its layers are plain: what is far too large is then refused
+    by torch, before the first step makes a mask as long and the kernel kills the process."""
+    if {type(layer) for layer in cache.layers} == {StaticLayer}:
+        cache.early_initialization(1, *_kv_shape(config), dtype, device)
+
+
+def deepened(cache: DynamicCache, tokens: int, config: Any) -> DynamicCache | None:
+    """A cache of so many tokens, all as the one that `cache` holds; null where not all layers are plain."""
+    if {type(layer) for layer in cache.layers} != {DynamicLayer}:
+        return None
+    held = [[state.repeat(1, 1, tokens, 1) for state in (layer.keys, layer.values)] for layer in cache.layers]
+    return DynamicCache(held, config=config)
 
 
 def compute_dtype(model: nn.Module) -> str | None:

@@ -33,7 +33,8 @@ _SCALED_BY = {
     "linear": {"factor"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
 }
-_NOT_WEIGHTS = (".rotary_emb.inv_freq", ".masked_bias", ".self_attn.bias")  # buffers of older checkpoints
+# Buffers of older checkpoints; the controller's list is _BUFFER in harness/models/checkpoint.py.
+_NOT_WEIGHTS = (".rotary_emb.inv_freq", ".masked_bias", ".self_attn.bias")
 
 
 def convert(request: Request, say: Say) -> dict[str, Any]:

@@ -28,19 +28,20 @@ class Fed(Protocol):
 def write(session: Fed, request: Request, versions: dict[str, str]) -> dict[str, Any]:
     """Write logits as rows of a float32 .npy to files["logits"]; say the positions (from 0) they are after.
 
-    workloads[0]: the first `prompt_tokens` of `ids` go in at once, as a prompt does, with logits after each;
-    those of each of the `windows` [first, end) one by one, as in decode, with logits after each; what lies
-    between in chunks. A window that would take longer than `seconds` in all (null: any time), by the pace so
-    far, is left out, and those after it.
+    workloads[0]: the first `prompt_tokens` of `ids` go in at once, as a prompt does, with logits after the
+    last `prompt_keep` of them (not given: after each); those of each of the `windows` [first, end) one by
+    one, as in decode, with logits after each; what lies between in chunks. A window that would take longer
+    than `seconds` in all (null: any time), by the pace so far, is left out, and those after it.
     """
     asked, clock = request.workloads[0], time.monotonic
     ids, prompt, limit_s = asked["ids"], asked["prompt_tokens"], asked["seconds"]
+    keep = asked.get("prompt_keep", prompt)
     for _ in range(2):  # the first reads the weights from the disk: it says nothing of the pace
         session.empty(max([prompt, *(end for _, end in asked["windows"])]))
         began = clock()
-        rows = [session.feed(ids[:prompt], prompt)]
+        rows = [session.feed(ids[:prompt], keep)]
     fed, token_s = prompt, (clock() - began) / prompt
-    positions = list(range(prompt))
+    positions = list(range(prompt - keep, prompt))
     for first, end in asked["windows"]:
         if limit_s is not None and clock() - began + DEEPER * token_s * (end - fed) > limit_s:
             break

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ STATISTICS = {
     "retries": "num_alloc_retries",
     "device_allocations": "num_device_alloc",
 }
-SLOW_TOKEN = 1.2  # times the token before: a retry frees and takes device memory, which is milliseconds
-_NO_ROOM = re.compile(r"can't allocate memory|out of memory|DefaultCPUAllocator", re.IGNORECASE)
+SLOW_TOKEN = 1.2  # times the usual: a retry frees and takes device memory, which is milliseconds
+_WHERE = re.compile(r"^\[enforce fail at [^]]*\] [^.]*\. ")  # a place in torch's source
+_NO_ROOM = re.compile("can't allocate memory|DefaultCPUAllocator|CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def of(device: str) -> torch.device:
@@ -44,11 +46,15 @@ def prepare(device: torch.device, dtype: torch.dtype, threads: int, expandable_s
         raise ValueError(f"{name} (compute capability {major}.{minor}) has no bf16; ask for fp16")
 
 
-def as_memory(refusal: RuntimeError) -> BaseException:
-    """The error of a CPU allocation as a MemoryError, which torch does not raise; others as they are."""
-    if _NO_ROOM.search(str(refusal)) and not isinstance(refusal, torch.OutOfMemoryError):
-        return MemoryError(str(refusal).splitlines()[0])
-    return refusal
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raise a RuntimeError, where it is torch's word for memory it could not have, as a MemoryError."""
+    try:
+        yield
+    except RuntimeError as refusal:
+        if _NO_ROOM.search(str(refusal)) and not isinstance(refusal, torch.OutOfMemoryError):
+            raise MemoryError(_WHERE.sub("", str(refusal).splitlines()[0])) from refusal
+        raise
 
 
 def synchronize(device: torch.device) -> None:
@@ -56,11 +62,15 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def compiled(model: torch.nn.Module, device: torch.device) -> Any:
+def compile_mode(device: torch.device, static: bool) -> str:
+    """CUDA graphs (`reduce-overhead`) only where every step has the same buffers: a GPU's static cache."""
+    return "reduce-overhead" if device.type == "cuda" and static else "default"
+
+
+def compiled(model: torch.nn.Module, mode: str) -> Any:
     """The model compiled for steps of one token. One that would be compiled again and again is an error."""
     torch._dynamo.config.fail_on_recompile_limit_hit = True
-    mode = "reduce-overhead" if device.type == "cuda" else "default"  # CUDA graphs
-    return torch.compile(model, mode=mode, fullgraph=True, dynamic=None)
+    return torch.compile(model, mode=mode, fullgraph=True)
 
 
 def compilations() -> int:
@@ -84,7 +94,7 @@ def settings(device: torch.device) -> dict[str, Any]:
             "sdp_memory_efficient": backend.mem_efficient_sdp_enabled(),
             "sdp_math": backend.math_sdp_enabled(),
             "sdp_cudnn": backend.cudnn_sdp_enabled(),
-            "allocator": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
+            "allocator": torch.cuda.memory._snapshot()["allocator_settings"],
         }
     return found | {
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -130,7 +140,7 @@ class Allocator:
     def begin(self) -> None:
         self._retries: list[list[int]] = []
         self._known = self._count()
-        self._token_ns = self._last_ns = 0
+        self._n, self._usual_ns, self._last_ns = 0, 0.0, time.perf_counter_ns()
         if self._on:
             torch.cuda.reset_peak_memory_stats(self._device)
 
@@ -139,11 +149,16 @@ class Allocator:
         if not self._on:
             return
         now = time.perf_counter_ns()
-        took, self._last_ns = now - self._last_ns, now
-        if took > SLOW_TOKEN * self._token_ns and (count := self._count()) > self._known:
-            self._retries.append([n, count - self._known])
+        took, self._last_ns, self._n = now - self._last_ns, now, n
+        if self._usual_ns and took > SLOW_TOKEN * self._usual_ns:
+            self._note()
+        self._usual_ns += (took - self._usual_ns) / (8 if self._usual_ns else 1)
+
+    def _note(self) -> None:
+        """Put the retries since the last look down to the latest token."""
+        if (count := self._count()) > self._known:
+            self._retries.append([self._n, count - self._known])
             self._known = count
-        self._token_ns = took
 
     def state(self) -> dict[str, int] | None:
         """Bytes and counts of STATISTICS now; null on a CPU, which has no such allocator."""
@@ -153,8 +168,12 @@ class Allocator:
         return {name: int(found.get(key, 0)) for name, key in STATISTICS.items()}
 
     def counters(self) -> dict[str, Any]:
-        """State, and [position, retries] where there were any: `allocator`, `allocator_retries`."""
-        return {"allocator": self.state(), "allocator_retries": self._retries} if self._on else {}
+        """State, and [position, retries] where there were any: `allocator`, `allocator_retries`. Those that
+        made no token slow stand at the last."""
+        if not self._on:
+            return {}
+        self._note()
+        return {"allocator": self.state(), "allocator_retries": self._retries}
 
     def _count(self) -> int:
         return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0)) if self._on else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from harness.analysis import agreement
+from harness.report import agreement as report
 
 PROMPT = [0, 25]
 
@@ -167,12 +169,42 @@ def test_windows_cover_the_prompt_and_the_end_and_never_meet():
     for prompt in (1, 25, 100, 290, 2_500):
         for new in (1, 2, 24, 25, 26, 250, 275, 276, 300, 301, 325, 2_050, 2_090, 2_100, 2_101, 9_975):
             found = agreement.windows(prompt, prompt + new)
-            assert found[0] == [0, prompt]
+            assert found[0] == [max(0, prompt - agreement.WINDOW), prompt]
             assert found[-1][1] == prompt + new
             for (_, end), (first, after) in pairwise(found):
                 assert end <= first < after <= prompt + new
                 assert after - first <= agreement.WINDOW
-    assert agreement.windows(25, 10_000) == [PROMPT, [275, 300], [2_075, 2_100], [9_975, 10_000]]
+    assert agreement.windows(25, 2_200) == [PROMPT, [275, 300], [2_075, 2_100], [2_175, 2_200]]
+
+
+def test_past_2100_each_depth_is_at_most_twice_the_one_before_it_and_a_window():
+    for tokens in (3_000, 4_224, 4_225, 10_000, 100_000):
+        ends = [end for _, end in agreement.windows(25, tokens)]
+        assert ends[:3] == [25, 300, 2_100]
+        assert all(after <= 2 * end + agreement.WINDOW for end, after in pairwise(ends[2:]))
+    assert ends == [25, 300, 2_100, 4_200, 8_400, 16_800, 33_600, 67_200, 100_000]
+
+
+def test_a_table_shows_the_prompt_two_fixed_depths_and_the_deepest_of_each_check():
+    def check(*compared: int) -> dict:
+        return {"depths": [{"n": n} for n in compared]}
+
+    deep = check(25, 300, 2_100, 4_200, 8_400, 10_000)
+    shown = [25, 300, 2_100, 10_000]
+    assert report.headings([deep])[2:-2] == [f"{of} n={n:,}" for n in shown for of in ("off", "same first")]
+    late = report.headings([deep, check(25, 300, 2_100, 4_200), check()])
+    assert [heading for heading in late if "off" in heading][-2:] == ["off n=4,200", "off n=10,000"]
+
+
+def test_logits_are_compared_in_64_bits_one_position_at_a_time():
+    logits = drawn(50, 20_000)
+    variant = logits * np.float32(1.01)
+    tracemalloc.start()
+    (depth,) = compared(logits, variant)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert depth["relative_error"] == pytest.approx(0.01, rel=1e-3)
+    assert peak_bytes < 12 * 8 * 20_000
 
 
 def test_a_wrong_check_makes_the_cells_it_speaks_for_invalid_and_a_later_one_lifts_it():

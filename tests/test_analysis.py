@@ -94,6 +94,32 @@ def test_what_is_where_it_was_asked_for_is_no_lie():
         assert status(record(**changes)) == ("ok", [])
 
 
+def of_checkpoint(by_type: dict[str, int], loaded_bytes: int, quant: str = "bf16", **more: object) -> dict:
+    """Of a bf16 checkpoint with 500 parameters, as a stack of checkpoints loads one."""
+    header = {"model_bytes": sum(by_type.values()), "parameters": 500, "bytes_by_type": by_type}
+    changes: dict[str, object] = {
+        "model__weights__format": "hf",
+        "model__weights__quant": "bf16",
+        "model__weights__header": header,
+        "options__quant": None,
+        "loaded__quant": quant,
+        "loaded__parameters": 500,
+        "loaded__model_bytes": loaded_bytes,
+    }
+    return record(**(changes | more))
+
+
+def test_bytes_are_held_against_the_header_where_it_has_the_types_that_were_loaded():
+    assert invalid_because(of_checkpoint({"bf16": 1000}, 1000), None) == []
+    assert "model_bytes is 996 in the" in invalid_because(of_checkpoint({"bf16": 1000}, 996), None)[0]
+    mixed = {"f32": 40, "bf16": 980}  # norms in 32 bits, which are cast
+    assert invalid_because(of_checkpoint(mixed, 1000), None) == []
+    assert "parameters is 490" in invalid_because(of_checkpoint(mixed, 1000, loaded__parameters=490), None)[0]
+    assert invalid_because(of_checkpoint({"bf16": 1000}, 600, quant="nf4"), None) == []
+    as_gguf = of_checkpoint(mixed, 1000, model__weights__format="gguf")  # held as stored
+    assert "model_bytes is 1000 in the stack and 1020" in invalid_because(as_gguf, None)[0]
+
+
 def flags_of(**changes: object) -> dict[str, str]:
     said = rows.row(record(**changes), SERIES, None, None)
     assert said["status"] == "ok"

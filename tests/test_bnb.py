@@ -57,6 +57,21 @@ def test_double_quantization_is_told_as_it_is_held_when_decoding(worker, checkpo
     assert ("absmax of absmax" in loaded["bytes_by_type"]) is (repacked == 0)
 
 
+def test_a_type_that_the_kernel_does_not_compute_in_is_not_said_to_be_computed_in(
+    worker, checkpoint, bnb_interpreter
+):
+    request = request_of(checkpoint("tiny-qwen2"), "bnb", quant="nf4", dtype="fp32")
+    loaded, _, _ = said(worker(request, bnb_interpreter))
+    assert loaded["options"]["dtype"] == ("bf16" if loaded["packing"]["repacked_for_cpu"] else "fp32")
+
+
+def test_a_cache_that_does_not_fit_is_out_of_memory(worker, checkpoint, bnb_interpreter):
+    request = request_of(checkpoint("tiny-qwen2"), "bnb", cache="static", n_ctx=2**31 - 1)
+    last = worker(request, bnb_interpreter)[-1]
+    assert isinstance(last, Failed)
+    assert last.outcome == "oom"
+
+
 def test_double_quantization_of_int8_is_refused(worker, checkpoint, bnb_interpreter):
     request = request_of(checkpoint("tiny-qwen2"), "bnb", quant="int8", double_quant=True)
     assert worker(request, bnb_interpreter)[-1] == Failed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +12,15 @@ import gguf
 import numpy as np
 import pytest
 
-from harness import results
-from harness.campaign.reference import precision
+from harness import config as configs
+from harness import plan, results
+from harness.campaign.prepare import Preparation
+from harness.campaign.reference import NoLogits, Reference, free_bytes, logits_of, precision
+from harness.campaign.repeat import Inputs
+from harness.envs.build import Interpreter
+from harness.envs.header import stacks
+from harness.models import weights
+from harness.theory.families import SHAPES
 
 REAL = pytest.mark.real
 
@@ -37,6 +45,49 @@ def file(harness, llamacpp_interpreter, tmp_path) -> Path:
     """A user's own f16 file."""
     made = Path(harness("synth", "tiny-llama", "--quant", "f16").out.strip())
     return Path(shutil.copy(made, tmp_path / "mine.gguf"))
+
+
+@pytest.fixture
+def answering(tmp_path: Path) -> Callable[[str], Callable[[plan.Cell], Inputs]]:
+    """Inputs of cells whose worker is a script: it has `asked`, the request, and `say(event, **fields)`."""
+
+    def make(script: str) -> Callable[[plan.Cell], Inputs]:
+        path = tmp_path / "python"
+        path.write_text(f"#!{sys.executable}\n{WORKER}{script}\n")
+        path.chmod(0o700)
+
+        def inputs(cell: plan.Cell) -> Inputs:
+            return Inputs(
+                interpreter=Interpreter(stacks()["hf"].environments["cpu"], path, ()),
+                device_id="cpu",
+                weights=None,
+                prompt=[1] * 25,
+                prompt_source="fixed ids (no tokenizer)",
+                options=cell.options(1),
+                threads=1,
+                timeout_s=60,
+                sample_interval_ms=500,
+                warmup={},
+            )
+
+        return inputs
+
+    return make
+
+
+WORKER = """
+import json, os, sys
+import numpy as np
+
+request, pipe = sys.argv[-3:-1]
+asked = json.load(open(request))
+
+
+def say(event, **fields):
+    os.write(int(pipe), json.dumps({"event": event, **fields}).encode() + b"\\n")
+
+
+"""
 
 
 def verdicts(ran) -> dict[str, str]:
@@ -131,7 +182,7 @@ def loaded_by(folder: Path, variant: str) -> Path:
 
 @REAL
 def test_without_16_bit_weights_a_variant_is_unchecked_and_nothing_is_held_against_it(
-    harness, of, llamacpp_interpreter
+    harness, of, llamacpp_interpreter, tmp_path
 ):
     path = harness("synth", "tiny-llama", "--quant", "q4_0").out.strip()
     ran = harness("check-weights", of({"name": "mine", "weights": path}, {"stack": "llamacpp"}), "--json")
@@ -139,7 +190,10 @@ def test_without_16_bit_weights_a_variant_is_unchecked_and_nothing_is_held_again
     (check,) = ran.json
     assert check["verdict"] == "unchecked"
     assert "no 16-bit weights to compare with" in check["reason"]
-    assert "the file is q4_0" in check["reason"]
+    assert "the weights are q4_0" in check["reason"]
+    again = harness("check-weights", tmp_path / "check.yaml", "--json")
+    assert (again.code, again.json) == (0, ran.json)
+    assert len(list(results.records(tmp_path / "results", pytest.fail))) == 1
 
 
 @REAL
@@ -167,6 +221,115 @@ def test_a_depth_that_would_take_too_long_is_left_out_and_named(harness, of, fil
     assert check["left_out_n"] == [300, 2_025]
     table = harness("check-weights", path, "--seconds", "0.000001")
     assert "would have taken too long: mine llamacpp default: n = 300, 2,025" in table.out
+
+
+@REAL
+def test_of_a_long_prompt_the_last_positions_are_compared_and_no_more_are_kept(
+    harness, of, file, job, tmp_path
+):
+    path = of({"name": "mine", "weights": str(file)}, {"stack": "llamacpp"}, prompt_tokens=60, new_tokens=30)
+    ran = harness("check-weights", path, "--json")
+    assert ran.code == 0, ran.out
+    (check,) = ran.json
+    assert [(depth["n"], depth["positions"]) for depth in check["depths"]] == [(60, 25), (90, 25)]
+    ids = [(37 * i + 11) % 512 for i in range(60)]
+
+    def logits(**keep: int) -> tuple[list[int], np.ndarray]:
+        asked = {"ids": ids, "prompt_tokens": 60, "windows": [], "seconds": None} | keep
+        facts = job(
+            job="logits",
+            model={"name": "m", "path": str(file), "shape": None},
+            options={o.name: o.default for o in stacks()["llamacpp"].options.values()}
+            | {"threads": 1, "n_ctx": 64},
+            workloads=[asked],
+            files={"logits": str(tmp_path / "rows.npy")},
+        )
+        return facts["positions"], np.load(tmp_path / "rows.npy")
+
+    whole, exact = logits()
+    kept, rows = logits(prompt_keep=5)
+    assert whole == [*range(60)]
+    assert kept == [*range(55, 60)]
+    assert np.abs(rows - exact[55:]).max() < 0.02 * exact.std()
+
+
+def test_logits_that_do_not_fit_in_memory_are_no_logits(of, answering, tmp_path):
+    (cell,) = plan.cells(configs.load(of({"shape": "tiny-qwen2"}, {"stack": "hf"}), []))
+    inputs = answering("""
+with open(asked["files"]["logits"], "wb") as file:
+    header = {"descr": "<f4", "fortran_order": False, "shape": (1 << 40, 512)}
+    np.lib.format.write_array_header_1_0(file, header)
+say("Done", facts={"positions": [0]})
+""")
+    with pytest.raises(NoLogits, match="do not fit the controller's memory") as refusal:
+        logits_of(cell, inputs(cell), [1] * 65, [[0, 25], [40, 65]], 60.0, tmp_path, tmp_path)
+    assert refusal.value.outcome == "oom"
+
+
+@REAL
+def test_a_float32_reference_that_runs_out_of_memory_is_tried_in_bf16_once(
+    of, answering, hf_interpreter, tmp_path
+):
+    cells = plan.cells(configs.load(of({"shape": "tiny-qwen2"}, {"stack": "hf"}), []))
+    lines: list[str] = []
+    preparation = Preparation("cpu", None, 1, lines.append)
+    refuses = (
+        'if asked["options"]["dtype"] in REFUSED: sys.exit(say("Failed", outcome="oom", reason="full"))\n'
+    )
+    answers = """
+workload = asked["workloads"][0]
+kept = range(workload["prompt_tokens"] - workload["prompt_keep"], workload["prompt_tokens"])
+np.save(asked["files"]["logits"], np.ones((len(kept), 512), np.float32))
+say("Done", facts={"positions": list(kept)})
+"""
+    inputs = answering('REFUSED = ["fp32"]\n' + refuses + answers)
+    reference = Reference(cells, preparation, inputs, 60.0, tmp_path)
+    found, positions = reference.logits()
+    assert found.shape == (25, 512)
+    assert positions == [*range(25)]
+    assert reference.said
+    assert reference.said["name"] == "hf bf16"
+    assert reference.said["why"] == "in float32 there was no room for it: full"
+    inputs = answering('REFUSED = ["fp32", "bf16"]\n' + refuses)
+    reference = Reference(cells, preparation, inputs, 60.0, tmp_path)
+    lines.clear()
+    for _ in range(2):
+        with pytest.raises(NoLogits, match="the reference, in hf, failed: full") as refusal:
+            reference.logits()
+        assert refusal.value.outcome == "oom"
+    assert lines == [f"reference of tiny-qwen2: hf {dtype}" for dtype in ("fp32", "bf16")]
+
+
+@REAL
+def test_a_reference_that_fails_is_a_failure_and_a_check_is_made_again(harness, of, hf_interpreter, file):
+    """Here the cache has something else in the place of the reference's checkpoint."""
+    model = {"shape": "tiny-llama", "weights": {"synthetic": True, "seed": 7}}
+    path = of(model, {"stack": "llamacpp", "quant": "f16"}, check_weights=True)
+    assert harness("synth", "tiny-llama", "--seed", "7").code == 0
+    place = weights.checkpoint_path(SHAPES["tiny-llama"], 7).parent
+    shutil.rmtree(place)
+    place.touch()
+    failed = harness("check-weights", path, "--json")
+    assert failed.code == 1
+    assert verdicts(failed) == {"f16": "failed"}
+    assert "the reference, in hf, failed: " in failed.json[0]["reason"]
+    place.unlink()
+    ran = harness("run", path)
+    assert "the reference, in hf, failed: " in ran.err
+    assert "checking the weights" not in ran.err
+    again = harness("check-weights", path, "--json")
+    assert again.code == 0, again.out
+    assert verdicts(again) == {"f16": "agrees"}
+
+
+def test_of_a_device_whose_memory_nobody_knows_float32_is_not_asked():
+    assert free_bytes("cpu")
+    assert free_bytes("MIG-00000000-0000-0000-0000-000000000000") is None
+    assert free_bytes("GPU-00000000-0000-0000-0000-000000000000") is None
+    assert precision(1_000_000, None) == (
+        "bf16",
+        "in float32 its weights take 0.0 GB, and how much of the device is free is not known",
+    )
 
 
 def test_the_reference_is_float32_where_that_leaves_room_and_says_so():

@@ -94,3 +94,22 @@ def test_a_local_wheel_folder_is_passed_on(monkeypatch):
     monkeypatch.delenv("UV_FIND_LINKS", raising=False)
     assert build.build_variables({"A": "1"})["UV_FIND_LINKS"] == "/some/wheels"
     assert build.build_variables({"A": "1"})["A"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("wheel", "backend", "asked"),
+    [
+        (None, "cpu", "cpu"),
+        ("torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "cpu", None),
+        ("torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "auto", "auto"),
+        ("torch-2.13.0-cp311-cp311-linux_x86_64.whl", "auto", None),
+    ],
+)
+def test_a_local_wheel_of_torch_goes_before_pytorchs_index_if_it_is_for_the_device(
+    tmp_path, monkeypatch, wheel, backend, asked
+):
+    if wheel:
+        (tmp_path / wheel).touch()
+    monkeypatch.setenv("UV_FIND_LINKS", f"{tmp_path},/nowhere")
+    given = build.build_variables({"UV_TORCH_BACKEND": backend})
+    assert given.get("UV_TORCH_BACKEND") == asked

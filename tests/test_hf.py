@@ -72,7 +72,17 @@ def test_a_dynamic_cache_is_copied_and_a_static_one_is_read_whole(worker, checkp
     static, _, end = said(worker(request_of(path, cache="static", n_ctx=100), hf_interpreter))
     assert (static["kv_read"], static["options"]["n_ctx"]) == ("full", 100)
     assert end["counters"]["evaluated_tokens"] == len(PROMPT) + 11
-    assert sum(end["facts_after"]["memory"]["kv"].values()) == 100 * static["kv_bytes_per_token"]
+    assert sum(static["memory"]["kv"].values()) == 100 * static["kv_bytes_per_token"]
+    assert dynamic["memory"]["kv"] == {}
+
+
+def test_a_sliding_window_is_said_where_all_layers_have_it(worker, checkpoint, hf_interpreter):
+    path = checkpoint("tiny-llama", window=16)
+    loaded, _, end = said(worker(request_of(path), hf_interpreter))
+    assert (loaded["kv_read"], loaded["window"]) == ("window", 16)
+    assert end["counters"]["evaluated_tokens"] == len(PROMPT) + 11
+    static, _, _ = said(worker(request_of(path, cache="static"), hf_interpreter))
+    assert (static["kv_read"], static["kv_bytes_per_token"]) == (None, None)
 
 
 def test_a_static_cache_that_is_too_short_is_refused_before_a_token_is_decoded(
@@ -98,6 +108,7 @@ def test_caches_attentions_and_compilation_give_the_same_tokens_in_float32(
         {"cache": "static"},
         {"attn": "eager"},
         {"cache": "static", "compile": True},
+        {"cache": "dynamic", "compile": True},
     ):
         events = worker(request_of(path, dtype="fp32", **options), hf_interpreter, timeout_s=300)
         loaded, ids, end = said(events)
@@ -105,7 +116,7 @@ def test_caches_attentions_and_compilation_give_the_same_tokens_in_float32(
         assert loaded["options"]["compile"] == options.get("compile", False)
         assert end["counters"]["compilations"] == 0  # all of them while warming up
         found.append(ids)
-    assert found == [found[0]] * 4
+    assert found == [found[0]] * 5
 
 
 def test_a_compilation_while_timing_is_counted(worker, checkpoint, hf_interpreter):

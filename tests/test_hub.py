@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 from test_checkpoint import TINY, write_config, write_gguf, write_shards
 
+INDEX = "model.safetensors.index.json"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # What a campaign calls, in a process of its own: the library reads its settings when it is imported.
 FETCH = """
@@ -245,17 +247,65 @@ def test_a_shard_that_the_cache_lost_is_fetched_again(hub, fetch, tmp_path):
     assert lost.exists()
 
 
-def test_a_snapshot_that_another_tool_left_is_used_offline(fetch, repository, tmp_path):
-    """As transformers leaves one: no list of the repository's files beside it."""
-    snapshot(tmp_path).mkdir(parents=True)
-    for path in repository.glob("[cm]o*[nl]*.json"):
-        (snapshot(tmp_path) / path.name).write_bytes(path.read_bytes())
-    refs = snapshot(tmp_path).parent.parent / "refs"
-    refs.mkdir()
+def cache_by_hand(repository: Path, snapshot: Path, pattern: str = "*") -> None:
+    """As transformers leaves a snapshot: no list of the repository's files beside it."""
+    snapshot.mkdir(parents=True, exist_ok=True)
+    for path in repository.glob(pattern):
+        (snapshot / path.name).write_bytes(path.read_bytes())
+    refs = snapshot.parent.parent / "refs"
+    refs.mkdir(exist_ok=True)
     (refs / "main").write_text(COMMIT)
-    assert "is not whole in the cache" in fetch(free_address(), HF_HUB_OFFLINE="1")["error"]
-    for path in repository.glob("model-*.safetensors"):
-        (snapshot(tmp_path) / path.name).write_bytes(path.read_bytes())
+
+
+def test_what_the_cache_has_and_nobody_can_load_is_named_with_the_hub_out_of_reach(
+    fetch, repository, tmp_path
+):
+    write_config(repository, num_local_experts=8)
+    write_gguf(repository / "mine-f16.gguf")
+    os.truncate(repository / "mine-f16.gguf", 1000)
+    cache_by_hand(repository, snapshot(tmp_path))
+    config = snapshot(tmp_path) / "config.json"
+    said = fetch(free_address())["error"]
+    begin = f"hub org/name: what the cache has cannot be used ({config}: llama is a mixture of experts; only "
+    assert said.startswith(begin + "dense models are known), and the hub cannot be reached (")
+    said = fetch(free_address(), "mine-{quant}.gguf", HF_HUB_OFFLINE="1")["error"]
+    assert re.fullmatch(r"hub org/name: what .*\.gguf: .*cut short.*\), and HF_HUB_OFFLINE is set", said)
+
+
+def test_a_refusal_by_the_hub_keeps_what_is_wrong_with_the_cache(hub, fetch, repository, tmp_path):
+    write_gguf(repository / "mine-f16.gguf")
+    os.truncate(repository / "mine-f16.gguf", 1000)
+    cache_by_hand(repository, snapshot(tmp_path))
+    (repository / "mine-f16.gguf").unlink()
+    said = fetch(hub.address, "mine-{quant}.gguf")["error"]
+    assert said.startswith("hub org/name: has no file mine-f16.gguf in revision main; what the cache has ")
+
+
+def test_shards_without_their_index_are_not_taken_for_whole(hub, fetch, repository, tmp_path):
+    cache_by_hand(repository, snapshot(tmp_path), "[cm]o*[0-9g].[js]*[sn]")
+    assert {path.suffix for path in snapshot(tmp_path).iterdir()} == {".json", ".safetensors"}
+    assert not (snapshot(tmp_path) / INDEX).exists()
+    assert f"{snapshot(tmp_path)}: has no model.safetensors and no {INDEX}" in fetch(free_address())["error"]
+    assert fetch(hub.address)["revision"] == COMMIT
+    assert (snapshot(tmp_path) / INDEX).exists()
+    (repository / INDEX).unlink()
+    shutil.rmtree(tmp_path / "home")
+    hub.asked.clear()
+    assert fetch(hub.address) == {"error": f"hub org/name: has no model.safetensors and no {INDEX}"}
+    assert not [line for line in hub.asked if "/resolve/" in line]
+
+
+def test_a_cache_that_cannot_be_read_is_one_sentence(fetch, tmp_path):
+    (snapshot(tmp_path).parent.parent / "refs" / "main").mkdir(parents=True)
+    said = fetch(free_address())["error"]
+    assert said.startswith("hub org/name: its cache cannot be read (")
+    assert "Is a directory" in said
+
+
+def test_a_snapshot_that_another_tool_left_is_used_offline(fetch, repository, tmp_path):
+    cache_by_hand(repository, snapshot(tmp_path), "[cm]o*[nl]*.json")
+    assert "is missing, one of 2 shards" in fetch(free_address(), HF_HUB_OFFLINE="1")["error"]
+    cache_by_hand(repository, snapshot(tmp_path), "model-*.safetensors")
     assert fetch(free_address(), HF_HUB_OFFLINE="1")["revision"] == COMMIT
 
 

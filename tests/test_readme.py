@@ -7,6 +7,8 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
+
 from harness import cli
 from harness.config import Experiment, Protocol, Warmup
 from harness.envs.header import stacks
@@ -60,6 +62,17 @@ def test_every_key_of_a_config_and_every_option_of_llamacpp_is_documented():
     assert not {key for key in keys if f"`{key}`" not in text}
     for value in (*stacks()["llamacpp"].options["quant"].choices, *Warmup.model_fields):
         assert value in text
+
+
+@pytest.mark.parametrize(("stack", "heading"), [("hf", "transformers"), ("bnb", "bitsandbytes")])
+def test_every_option_of_transformers_and_bitsandbytes_is_documented(stack, heading):
+    sections = (ROOT / "docs" / "stacks.md").read_text().split("\n## ")
+    (section,) = (text for text in sections if text.startswith(f"{heading} (`stack: {stack}`)"))
+    rows = "\n".join(line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `"))
+    options = stacks()[stack].options
+    assert not {name for name in options if not re.search(f"`{name}[`:]", rows)}
+    own = {choice for name, o in options.items() if f"`{name}:" in rows for choice in o.choices}
+    assert not {choice for choice in own if not re.search(rf"\b{choice}\b", rows)}
 
 
 def test_the_tables_of_the_theory_are_those_of_the_code():

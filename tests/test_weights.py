@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -100,15 +101,50 @@ def test_a_checkpoints_folder_tells_all_that_a_gguf_tells(tmp_path, count):
 
 
 def test_what_transformers_does_not_load_is_not_counted(tmp_path):
-    """A tied model's second copy of the matrix, and the rotary buffers that old checkpoints hold."""
+    """A tied model's second copy of the matrix, and the tables and masks that old checkpoints hold."""
     stored = entries(TIED, stored_tied=True)
     assert "lm_head.weight" in stored
     stored["model.layers.0.self_attn.rotary_emb.inv_freq"] = ("F32", [TIED.head_dim // 2], 4)
+    stored["model.layers.0.self_attn.bias"] = ("BOOL", [1, 1, 4096, 4096], 1)  # more than all weights
+    stored["model.layers.0.self_attn.masked_bias"] = ("F32", [], 4)
     write_safetensors(tmp_path / "model.safetensors", stored)
-    sizes = weights.local(write_config(tmp_path, TIED)).sizes
-    assert sizes["parameters"] == shapes.parameters(TIED)
-    assert sizes["model_bytes"] == 2 * shapes.parameters(TIED)
-    assert sizes["tied"]
+    ready = weights.local(write_config(tmp_path, TIED))
+    assert ready.sizes["parameters"] == shapes.parameters(TIED)
+    assert ready.sizes["bytes_by_type"] == {"bf16": ready.sizes["model_bytes"]}
+    assert ready.sizes["model_bytes"] == 2 * shapes.parameters(TIED)
+    assert ready.sizes["tied"]
+    assert ready.quant == "bf16"
+
+
+OTHERS = {
+    "gpt2": (
+        {"wte.weight": [512, 256], "h.0.attn.c_attn.weight": [256, 768], "h.0.attn.c_attn.bias": [768]},
+        {"h.0.attn.bias": ("BOOL", [1, 1, 1024, 1024], 1), "h.0.attn.masked_bias": ("F32", [], 4)},
+    ),
+    "gpt_neox": (
+        {"gpt_neox.layers.0.attention.dense.weight": [256, 256], "embed_out.weight": [512, 256]},
+        {
+            "gpt_neox.layers.0.attention.bias": ("U8", [1, 1, 2048, 2048], 1),
+            "gpt_neox.layers.0.attention.rotary_emb.inv_freq": ("F32", [32], 4),
+        },
+    ),
+    "codegen": (
+        {"transformer.h.0.attn.qkv_proj.weight": [768, 256]},
+        {"transformer.h.0.attn.causal_mask": ("BOOL", [1, 1, 2048, 2048], 1)},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_masks_that_older_architectures_store_are_no_weights(tmp_path, kind):
+    """By the names that checkpoints of theirs have."""
+    loaded, buffers = OTHERS[kind]
+    stored = {name: ("F16", dims, 2) for name, dims in loaded.items()} | buffers
+    write_safetensors(tmp_path / "model.safetensors", stored)
+    ready = weights.local(write_config(tmp_path, model_type=kind))
+    parameters = sum(math.prod(dims) for dims in loaded.values())
+    assert (ready.quant, ready.sizes["parameters"]) == ("f16", parameters)
+    assert ready.sizes["bytes_by_type"] == {"f16": 2 * parameters}
 
 
 def test_our_own_checkpoints_are_synthetic(tmp_path):
@@ -139,6 +175,11 @@ def without_a_shard(folder: Path) -> None:
     write_shards(folder, TINY, 3)[1].unlink()
 
 
+def shards_alone(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    write_shards(folder, TINY, 3, index=False)
+
+
 def only_pickles(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -161,6 +202,11 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no JSON": (lambda f: (f / "config.json").write_text("{"), r"config\.json: is not JSON"),
     "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "has a config.json and no weights"),
+    "shards alone": (shards_alone, r"m: has no model\.safetensors and no model\.safetensors\.index\.json"),
+    "another name": (
+        lambda f: (f / "model.safetensors").rename(f / "mine.safetensors"),
+        r"m: has no model\.safetensors and no model\.safetensors\.index\.json",
+    ),
     "nothing": (lambda f: [p.unlink() for p in f.iterdir()], "holds no model"),
 }
 
@@ -189,6 +235,7 @@ def test_one_file_of_a_checkpoint_is_not_the_checkpoint(tmp_path, name):
         (lambda f: (f / "model.safetensors").touch(), True),
         (lambda f: write_config(f, rope_theta=1e6), True),
         (lambda f: write_tokenizer(f), True),
+        (lambda f: (f / "modeling_mine.py").write_text("LAYERS = 2"), True),
         (lambda f: (f / "README.md").write_text("said more"), False),
     ],
 )
@@ -275,6 +322,17 @@ def test_a_gguf_is_refused_where_a_checkpoint_is_needed(tmp_path, preparation):
     refused = replace(cell("bnb"), model=Model(name="m", weights=on_hub))
     with pytest.raises(NotReady, match=r"and a/b/m\.gguf is a GGUF"):  # and it is not downloaded first
         preparation.weights(refused)
+
+
+@pytest.mark.parametrize("stack", ["hf", "bnb"])
+def test_code_of_a_checkpoint_on_the_hub_is_refused_before_anything_is_downloaded(preparation, stack):
+    on_hub = Weights(kind="hub", repo="a/b", revision="main")
+    asked = replace(cell(stack, trust_remote_code=True), model=Model(name="m", weights=on_hub))
+    with pytest.raises(NotReady) as told:
+        preparation.weights(asked)
+    sentence = "trust_remote_code needs a local folder: Python files are not downloaded"
+    assert (told.value.outcome, str(told.value)) == ("error", sentence)
+    assert preparation.fingerprint(asked) is None
 
 
 def test_a_quantized_checkpoint_is_not_converted(tmp_path, preparation):

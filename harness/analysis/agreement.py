@@ -3,8 +3,10 @@ whether that is what its types cost or another model. Pure."""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 Record = dict[str, Any]
 Row = dict[str, Any]
 
-WINDOW = 25  # positions compared at each depth, as many as the prompt has
+WINDOW = 25  # positions compared of the prompt and at each depth, as many as the usual prompt has
 DEPTHS = (300, 2_100)  # past llama.cpp's first padding of its cache, and past 2,048, where some caches end
 
 # Above these a mean relative error is another model's, by the bits of the coarsest type in play. Measured on
@@ -27,15 +29,27 @@ NEAR_TIE = 1e-3  # of the spread of a position's logits: which of two comes firs
 
 
 def windows(prompt_tokens: int, tokens: int) -> list[list[int]]:
-    """The positions to compare, each [first, end) counting from 0: the prompt, then WINDOW positions up to
-    each of DEPTHS and to the workload's own length. They do not overlap; the deepest goes before the one
-    above it."""
-    found = [[0, prompt_tokens]]
+    """The positions to compare, each [first, end) counting from 0: the last WINDOW of the prompt, and WINDOW
+    up to each of DEPTHS, to twice the last of these, four times and so on, and to the workload's own length:
+    past these, the deepest that there is time for is half of what would fit, or deeper. They do not overlap;
+    the last goes before the one above it."""
+    found = [[max(0, prompt_tokens - WINDOW), prompt_tokens]]
     deepest = [max(prompt_tokens, tokens - WINDOW), tokens]
-    for end in DEPTHS:
-        if found[-1][1] <= end - WINDOW and end <= deepest[0]:
+    for end in itertools.takewhile(lambda end: end <= deepest[0], _depths()):
+        if found[-1][1] <= end - WINDOW:
             found.append([end - WINDOW, end])
     return [*found, deepest] if deepest[0] < tokens else found
+
+
+def _depths() -> Iterator[int]:
+    yield from DEPTHS
+    yield from (DEPTHS[-1] << doublings for doublings in itertools.count(1))
+
+
+def shown(compared: Sequence[int]) -> list[int]:
+    """Of the depths n compared, shallowest first, those that a table shows: the prompt, DEPTHS, and the
+    deepest."""
+    return [n for n in compared if n in (compared[0], *DEPTHS, compared[-1])]
 
 
 def compare(
@@ -48,8 +62,8 @@ def compare(
     """How far a variant's logits are from the reference's, one row a window of `asked` that both have whole.
 
     The logits are (positions, vocabulary), float32, a row for each of the positions. Errors are shares: the
-    length of the difference over the reference's, position by position. Raises ValueError: the vocabularies
-    or the numbers of rows differ.
+    length of the difference over the reference's. What is computed in 64 bits is one position at a time: a
+    row may have 152,000 logits. Raises ValueError: the vocabularies or the numbers of rows differ.
     """
     if reference.ndim != 2 or variant.ndim != 2 or reference.shape[1] != variant.shape[1]:
         widths = [str(each.shape[-1]) if each.ndim else "1" for each in (variant, reference)]
@@ -63,48 +77,68 @@ def compare(
     for first, end in asked:
         wanted = range(first, end)
         if all(position in of for position in wanted for of in places):
-            rows = [[of[position] for position in wanted] for of in places]
-            found.append({"n": end, **_window(reference[rows[0]], variant[rows[1]])})
+            rows = ((reference[places[0][position]], variant[places[1][position]]) for position in wanted)
+            found.append({"n": end, **_window([_position(*each) for each in rows])})
     return found
 
 
-def _window(reference: NDArray[np.float32], variant: NDArray[np.float32]) -> Row:
-    """One window; errors are null where either has a number that is none."""
-    finite = [int(np.isfinite(each).all(axis=1).sum()) for each in (reference, variant)]
+@dataclass(frozen=True)
+class _Position:
+    """One position; the figures are 0 where either side is not comparable."""
+
+    reference_holds: bool
+    variant_holds: bool
+    error: float = 0.0
+    same: bool = False
+    tied: bool = False
+    kl_nats: float = 0.0
+
+
+def _position(reference: NDArray[np.float32], variant: NDArray[np.float32]) -> _Position:
+    # A reference of zeros alone compares with nothing.
+    holds = (bool(np.isfinite(reference).all() and reference.any()), bool(np.isfinite(variant).all()))
+    if not all(holds):
+        return _Position(*holds)
+    theirs, ours = reference.astype(np.float64), variant.astype(np.float64)
+    second, first = np.partition(theirs, -2)[-2:]
+    log_p, log_q = _log_softmax(theirs), _log_softmax(ours)
+    return _Position(
+        *holds,
+        error=float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)),
+        same=bool(theirs.argmax() == ours.argmax()),
+        tied=bool(first - second <= NEAR_TIE * (first - theirs.min())),
+        kl_nats=float((np.exp(log_p) * (log_p - log_q)).sum()),
+    )
+
+
+def _window(positions: Sequence[_Position]) -> Row:
+    """One window; errors are null where either side has a position that is not comparable."""
+    many = len(positions)
     row: Row = {
-        "positions": len(reference),
-        "not_finite": len(variant) - finite[1],
-        "reference_not_finite": len(reference) - finite[0],
+        "positions": many,
+        "not_finite": sum(not each.variant_holds for each in positions),
+        "reference_not_finite": sum(not each.reference_holds for each in positions),
         "relative_error": None,
         "relative_error_max": None,
         "top1_agreement": None,
         "near_ties": None,
         "kl_nats": None,
     }
-    if sum(finite) < len(reference) + len(variant):
+    if row["not_finite"] or row["reference_not_finite"]:
         return row
-    theirs, ours = reference.astype(np.float64), variant.astype(np.float64)
-    lengths = np.linalg.norm(theirs, axis=1)
-    if not lengths.all():  # a reference of zeros alone compares with nothing
-        return row | {"reference_not_finite": int((lengths == 0).sum())}
-    errors = np.linalg.norm(ours - theirs, axis=1) / lengths
-    second, first = np.partition(theirs, -2, axis=1)[:, -2:].T
-    tied = first - second <= NEAR_TIE * (first - theirs.min(axis=1))
-    same = theirs.argmax(axis=1) == ours.argmax(axis=1)
-    log_p, log_q = _log_softmax(theirs), _log_softmax(ours)
-    divergence = (np.exp(log_p) * (log_p - log_q)).sum(axis=1)
     return row | {
-        "relative_error": float(errors.mean()),
-        "relative_error_max": float(errors.max()),
-        "top1_agreement": float(same.mean()),
-        "near_ties": int((tied & ~same).sum()),
-        "kl_nats": max(0.0, float(divergence.mean())),  # of equals it rounds to either side of 0
+        "relative_error": sum(each.error for each in positions) / many,
+        "relative_error_max": max(each.error for each in positions),
+        "top1_agreement": sum(each.same for each in positions) / many,
+        "near_ties": sum(each.tied and not each.same for each in positions),
+        # Of equals it rounds to either side of 0.
+        "kl_nats": max(0.0, sum(each.kl_nats for each in positions) / many),
     }
 
 
 def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    found: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    shifted = logits - logits.max()
+    found: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
     return found
 
 
@@ -133,8 +167,8 @@ def allowed(record: Record) -> float:
 
 
 def verdict(record: Record) -> tuple[str, str | None]:
-    """What a check says: `agrees`, `wrong`, `failed` (the variant gave no logits) or `unchecked` (there is no
-    reference), and why, as a sentence."""
+    """What a check says: `agrees`, `wrong`, `failed` (the variant or the reference gave no logits) or
+    `unchecked` (there is no reference), and why, as a sentence."""
     check = record["check"]
     if record["outcome"] != "ok":
         word = "unchecked" if check.get("unchecked") else "failed"

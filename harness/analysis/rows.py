@@ -82,7 +82,7 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         "bandwidth_probes_bytes_per_s": [p["read_bytes_per_s"] for p in record.get("bandwidth_probes", [])],
         "peak_rss_bytes": peak_rss_bytes(record),
         "peak_vram_bytes": record.get("memory", {}).get("peak_vram_bytes"),
-        **_buffers(loaded),
+        **_buffers(loaded | ((record.get("done") or {}).get("facts_changed") or {})),
         **{key: reported[key] for key in REPORTED if reported.get(key) is not None},
         "loaded_bytes": loaded_bytes(record),
         "peak_allocator_bytes": _peak_allocator_bytes(record),
@@ -108,7 +108,7 @@ REPORTED = (
 
 
 def _buffers(loaded: Record) -> Row:
-    """What the stack says it took, by part; and null for what is only known of others' figures."""
+    """What the stack says it takes in the end, by part; null for what is only known of others' figures."""
     memory = loaded.get("memory") or {}
     parts = {f"{part}_buffer_bytes": memory.get(part) for part in ("model", "kv", "compute")}
     return dict.fromkeys(REPORTED) | {key: sum(by.values()) if by else None for key, by in parts.items()}

@@ -124,11 +124,13 @@ def _leftovers(facts: Record) -> list[str]:
 
 
 def _weights(record: Record) -> list[str]:
-    """What the file's header says against what the stack says it loaded; bytes only where it holds the type
-    that the file stores."""
+    """What the file's header says against what the stack says it loaded; bytes only where it holds the types
+    that the file stores: a GGUF's, and of a checkpoint, which is cast to one type, its only one."""
     weights, loaded = record["model"]["weights"], record["loaded"]
     header, stored, found = weights.get("header"), weights.get("quant"), loaded.get("quant")
-    compared = ["parameters"] if stored and found and stored != found else ["model_bytes", "parameters"]
+    cast = weights.get("format") == "hf" and len((header or {}).get("bytes_by_type") or ()) != 1
+    cast = cast or bool(stored and found and stored != found)
+    compared = ["parameters"] if cast else ["model_bytes", "parameters"]
     reasons = []
     for name in compared if header else ():
         if loaded.get(name) is not None and loaded[name] != header[name]:

@@ -171,9 +171,14 @@ def _checked(campaign: _Campaign, seconds: float) -> list[Stored]:
 
 def _status(before: Stored) -> str:
     """What a repeat's record is worth; its series is opened only where a device's clock stands in it."""
-    counters = (before.record.get("done") or {}).get("counters", {})
-    columns = results.series(before) if "device_tokens" in counters and before.has_series else None
-    return status(before.record, has_series=before.has_series, series=columns)[0]
+    counters, whole = (before.record.get("done") or {}).get("counters", {}), before.has_series
+    columns = None
+    if whole and "device_tokens" in counters:
+        try:
+            columns = results.series(before)
+        except results.ResultsError:
+            whole = False
+    return status(before.record, has_series=whole, series=columns)[0]
 
 
 def _inputs(cell: Cell, experiment: Experiment, preparation: Preparation) -> Inputs | NotReady:

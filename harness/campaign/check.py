@@ -68,7 +68,7 @@ def check(cells: Sequence[Cell], given: Checking, before: Sequence[Stored]) -> l
                     "reference": reference.identity,
                 }
                 kept = _kept(before, given.keys[cell.id], asked, speaks_for)
-                if kept and plan.is_done(kept.record["outcome"], given.fresh, given.retry_failed):
+                if kept and plan.is_done(_worth(kept.record), given.fresh, given.retry_failed):
                     found.append(kept)
                     continue
                 given.preparation.say(f"checking the weights of {cell.id}")
@@ -98,6 +98,11 @@ def _kept(before: Sequence[Stored], key: str, asked: Record, speaks_for: Sequenc
         and set(speaks_for) <= set(each.record["check"]["speaks_for"])
     ]
     return max(same, key=lambda each: str(each.record["started_utc"]), default=None)
+
+
+def _worth(record: Record) -> str:
+    """What plan.is_done reads. That there is nothing to compare with is an answer, not a failure."""
+    return str(record["outcome"]) if agreement.verdict(record)[0] == "failed" else "ok"
 
 
 def _check(cell: Cell, given: Checking, reference: Reference, said: Record) -> Stored:
@@ -158,6 +163,8 @@ def _compared(
         depths = agreement.compare(*theirs, *ours, windows)
     except ValueError as mismatch:
         raise NoLogits("error", str(mismatch)) from mismatch
+    except MemoryError as full:
+        raise NoLogits("oom", f"the controller has no memory to compare logits in: {full}") from full
     compared = [depth["n"] for depth in depths]
     return {
         "depths": depths,

@@ -183,7 +183,9 @@ class Preparation:
         return given
 
     def _of_hub(self, cell: Cell) -> Ready:
-        """Asked once in a campaign, also where it fails."""
+        """Asked once in a campaign, also where it fails. Raises WeightsError."""
+        if cell.variant.options.get("trust_remote_code"):
+            raise WeightsError("trust_remote_code needs a local folder: Python files are not downloaded")
         file = cell.model.weights.file and weights.named_path(cell.model, cell.quant)
         key = (cell.model.name, file)
         if key not in self._from_hub:

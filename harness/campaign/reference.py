@@ -15,17 +15,19 @@ from numpy.typing import NDArray
 
 from harness import launch, machine
 from harness.analysis import agreement
+from harness.cache import CacheError
 from harness.campaign import facts
 from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.repeat import Inputs
 from harness.config import Variant
 from harness.machine.limits import free_memory_bytes
 from harness.memory import vram_reader
+from harness.models.weights import FULL_TYPES
 from harness.plan import Cell
 from harness.results import Record
+from harness.theory.ggml import element_bytes
 from runners.protocol import Died, Done, Failed, Request
 
-FULL_TYPES = ("f16", "bf16", "f32")  # of a GGUF file that can be a reference
 FREE_SHARE = 0.6  # of the free memory that a float32 reference's weights may take
 
 Logits = tuple[NDArray[np.float32], list[int]]
@@ -41,7 +43,10 @@ class NoLogits(RuntimeError):
 
 
 class NoReference(RuntimeError):
-    """There is nothing to hold a variant's logits against; the message is the reason, one sentence."""
+    """There is nothing to hold a variant's logits against; the message is the reason, one sentence.
+
+    A reference that is there and fails raises NoLogits.
+    """
 
 
 def windows_of(cell: Cell) -> list[list[int]]:
@@ -76,7 +81,7 @@ class Reference:
         self.ids: list[int] = []
         self._preparation, self._inputs, self._seconds = preparation, inputs, seconds
         self._why: list[str] = []
-        self._failure: NoReference | None = None
+        self._failure: NoLogits | None = None
         self._cell = self._found(cells)
 
     @cached_property
@@ -92,22 +97,33 @@ class Reference:
         }
 
     def logits(self) -> Logits:
-        """Raises NoReference: there is none, or it failed."""
+        """Raises NoReference: there is none; NoLogits: it failed, and is not tried again."""
         if self._cell is None:
             raise NoReference(f"no 16-bit weights to compare with ({'; '.join(self._why)})")
         if self._failure:
             raise self._failure
         try:
             return self._logits
-        except (NoLogits, NotReady) as failure:
-            self._failure = NoReference(f"the reference, in {self._cell.variant.stack}, failed: {failure}")
+        except (NoLogits, NotReady, CacheError, OSError) as failure:
+            outcome = failure.outcome if isinstance(failure, (NoLogits, NotReady)) else "error"
+            reason = f"the reference, in {self._cell.variant.stack}, failed: {failure}"
+            self._failure = NoLogits(outcome, reason)
             raise self._failure from failure
 
     @cached_property
     def _logits(self) -> Logits:
         assert self._cell is not None  # logits() has seen to it
-        preparation = self._preparation
         cell, why = self._sized(self._cell)
+        try:
+            return self._computed(cell, why)
+        except NoLogits as failure:
+            if failure.outcome != "oom" or cell.variant.options.get("dtype") != "fp32":
+                raise
+            return self._computed(_in(cell, "bf16"), f"in float32 there was no room for it: {failure}")
+
+    def _computed(self, cell: Cell, why: str) -> Logits:
+        """Raises NoLogits, NotReady."""
+        preparation = self._preparation
         preparation.say(f"reference of {cell.model.name}: {cell.variant.stack} {cell.variant.name}")
         inputs = self._inputs(cell)
         if isinstance(inputs, NotReady):
@@ -137,11 +153,11 @@ class Reference:
                 if self._preparation.fingerprint(candidate) is None:
                     self._preparation.weights(candidate)  # which says why
                 self._preparation.interpreter(candidate.header)
-                if stack == "llamacpp":
+                if stack == "llamacpp" or candidate.model.weights.kind != "synthetic":
                     ready = self._preparation.weights(candidate)
                     if ready and ready.quant not in FULL_TYPES:
-                        raise NotReady("unavailable", f"the file is {ready.quant}")
-            except NotReady as failure:
+                        raise NotReady("unavailable", f"the weights are {ready.quant}")
+            except (NotReady, CacheError, OSError) as failure:
                 self._why.append(f"{stack} {name}: {failure}")
                 continue
             return candidate
@@ -153,16 +169,23 @@ class Reference:
             return cell, "; ".join(self._why)
         ready = self._preparation.weights(cell)
         assert ready is not None  # hf loads weights
-        dtype, why = precision(ready.sizes["parameters"], _free_bytes(self._preparation.device_id))
-        options = {**cell.variant.options, "dtype": dtype}
-        return replace(cell, variant=Variant(stack="hf", name=dtype, options=options)), why
+        dtype, why = precision(ready.sizes["parameters"], free_bytes(self._preparation.device_id))
+        return _in(cell, dtype), why
 
 
-def precision(parameters: int, free_bytes: int) -> tuple[str, str]:
-    """What a reference is computed in, fp32 or bf16, and why."""
+def precision(parameters: int, free: int | None) -> tuple[str, str]:
+    """What a reference is computed in, fp32 or bf16, and why. `free`: bytes; null: nobody knows."""
     needed = 4 * parameters
-    why = f"in float32 its weights take {needed / 1e9:.1f} GB, and {free_bytes / 1e9:.1f} GB are free"
-    return "fp32" if needed <= FREE_SHARE * free_bytes else "bf16", why
+    weights = f"in float32 its weights take {needed / 1e9:.1f} GB"
+    if free is None:
+        return "bf16", f"{weights}, and how much of the device is free is not known"
+    why = f"{weights}, and {free / 1e9:.1f} GB are free"
+    return "fp32" if needed <= FREE_SHARE * free else "bf16", why
+
+
+def _in(cell: Cell, dtype: str) -> Cell:
+    options = {**cell.variant.options, "dtype": dtype}
+    return replace(cell, variant=Variant(stack="hf", name=dtype, options=options))
 
 
 def _candidates(cells: Sequence[Cell]) -> Iterator[Cell]:
@@ -173,18 +196,24 @@ def _candidates(cells: Sequence[Cell]) -> Iterator[Cell]:
     tried.append(("hf", "checkpoint", {"attn": "eager"} | ({"trust_remote_code": True} if trusted else {})))
     options = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
     tried.append(("llamacpp", "as stored", options))
-    tried += [("llamacpp", quant, options | {"quant": quant}) for quant in FULL_TYPES]
+    smallest_first = sorted(FULL_TYPES, key=element_bytes)  # 32 bits tell no more than the 16 they are from
+    tried += [("llamacpp", quant, options | {"quant": quant}) for quant in smallest_first]
     for stack, name, given in tried if loading else []:
         yield replace(loading[0], variant=Variant(stack=stack, name=name, options=given))
 
 
-def _free_bytes(device_id: str) -> int:
-    """Memory that may still be taken there; of a GPU that NVML does not know, as much as of the machine."""
-    for gpu in machine.facts()["gpus"]:
-        if gpu["uuid"] == device_id:
-            with vram_reader(device_id) as used_bytes:
-                return int(gpu["memory_bytes"]) - int(used_bytes())
-    return free_memory_bytes()
+def free_bytes(device_id: str) -> int | None:
+    """Memory that may still be taken there; null where NVML does not tell, as of a part of a GPU."""
+    import pynvml
+
+    if device_id == "cpu":
+        return free_memory_bytes()
+    all_bytes = {gpu["uuid"]: gpu["memory_bytes"] for gpu in machine.facts()["gpus"]}.get(device_id)
+    try:
+        with vram_reader(device_id) as used_bytes:
+            return None if all_bytes is None else int(all_bytes) - int(used_bytes())
+    except pynvml.NVMLError:
+        return None
 
 
 def logits_of(
@@ -200,7 +229,7 @@ def logits_of(
 
     Raises NoLogits.
     """
-    (_, prompt_tokens), *deeper = windows
+    (first, prompt_tokens), *deeper = windows
     file = arrays / "logits.npy"
     weights = str(inputs.weights.path) if inputs.weights else None
     request = Request(
@@ -211,6 +240,7 @@ def logits_of(
         options=inputs.options,
         workloads=[
             {"ids": ids[: windows[-1][1]], "prompt_tokens": prompt_tokens}
+            | {"prompt_keep": prompt_tokens - first}
             | {"windows": [list(window) for window in deeper], "seconds": seconds}
         ],
         files={"logits": str(file)},
@@ -227,5 +257,7 @@ def logits_of(
         return (np.load(file), ended.facts["positions"]), ended.facts
     except (OSError, ValueError) as damage:
         raise NoLogits("error", f"the job's logits cannot be read: {damage}") from damage
+    except MemoryError as full:
+        raise NoLogits("oom", f"the job's logits do not fit the controller's memory: {full}") from full
     finally:
         file.unlink(missing_ok=True)

@@ -18,7 +18,8 @@ AS_IT_SHOULD = ("agrees", "unchecked")  # of the latter nothing is known to be w
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, then print the table or one array. Not ok when a variant is wrong, or gave no logits."""
+    """Check, then print the table or one array. Not ok when a variant is wrong, or there were no logits of it
+    or of its reference; such a check is made again."""
     seconds = campaign.CHECK_SECONDS if arguments.seconds is None else arguments.seconds
     if not 0 < seconds <= 1e6:
         print(f"harness: --seconds {seconds:g}: must be above 0 and at most 1e6", file=sys.stderr)
@@ -28,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not chosen:
         return NOT_STARTED
     root = (arguments.out or Path("results")).absolute()
-    asked = campaign.Asked(root, arguments.config, sys.argv, fresh=arguments.fresh)
+    asked = campaign.Asked(root, arguments.config, sys.argv, fresh=arguments.fresh, retry_failed=True)
     progress = Progress()
     try:
         stored = campaign.check_weights(experiment, chosen, asked, progress, seconds)

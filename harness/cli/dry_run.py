@@ -189,8 +189,7 @@ def _of_folder(cell: Cell, ready: Ready) -> float:
     """As `_of_shape`, of a checkpoint that is here."""
     if ready.quant not in weights.FULL_TYPES:
         return float(ready.sizes["model_bytes"])
-    stored = checkpoint.read(ready.path, needs_shape=False)
-    return _as_loaded(cell, [t for t in stored.tensors if not (stored.tied and t.part == "lm_head")])
+    return _as_loaded(cell, checkpoint.read(ready.path, needs_shape=False).loaded)
 
 
 def _as_loaded(cell: Cell, tensors: Sequence[Tensor]) -> float:

@@ -133,14 +133,18 @@ def build_variables(variables: dict[str, str]) -> dict[str, str]:
         inherited.setdefault("UV_FIND_LINKS", ",".join(os.environ["PIP_FIND_LINKS"].split()))
     inherited.pop("VIRTUAL_ENV", None)
     given = inherited | variables
-    if _has_wheel("torch", given.get("UV_FIND_LINKS", "")):
-        given.pop("UV_TORCH_BACKEND", None)  # with it uv looks on PyTorch's own index alone
+    if _has_torch(given.get("UV_FIND_LINKS", ""), given.get("UV_TORCH_BACKEND")):
+        del given["UV_TORCH_BACKEND"]  # with it uv looks on PyTorch's own index alone
     return given
 
 
-def _has_wheel(package: str, folders: str) -> bool:
-    """Whether one of these folders (parted by commas) has a wheel of the package."""
-    return any(any(Path(folder).glob(f"{package}-*.whl")) for folder in folders.split(",") if folder)
+def _has_torch(folders: str, backend: str | None) -> bool:
+    """Whether one of these folders (parted by commas) has a wheel of torch for the backend asked for."""
+    found = [
+        wheel.name for folder in folders.split(",") if folder for wheel in Path(folder).glob("torch-*.whl")
+    ]
+    for_gpu = [name for name in found if "+cpu" not in name]
+    return bool({"cpu": found, "auto": for_gpu}.get(backend or ""))
 
 
 def _run(

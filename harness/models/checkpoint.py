@@ -21,7 +21,8 @@ from harness.theory import shapes
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor
 
-_CONFIG, _INDEX = "config.json", "model.safetensors.index.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # what transformers loads a model by
+_CONFIG = "config.json"
 _LONGEST_INDEX = 4 << 20  # 110 bytes a tensor: 38,000 of them
 _MOST_SHARDS, _MOST_TENSORS = 1000, 100_000
 _LONGEST_HEADERS = 16 << 20  # of all shards together; 405B has 150 kB
@@ -33,6 +34,9 @@ _UNREADABLE = re.compile(r"pytorch_model.*\.bin|consolidated.*\.pth", re.DOTALL)
 _OTHER_SENSES = re.compile(r"(^|\.)(vision|visual|audio|image|multi_modal|mm_)")
 _LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
 FLOATS = ("f64", "f32", "f16", "bf16")
+# Tables and masks that older checkpoints store and transformers makes anew, by the ends of their names: no
+# linear layer is called attn or attention there. runners/llamacpp_convert.py drops those that it may meet.
+_BUFFER = re.compile(r"\.(inv_freq|masked_bias|attn\.causal_mask|((self_)?attn|attention)\.bias)$")
 
 
 class CheckpointError(ValueError):
@@ -60,6 +64,15 @@ class Checkpoint:
     quantization: str | None
     config: Path | None = None
     files: tuple[Path, ...] = ()
+
+    @property
+    def loaded(self) -> tuple[Tensor, ...]:
+        """The tensors that transformers loads: of a tied model one matrix, and no stored buffer."""
+        return tuple(
+            tensor
+            for tensor in self.tensors
+            if not (self.tied and tensor.part == "lm_head") and not _BUFFER.search(tensor.name)
+        )
 
     @property
     def parameters(self) -> int | None:
@@ -93,11 +106,12 @@ class Checkpoint:
 
 
 def read(path: Path, needs_shape: bool = True) -> Checkpoint:
-    """What is at a path: a file by its content, a folder by what transformers would load of it.
+    """What is at a path: a file by its content, a folder by the model that it holds.
 
-    A folder: model.safetensors, else the shards of its index, else the one .safetensors file or complete set
-    of numbered ones (adapter* and consolidated* apart), else its one GGUF, else its config.json alone. Raises
-    CheckpointError for everything wrong; unless `needs_shape`, a model that a Shape cannot say is none of it.
+    A folder: model.safetensors, else the shards of its index, else (and these no stack loads) the one
+    .safetensors file or complete set of numbered ones (adapter* and consolidated* apart), else its one GGUF,
+    else its config.json alone. Raises CheckpointError for everything wrong; unless `needs_shape`, a model
+    that a Shape cannot say is none of it.
     """
     try:
         status = path.stat()
@@ -141,10 +155,10 @@ def _file(path: Path, needs_shape: bool) -> Checkpoint:
 def _folder(folder: Path, needs_shape: bool) -> Checkpoint:
     names = sorted(path.name for path in folder.iterdir() if not path.is_dir())
     config = folder / _CONFIG if _CONFIG in names else None
-    if "model.safetensors" in names:
-        return _safetensors(folder, ["model.safetensors"], {}, config, needs_shape)
-    if _INDEX in names:
-        index = _weight_map(folder / _INDEX)
+    if SINGLE in names:
+        return _safetensors(folder, [SINGLE], {}, config, needs_shape)
+    if INDEX in names:
+        index = _weight_map(folder / INDEX)
         return _safetensors(folder, sorted(set(index.values())), index, config, needs_shape)
     if shards := _unindexed(folder, names):
         return _safetensors(folder, shards, {}, config, needs_shape)

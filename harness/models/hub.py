@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.models.checkpoint import INDEX, SINGLE
+
 ASK_TIMEOUT_S = 5.0  # to be told that the hub is there; its library asks six times, 23 s in all
 WANTED = (
-    *("config.json", "generation_config.json", "model.safetensors.index.json", "*.safetensors"),
+    *("config.json", "generation_config.json", INDEX, "*.safetensors"),
     "tokenizer*.json",
 )
 UNWANTED = ("*/*", "consolidated*", "adapter*")  # copies in folders, and under other names
@@ -21,8 +23,12 @@ class HubError(RuntimeError):
     """The files cannot be had; the message is one sentence."""
 
 
+class Unreachable(HubError):
+    """The hub does not answer; the message is the end of a sentence."""
+
+
 def cached_file(repo: str, file: str, revision: str) -> Path | None:
-    """A file in the hub's cache, in the folder of its commit; null if it is not there."""
+    """A file in the hub's cache, in the folder of its commit; null if it is not there. Raises HubError."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -30,11 +36,16 @@ def cached_file(repo: str, file: str, revision: str) -> Path | None:
         found = try_to_load_from_cache(repo, file, revision=revision)
     except HFValidationError as mistake:
         raise HubError(f"hub {repo}: {_clause(mistake)}") from mistake
+    except OSError as refusal:
+        raise _unreadable(repo, refusal) from refusal
     return Path(found) if isinstance(found, str) else None
 
 
 def cached_checkpoint(repo: str, revision: str) -> Path | None:
-    """The cache's folder of a commit, if it has all wanted files that the cache knows of; null otherwise."""
+    """The cache's folder of a commit, if it has all wanted files that the cache knows of; null otherwise.
+
+    Raises HubError.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -52,10 +63,12 @@ def cached_checkpoint(repo: str, revision: str) -> Path | None:
         return None
     except HFValidationError as mistake:
         raise HubError(f"hub {repo}: {_clause(mistake)}") from mistake
+    except OSError as refusal:
+        raise _unreadable(repo, refusal) from refusal
 
 
 def download_file(repo: str, file: str, revision: str) -> Path:
-    """Raises HubError."""
+    """Raises HubError, Unreachable."""
     from huggingface_hub import hf_hub_download
 
     if file not in _files(repo, revision):
@@ -67,7 +80,7 @@ def download_file(repo: str, file: str, revision: str) -> Path:
 
 
 def download_checkpoint(repo: str, revision: str) -> Path:
-    """The folder of a commit, all wanted files in it. Raises HubError."""
+    """The folder of a commit, all wanted files in it. Raises HubError, Unreachable."""
     from huggingface_hub import snapshot_download
 
     names = _files(repo, revision)
@@ -76,6 +89,8 @@ def download_checkpoint(repo: str, revision: str) -> Path:
             raise HubError(f"hub {repo}: its weights are pickled; only safetensors are loaded")
         hint = "; name one of its GGUF files as file" if any(n.endswith(".gguf") for n in names) else ""
         raise HubError(f"hub {repo}: has no safetensors{hint}")
+    if SINGLE not in names and INDEX not in names:
+        raise HubError(f"hub {repo}: has no {SINGLE} and no {INDEX}")
     try:
         wanted, unwanted = [*WANTED], [*UNWANTED]
         return Path(
@@ -98,7 +113,7 @@ def _files(repo: str, revision: str) -> list[str]:
     try:
         info = HfApi().model_info(repo, revision=revision, timeout=ASK_TIMEOUT_S)
     except OfflineModeIsEnabled as offline:
-        raise HubError(f"hub {repo}: is not whole in the cache, and HF_HUB_OFFLINE is set") from offline
+        raise Unreachable("HF_HUB_OFFLINE is set") from offline
     except GatedRepoError as gated:
         raise HubError(f"hub {repo}: asks for its terms to be accepted, and for a token") from gated
     except RevisionNotFoundError as unknown:
@@ -106,10 +121,12 @@ def _files(repo: str, revision: str) -> list[str]:
     except RepositoryNotFoundError as unknown:
         raise HubError(f"hub {repo}: is not there, or only for others") from unknown
     except Exception as refusal:  # as above: no connection, no answer, an answer that is none
-        raise HubError(
-            f"hub {repo}: is not whole in the cache, and the hub cannot be reached ({_clause(refusal)})"
-        ) from refusal
+        raise Unreachable(f"the hub cannot be reached ({_clause(refusal)})") from refusal
     return [sibling.rfilename for sibling in info.siblings or []]
+
+
+def _unreadable(repo: str, refusal: OSError) -> HubError:
+    return HubError(f"hub {repo}: its cache cannot be read ({_clause(refusal)})")
 
 
 def _clause(refusal: Exception) -> str:

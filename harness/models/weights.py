@@ -13,7 +13,7 @@ from typing import Any
 from harness.cache import cache_folder
 from harness.config import Model
 from harness.models import checkpoint, gguf_header, hub
-from harness.models.checkpoint import FLOATS, Checkpoint, CheckpointError
+from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
 from harness.theory import gguf_types
 from harness.theory.shapes import Shape, parameters
 
@@ -25,7 +25,6 @@ SOURCE_QUANT = "f16"  # what a checkpoint is converted to, and what every other 
 FULL_TYPES = ("f32", "f16", "bf16")  # weights of these can be converted and quantized to anything
 CHECKPOINT_ELEMENT_BYTES = 2  # a synthetic one is bf16
 _TOKENIZER = "tokenizer.json"
-_ROTARY = ".rotary_emb.inv_freq"  # a buffer that old checkpoints store; transformers makes it anew
 
 
 class WeightsError(RuntimeError):
@@ -123,6 +122,8 @@ def _checkpoint(found: Checkpoint) -> Ready:
         raise WeightsError(f"{found.path}: has no config.json")
     if not found.files:
         raise WeightsError(f"{found.path.parent}: has a config.json and no weights")
+    if not any((found.path / name).is_file() for name in (SINGLE, INDEX)):
+        raise WeightsError(f"{found.path}: has no {SINGLE} and no {INDEX}")
     shape, tokenizer = found.shape, found.path / _TOKENIZER
     embedding = next((t for t in found.tensors if t.part == "embedding" and len(t.dims) == 2), None)
     return Ready(
@@ -142,12 +143,8 @@ def _checkpoint(found: Checkpoint) -> Ready:
 
 
 def _sizes(found: Checkpoint) -> dict[str, Any]:
-    """As GgufHeader.weights, of what transformers loads: of a tied model one matrix, and no stored buffer."""
-    kept = [
-        tensor
-        for tensor in found.tensors
-        if not (found.tied and tensor.part == "lm_head") and not tensor.name.endswith(_ROTARY)
-    ]
+    """As GgufHeader.weights, of what transformers loads."""
+    kept = found.loaded
     packed = any(tensor.type not in FLOATS for tensor in kept)
     if packed and found.shape is None:
         raise WeightsError(f"{found.path}: is packed, and of an architecture whose sizes are not known")
@@ -168,21 +165,22 @@ def _sizes(found: Checkpoint) -> dict[str, Any]:
 def _widest_type(found: Checkpoint) -> str | None:
     """The type that most of the matrices' bytes have."""
     by_type: dict[str, int] = {}
-    for tensor in found.tensors:
+    for tensor in found.loaded:
         if len(tensor.dims) > 1:
             by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.bytes
     return max(by_type, key=by_type.__getitem__, default=None)
 
 
 def _fingerprint(found: Checkpoint) -> str:
-    """Digest of config.json, of every file's header, and of sizes and times, the tokenizer's too."""
+    """Digest of config.json, of every file's header, and of sizes and times, those of the tokenizer and of
+    Python code too."""
     assert found.config is not None  # the caller has looked
     digest = hashlib.sha256(found.config.read_bytes())
     for path in found.files:
         with path.open("rb") as file:
             start = file.read(8)
             digest.update(start + file.read(int.from_bytes(start, "little")))
-    for path in (*found.files, found.path / _TOKENIZER):
+    for path in (*found.files, found.path / _TOKENIZER, *sorted(found.path.glob("*.py"))):
         if path.exists():
             status = path.stat()
             digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns} ".encode())
@@ -253,32 +251,40 @@ def from_hub(model: Model, quant: str | None) -> Ready:
 
     Raises WeightsError.
     """
-    if whole := in_hub_cache(model, quant):
-        return whole
     repo, revision = str(model.weights.repo), model.weights.revision or "main"
-    try:
+    found = _in_hub_cache(model, quant)
+    if isinstance(found, Ready):
+        return found
+    cached = f"what the cache has cannot be used ({found})" if found else "is not whole in the cache"
+    try:  # what cannot be used is cut off, most likely: a download completes it, or says what is wrong
         if model.weights.file is None:
             return _of_commit(hub.download_checkpoint(repo, revision))
         file = named_path(model, quant)
         return _of_commit(hub.download_file(repo, file, revision), file)
+    except hub.Unreachable as silence:
+        raise WeightsError(f"hub {repo}: {cached}, and {silence}") from silence
     except hub.HubError as refusal:
-        raise WeightsError(str(refusal)) from refusal
+        raise WeightsError(f"{refusal}; {cached}" if found else str(refusal)) from refusal
 
 
 def in_hub_cache(model: Model, quant: str | None) -> Ready | None:
     """Weights that the hub's cache has whole, found without asking the hub; null where it has not."""
+    found = _in_hub_cache(model, quant)
+    return found if isinstance(found, Ready) else None
+
+
+def _in_hub_cache(model: Model, quant: str | None) -> Ready | WeightsError | None:
+    """What is wrong where that which is there cannot be used. Raises WeightsError where the cache cannot."""
     repo, revision = str(model.weights.repo), model.weights.revision or "main"
+    file = None if model.weights.file is None else named_path(model, quant)
     try:
-        if model.weights.file is None:
-            folder = hub.cached_checkpoint(repo, revision)
-            return _of_commit(folder) if folder else None
-        file = named_path(model, quant)
-        path = hub.cached_file(repo, file, revision)
-        return _of_commit(path, file) if path else None
+        path = hub.cached_file(repo, file, revision) if file else hub.cached_checkpoint(repo, revision)
     except hub.HubError as mistake:
         raise WeightsError(str(mistake)) from mistake
-    except WeightsError:  # cut off, most likely: a download completes it, or says what is wrong
-        return None
+    try:
+        return _of_commit(path, file) if path else None
+    except WeightsError as damage:
+        return damage
 
 
 def _of_commit(path: Path, file: str | None = None) -> Ready:

@@ -7,16 +7,18 @@ from html import escape
 
 from rich.table import Table
 
+from harness.analysis import agreement
 from harness.report.study import Row, figure
 
 HEADING = "Same model? Logits against the 16-bit reference"
 MEANING = (
     "Every variant reads the same ids, and its logits are held against those of the model's own 16-bit"
-    " weights: after each token of the prompt, and after each of the last tokens before a depth n, fed one by"
-    " one as in decoding. Off: the length of the difference over the reference's, mean over the positions;"
+    " weights: after each of the last tokens of the prompt, and of those before a depth n, the latter fed one"
+    " by one as in decoding. Off: the length of the difference over the reference's, mean over the positions;"
     " two models that have nothing in common are 141% off. Same first: the share of positions at which the"
     " same token comes first; near are those where it does not, and the reference itself hardly prefers one."
-    " Allowed: what the coarsest of a variant's types explains; more is another model."
+    " Allowed: what the coarsest of a variant's types explains; more is another model. The verdict is of all"
+    " depths compared; the table shows the prompt, n = 300, n = 2,100 and the deepest."
 )
 NONE = "-"
 
@@ -83,7 +85,9 @@ def lines(checks: Sequence[Row]) -> list[list[str]]:
 
 
 def _depths(checks: Sequence[Row]) -> list[int]:
-    return sorted({depth["n"] for check in checks for depth in check["depths"]})
+    """Those that have columns. What was found at one between them is in the records, and counts."""
+    of = [sorted(depth["n"] for depth in check["depths"]) for check in checks if check["depths"]]
+    return sorted({n for compared in of for n in agreement.shown(compared)})
 
 
 def _off(depth: Row | None) -> str:

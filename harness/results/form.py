@@ -8,12 +8,12 @@ from typing import Any
 from harness.results.values import (
     ABOVE_0,
     COUNT,
+    FROM_0,
     MAPPING,
     NAMES,
     NUMBER,
     PAIRS,
     POSITIVE,
-    SHARE,
     SWITCH,
     TEXT,
     TIME,
@@ -100,6 +100,7 @@ MEASURED = _COMMON | {
             "file?": Maybe(TEXT),
             "header?": Maybe(
                 {"model_bytes": COUNT, "parameters": COUNT, "input_embedding_bytes": COUNT, "tied": SWITCH}
+                | {"bytes_by_type?": {...: COUNT}}
             ),
             "attention?": Maybe({"layers": COUNT, "kv_heads": COUNT, "head_dim": COUNT}),
         },
@@ -186,7 +187,7 @@ CHECKED["check"] = {
             "not_finite": COUNT,
             "reference_not_finite": COUNT,
             **dict.fromkeys(
-                ("relative_error", "relative_error_max", "top1_agreement", "kl_nats"), Maybe(SHARE)
+                ("relative_error", "relative_error_max", "top1_agreement", "kl_nats"), Maybe(FROM_0)
             ),
             "near_ties": Maybe(COUNT),
         }

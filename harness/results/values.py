@@ -49,6 +49,7 @@ TEXT = Value("text", lambda value: isinstance(value, str))
 COUNT = Value("a whole number from 0", lambda value: type(value) is int and 0 <= value < _MOST)
 POSITIVE = Value("a whole number from 1", lambda value: type(value) is int and 0 < value < _MOST)
 NUMBER = Value("a number", _is_number)
+FROM_0 = Value("a number from 0", lambda value: _is_number(value) and value >= 0)
 ABOVE_0 = Value("a number above 0", lambda value: _is_number(value) and value > _LEAST)
 SWITCH = Value("true or false", lambda value: isinstance(value, bool))
 TIME = Value("a time with its zone", lambda value: isinstance(value, str) and _is_time(value))
@@ -61,7 +62,6 @@ PAIRS = Value(
 NAMES = Value(
     "names", lambda value: isinstance(value, list | dict) and all(isinstance(name, str) for name in value)
 )
-SHARE = Value("a number from 0", lambda value: _is_number(value) and value >= 0)
 
 
 def misfit(value: Any, form: Form, where: str = "") -> str | None:

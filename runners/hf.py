@@ -85,6 +85,7 @@ __all__ = ["DOES_NOT_FIT", "HfSession", "load", "load_model", "logits", "probe",
 DOES_NOT_FIT: tuple[type[BaseException], ...] = (torch.OutOfMemoryError, MemoryError)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 QUANTS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}  # as weights of these types are named elsewhere
+TRUSTED = "trust_remote_code: true"
 FIRST_REHEARSED = 32  # tokens of context; shorter ones are the warm-up's
 
 
@@ -108,7 +109,12 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
     torch_device.prepare(device, dtype, options["threads"], options.get("expandable_segments", False))
     transformers.utils.logging.disable_progress_bar()
     path, trusted = Path(request.model["path"]), options["trust_remote_code"]
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trusted, local_files_only=True)
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trusted, local_files_only=True)
+    except ValueError as refusal:
+        if "custom code" not in str(refusal):
+            raise
+        raise ValueError(f"{path}: has Python code of its own; it runs only with {TRUSTED}") from refusal
     model, found = AutoModelForCausalLM.from_pretrained(
         path,
         config=config,
@@ -121,8 +127,10 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
         output_loading_info=True,
         **more,
     )
-    if made_up := sorted(found["missing_keys"]) + sorted(str(key[0]) for key in found["mismatched_keys"]):
-        raise ValueError(f"{path.name}: has no {made_up[0]} of the size its config.json says")
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(f"{path}: has no {missing[0]}, which its config.json asks for")
+    if odd := sorted(str(key[0]) for key in found["mismatched_keys"]):
+        raise ValueError(f"{path}: its {odd[0]} is not of the size that its config.json says")
     hf_loaded.page_in(model)
     return model.eval()
 

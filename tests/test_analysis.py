@@ -42,7 +42,7 @@ def test_the_golden_record_stands():
         ({"loaded__parameters": 1}, "parameters is 1 in the stack"),
         ({"loaded__quant": "q8_0"}, "q4_k_m were asked for and q8_0 were loaded"),
         ({"loaded__kernel_asked": "marlin"}, "kernel marlin was asked for"),
-        ({"loaded__options__flash_attn": True}, "flash_attn False was asked for and True ran"),
+        ({"loaded__options__flash_attn": True}, "flash_attn false was asked for and true ran"),
         ({"loaded__options__threads": 7}, "threads 1 was asked for and 7 ran"),
         ({"conditions__pressure": {"cgroup_throttled_us": 10**6}}, "the CPU quota throttled it"),
         ({"conditions__pressure": {"workingset_refault_file": 10**5}}, "evicted file pages"),

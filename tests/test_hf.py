@@ -165,7 +165,7 @@ def test_code_that_comes_with_a_checkpoint_runs_only_when_asked_for(
     )
     last = worker(request_of(path), hf_interpreter)[-1]
     assert isinstance(last, Failed)
-    assert "contains custom code" in last.reason
+    assert "it runs only with trust_remote_code: true" in last.reason
     assert not (tmp_path / "ran").exists()
     worker(request_of(path, trust_remote_code=True), hf_interpreter)
     assert (tmp_path / "ran").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli
+from harness import cli, config
 from harness.config import Experiment, Protocol, Warmup
 from harness.envs.header import stacks
 
@@ -52,8 +52,8 @@ def test_every_subcommand_and_config_is_in_the_readme():
         "check-weights",
     ):
         assert f"harness {command}" in README
-    for config in (ROOT / "configs").glob("*.yaml"):
-        assert f"configs/{config.name}" in README
+    for path in (ROOT / "configs").glob("*.yaml"):
+        assert f"configs/{path.name}" in README
 
 
 def test_every_key_of_a_config_and_every_option_of_llamacpp_is_documented():
@@ -98,3 +98,9 @@ def test_no_module_outgrows_its_room():
 
 if __name__ == "__main__":  # the table, to paste
     print(table())
+
+
+def test_the_readmes_own_configuration_is_right(tmp_path):
+    path = tmp_path / "readme.yaml"
+    path.write_text(re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)[0])
+    assert {variant.stack for variant in config.load(path).variants} == {"llamacpp", "hf", "bnb"}

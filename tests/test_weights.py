@@ -335,6 +335,15 @@ def test_code_of_a_checkpoint_on_the_hub_is_refused_before_anything_is_downloade
     assert preparation.fingerprint(asked) is None
 
 
+def test_weights_of_another_shape_than_the_one_beside_them_are_refused(tmp_path, preparation):
+    folder = write_checkpoint(tmp_path / "m")
+    model = Model(name="m", shape=SHAPES["qwen1.5-0.5b"], weights=Weights(kind="path", path=str(folder)))
+    with pytest.raises(NotReady, match=r"has layers \d+, and the shape beside it says 24"):
+        preparation.weights(replace(cell("hf"), model=model))
+    model = model.model_copy(update={"shape": TINY})
+    assert preparation.weights(replace(cell("hf"), model=model)).path == folder
+
+
 def test_a_quantized_checkpoint_is_not_converted(tmp_path, preparation):
     gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128}
     folder = write_checkpoint(tmp_path / "m", quantization_config=gptq)

@@ -147,7 +147,11 @@ def _options(record: Record) -> list[str]:
     resolved = record["loaded"].get("options") or {}
     asked = {k: v for k, v in record["options"].items() if isinstance(v, bool | str) or k == "threads"}
     changed = [k for k, v in asked.items() if resolved.get(k) is not None and resolved[k] != v]
-    return [f"{name} {asked[name]} was asked for and {resolved[name]} ran" for name in changed]
+    return [f"{name} {_word(asked[name])} was asked for and {_word(resolved[name])} ran" for name in changed]
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _placement(record: Record, facts: Record) -> list[str]:
@@ -229,9 +233,12 @@ def _contention(record: Record) -> list[str]:
     if waited_ns is None or not timing.get("last_token_ns"):
         return []
     share = waited_ns / (timing["last_token_ns"] * record["threads"])
-    if share > CONTENTION_TOLERANCE and waited_ns > CONTENTION_FLOOR_NS:
-        return [f"its threads waited for a CPU {share:.0%} of the time: other processes were running"]
-    return []
+    if share <= CONTENTION_TOLERANCE or waited_ns <= CONTENTION_FLOOR_NS:
+        return []
+    cpus = record["machine"].get("usable_cpus")
+    many = cpus is not None and record["threads"] > cpus
+    why = f"{record['threads']} of them share {cpus} CPUs" if many else "other processes were running"
+    return [f"its threads waited for a CPU {share:.0%} of the time: {why}"]
 
 
 def _paging(record: Record) -> list[str]:

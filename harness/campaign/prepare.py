@@ -180,6 +180,8 @@ class Preparation:
             given = self._of_hub(cell)
         if cell.header.weights == "hf":
             weights.check_loadable(given, stack)
+        if model.shape is not None:
+            weights.check_shape(given, model.shape)
         return given
 
     def _of_hub(self, cell: Cell) -> Ready:

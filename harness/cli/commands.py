@@ -157,6 +157,10 @@ def _print(gathered: Gathered, as_json: bool) -> None:
     console.print(tables.terminal(gathered.cells))
     if said := tables.bandwidth(gathered.repeats):
         console.print(said, style="dim")
+    checked = [row["weights_check"] for row in gathered.cells if row.get("weights_check")]
+    if checked:
+        counts = ", ".join(f"{word} {checked.count(word)}" for word in dict.fromkeys(checked))
+        console.print(f"logits against the 16-bit reference: {counts}", style="dim")
     if any(row["weights"] == "synthetic" for row in gathered.cells):
         console.print("synthetic weights: sizes are exact, latency nearly so", style="dim")
     for row in gathered.cells:

@@ -192,6 +192,6 @@ def _check_combinations(
 def _unfilled_placeholder(model: Model, variant: Variant) -> str | None:
     source = model.weights.path or model.weights.file or ""
     option = stacks()[variant.stack].options.get("quant")
-    if QUANT not in source or "quant" in variant.options or (option and option.default):
-        return None
+    if QUANT not in source or option is None or "quant" in variant.options or option.default:
+        return None  # a stack without quantizations takes no such file: that is its cell's failure
     return f"needs a quant, for the weights of {model.name} have {QUANT} in their path"

@@ -217,6 +217,15 @@ def check_convertible(ready: Ready) -> None:
         raise WeightsError(f"{ready.path}: is {stored}; only 16- and 32-bit weights are converted to GGUF")
 
 
+def check_shape(ready: Ready, shape: Shape) -> None:
+    """Raises WeightsError for weights of another shape than the one the config names beside them."""
+    named = {"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+    for key, value in (ready.attention or {}).items():
+        if value != named[key]:
+            what = key.replace("_", " ")
+            raise WeightsError(f"{ready.path}: has {what} {value}, and the shape beside it says {named[key]}")
+
+
 def check_loadable(ready: Ready, stack: str) -> None:
     """Raises WeightsError for a GGUF, which no stack of checkpoints loads."""
     if ready.format != "hf":

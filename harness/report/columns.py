@@ -10,6 +10,10 @@ from harness.report.study import Row, bounds, figure
 
 Text = Callable[[Row, str], str]
 NONE = "-"
+W_SAID = (
+    "tokens of context per further ms; not identifiable: the slope cannot be told from none; not applicable: "
+    "a static cache is read whole at every step"
+)
 LONGEST_REASON = 32  # characters of it in a cell; the whole stands below the table
 
 
@@ -152,10 +156,10 @@ def _mb(heading: str, key: str, meaning: str) -> Column:
 
 
 SPEED: tuple[Column, ...] = (
-    _number("BPW", "bpw", "{:.2f}", "bits per weight: all tensors as stored, over the parameters"),
+    _number("BPW", "bpw", "{:.2f}", "bits per weight: all tensors over the parameters"),
     _number("perplexity", "perplexity", "{:.2f}", "as measured or reported; less is better"),
     _number("TTFT ms", "ttft_ms", "{:.1f}", "time to the first token: the prompt's prefill", telling=True),
-    Column("W tok/ms", "W_tokens_per_ms", W, "tokens of context per further ms", telling=True),
+    Column("W tok/ms", "W_tokens_per_ms", W, W_SAID, telling=True),
     Column("W 95%", "W_ci95", partial(interval, digits=0), "95% interval of W"),
     Column("W of sheet", "W_ratio", W_share, "share of the W that the data sheet's bandwidth allows"),
     Column(
@@ -194,17 +198,28 @@ SPEED: tuple[Column, ...] = (
 )
 MEMORY: tuple[Column, ...] = (
     _mb("file MB", "file_bytes", "the file's size"),
-    _mb("tensors MB", "model_bytes", "all tensors as stored"),
+    _mb("tensors MB", "model_bytes", "all tensors: as loaded where the stack counts its own, else as stored"),
     _mb("MB/token", "weight_bytes_per_token", "weights that one decode step reads"),
     _number("KV KB/token", "kv_bytes_per_token", "{:,.1f}", "KV cache of a token", 1e3),
     _mb("after load MB", "loaded_bytes", "taken once the model is loaded"),
     _mb("peak RSS MB", "peak_rss_bytes", "the worker's highest resident memory"),
     _mb("peak VRAM MB", "peak_vram_bytes", "the highest video memory"),
     _mb("peak allocator MB", "peak_allocator_bytes", "the highest that the stack's allocator gave out"),
-    Column("cache read", "kv_read", word, "how a step reads the KV cache", numeric=False),
+    Column(
+        "cache read",
+        "kv_read",
+        word,
+        "how a step reads the KV cache: padded256, once, in steps of 256; copied at each step; full, always",
+        numeric=False,
+    ),
     _mb("KV buffer MB", "kv_buffer_bytes", "the KV cache as the stack allocates it"),
     _mb("compute buffer MB", "compute_buffer_bytes", "what the stack computes in"),
-    _number("n_ctx", "n_ctx", "{:,.0f}", "context that the stack was asked for"),
+    _number(
+        "n_ctx",
+        "n_ctx",
+        "{:,.0f}",
+        "tokens of context allocated, as the stack rounds it; - for a cache that grows",
+    ),
     Column(
         "longest context",
         "max_ctx",
@@ -215,7 +230,13 @@ MEMORY: tuple[Column, ...] = (
 )
 SHAPE: tuple[Column, ...] = (
     Column("tokens", "tokens", tokens, "decoded in a repeat", telling=True),
-    Column("shape", "shape", word, "which shape latency(n) has", numeric=False),
+    Column(
+        "shape",
+        "shape",
+        word,
+        "which shape latency(n) has; short: under 2,048 tokens, too few to tell",
+        numeric=False,
+    ),
     Column("segments", "segments", segments, "lines of a hinge or a mode change", numeric=False),
     Column("spikes", "spikes", spikes, "single tokens far above their neighbours"),
     _number("B robust", "robust_B_ms", "{:.2f}", "B of a line that spikes do not move, where it differs, ms"),

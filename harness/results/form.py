@@ -54,6 +54,7 @@ _MACHINE = {
     "cpu": Maybe(TEXT),
     "physical_cores": Maybe(COUNT),
     "memory_bytes": Maybe(COUNT),
+    "usable_cpus?": Maybe(COUNT),
     "last_level_cache_bytes": Maybe(COUNT),
     "gpus": [{"name": TEXT, "memory_bytes": Maybe(COUNT), "uuid?": Maybe(TEXT), "driver?": Maybe(TEXT)}],
 }

@@ -83,6 +83,7 @@ from runners import hf, hf_loaded, teacher_forced
 from runners.hf import DOES_NOT_FIT, HfSession
 from runners.protocol import Request, Say
 from runners.synthetic import synthesize
+from runners.torch_device import DTYPES
 from runners.torch_probe import probe
 
 __all__ = ["DOES_NOT_FIT", "load", "logits", "probe", "synthesize"]
@@ -113,7 +114,7 @@ def load(request: Request) -> HfSession:
             load_in_4bit=True,
             bnb_4bit_quant_type=quant,
             bnb_4bit_use_double_quant=double,
-            bnb_4bit_compute_dtype=hf.DTYPES[options["dtype"]],
+            bnb_4bit_compute_dtype=DTYPES[options["dtype"]],
         )
     model = hf.load_model(request, quantization_config=asked)
     session = HfSession(request, model, lambda: _facts(model, quant))

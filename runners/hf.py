@@ -74,16 +74,17 @@ import numpy as np
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
+from transformers.cache_utils import StaticLayer
 
 from runners import hf_loaded, teacher_forced, torch_device
 from runners.protocol import Request, Say
 from runners.synthetic import synthesize
+from runners.torch_device import DTYPES
 from runners.torch_probe import probe
 
 __all__ = ["DOES_NOT_FIT", "HfSession", "load", "load_model", "logits", "probe", "synthesize"]
 
 DOES_NOT_FIT: tuple[type[BaseException], ...] = (torch.OutOfMemoryError, MemoryError)
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 QUANTS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}  # as weights of these types are named elsewhere
 TRUSTED = "trust_remote_code: true"
 FIRST_REHEARSED = 32  # tokens of context; shorter ones are the warm-up's
@@ -154,8 +155,7 @@ class HfSession:
         self._mode: str | None = None
         self._stepping = model
         if self._options.get("compile"):
-            static = {type(layer).__name__ for layer in self._cache.layers} == {"StaticLayer"}
-            self._mode = torch_device.compile_mode(self._device, static)
+            self._mode = torch_device.compile_mode(self._device, hf_loaded.all_are(StaticLayer, self._cache))
             self._stepping = torch_device.compiled(model, self._mode)
         self._clock = torch_device.Clock(self._device)
         self._allocator = torch_device.Allocator(self._device)

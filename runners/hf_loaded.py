@@ -15,7 +15,6 @@ from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from runners import torch_device
 
-NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 PAGE_BYTES = 4096  # or a multiple of it
 # How a step reads a cache of these layers. A static one of a window is not here: it reads less than n_ctx.
 _READ = {"DynamicLayer": "copied", "DynamicSlidingWindowLayer": "window", "StaticLayer": "full"}
@@ -107,18 +106,23 @@ def _kv_shape(config: Any) -> tuple[int, int]:
     return kv_heads, getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
 
+def all_are(kind: type, cache: Any) -> bool:
+    """Whether a cache's layers are plain ones of a kind, none of them with a window or a state."""
+    return {type(layer) for layer in cache.layers} == {kind}
+
+
 @torch_device.memory_errors()
 @torch.inference_mode()
 def allocate(cache: StaticCache, config: Any, dtype: torch.dtype, device: torch.device) -> None:
     """Take a static cache's memory at once, where its layers are plain: what is far too large is then refused
     by torch, before the first step makes a mask as long and the kernel kills the process."""
-    if {type(layer) for layer in cache.layers} == {StaticLayer}:
+    if all_are(StaticLayer, cache):
         cache.early_initialization(1, *_kv_shape(config), dtype, device)
 
 
 def deepened(cache: DynamicCache, tokens: int, config: Any) -> DynamicCache | None:
     """A cache of so many tokens, all as the one that `cache` holds; null where not all layers are plain."""
-    if {type(layer) for layer in cache.layers} != {DynamicLayer}:
+    if not all_are(DynamicLayer, cache):
         return None
     held = [[state.repeat(1, 1, tokens, 1) for state in (layer.keys, layer.values)] for layer in cache.layers]
     return DynamicCache(held, config=config)
@@ -127,7 +131,7 @@ def deepened(cache: DynamicCache, tokens: int, config: Any) -> DynamicCache | No
 def compute_dtype(model: nn.Module) -> str | None:
     """The type of the norms, by our name: what activations are computed in; null for a mixture."""
     found = {p.dtype for name, p in model.named_parameters() if "norm" in name}
-    return NAMES.get(found.pop()) if len(found) == 1 else None
+    return next((name for name, dtype in torch_device.DTYPES.items() if found == {dtype}), None)
 
 
 def _leaves(model: nn.Module) -> Iterator[nn.Module]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,6 +20,7 @@ import numpy as np
 
 from runners.llamacpp_lib import LOG, libggml
 from runners.protocol import Request, Say
+from runners.rounds import LONG_ENOUGH_S, SHARE_OF_FREE, SMALLEST_BYTES, WORKING_SET_BYTES, best
 
 ROW = 4096  # elements
 # enum ggml_type, bytes of a row.
@@ -29,15 +29,8 @@ READ = ("f32", "f16", "q8_0")
 MULTIPLIED = ("f16", "q8_0", "q4_0")
 COLUMNS = (64, 256, 1024, 4096, 8192)  # of the other factor: in a prefill, its tokens
 
-WORKING_SET_BYTES = 2 << 30  # 8 times the largest cache of a GPU (MI300X), 28 times an RTX 4090's
-SHARE_OF_FREE = 4  # a quarter
-SMALLEST_BYTES = 64 << 20
 LARGEST_MATRIX_BYTES = 256 << 20  # 50 us at 5 TB/s, ten times what it takes to launch a kernel
 ALIGNED_ROWS = 64  # makes matrices of whole 4 KiB, whatever their type
-READING_S = MULTIPLYING_S = 1.0  # an idle GPU takes a part of that to raise its clocks
-FEWEST_ROUNDS = 2
-SPAN_S = 0.01  # one timing: far longer than to start and to wait for the device
-LONG_ENOUGH_S = 0.05  # a product that takes so long is large enough
 MOST_THREADS = 512  # GGML_MAX_N_THREADS; more is an abort
 
 # Bytes that are sound as any of the types: no zero, NaN, infinity or denormal (which slow a CPU), both signs,
@@ -166,14 +159,14 @@ def measure(request: Request, say: Say) -> dict[str, Any]:
             with suppress(NoKernel):
                 name = f"ggml mul_mat {kind} x f32 vector, {device.name}"
                 vectors[name] = stack.enter_context(vector_products(device, kind))
-        kernels = best(vectors, READING_S)
+        kernels = best(vectors)
         say("multiply")
         for kind, place in itertools.product(MULTIPLIED if "matrix" in asked else (), device.places):
             with suppress(NoKernel):
                 what = f"{kind} in {place}" if place else kind
                 name = f"ggml mul_mat {what} x f32 matrix, {device.name}"
                 matrices[name] = stack.enter_context(large_product(device, kind, device.places[place]))
-        matrix_kernels = best(matrices, MULTIPLYING_S)
+        matrix_kernels = best(matrices)
     facts: dict[str, Any] = {"threads": threads if request.device == "cpu" else None}
     measured = {"read": (kernels, "read_bytes_per_s"), "matrix": (matrix_kernels, "flops_per_s")}
     for part in asked:
@@ -271,25 +264,6 @@ def _graph(stack: ExitStack, device: Device, matrices: list[int], columns: int, 
     values = np.random.default_rng(0).uniform(-1, 1, (columns, ROW)).astype(np.float32)
     ggml.backend_tensor_set(factor, values.ctypes.data, 0, values.nbytes)
     return Graph(device, graph, float(amount))
-
-
-def best(graphs: dict[str, Graph], timed_s: float) -> dict[str, float]:
-    """Amount per second of each over its best round. In a round each has its turn."""
-    if not graphs:
-        return {}
-    passes = {}
-    for name, graph in graphs.items():
-        graph.seconds()  # loads kernels
-        passes[name] = max(1, math.ceil(SPAN_S / graph.seconds()))
-    rates = dict.fromkeys(graphs, 0.0)
-    until = time.monotonic() + timed_s
-    rounds = 0
-    while rounds < FEWEST_ROUNDS or time.monotonic() < until:
-        for name, graph in graphs.items():
-            rate = passes[name] * graph.amount / graph.seconds(passes[name])
-            rates[name] = max(rates[name], rate)
-        rounds += 1
-    return rates
 
 
 def _context(stack: ExitStack, tensors: int, nodes: int = 0) -> int:

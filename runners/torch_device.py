@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 STATISTICS = {
     "allocated_bytes": "allocated_bytes.all.current",
     "reserved_bytes": "reserved_bytes.all.current",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,17 +11,10 @@ import torch
 
 from runners import hf_loaded, torch_device
 from runners.protocol import Request, Say
+from runners.rounds import LONG_ENOUGH_S, SHARE_OF_FREE, SMALLEST_BYTES, WORKING_SET_BYTES, best
 
 ROW = 4096  # elements
-READ = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-WORKING_SET_BYTES = 2 << 30  # 8 times the largest cache of a GPU (MI300X)
-SHARE_OF_FREE = 4  # a quarter of a GPU's free memory at most
-SMALLEST_BYTES = 64 << 20
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)  # of a product; a GPU takes milliseconds for the largest
-LONG_ENOUGH_S = 0.05  # a product that takes so long is large enough
-MEASURING_S = 1.0  # an idle GPU takes a part of that to raise its clocks
-FEWEST_ROUNDS = 2
-SPAN_S = 0.01  # one timing: far longer than to start and to wait for the device
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,7 @@ def _reads(device: torch.device, wanted: int) -> tuple[dict[str, Kernel], int]:
         raise RuntimeError(f"{wanted / 1e6:.0f} MB on {device} is too little to tell its memory from a cache")
     kernels, size = {}, 0
     whole = torch.empty(wanted // (4 * ROW) * ROW, device=device).uniform_(-1, 1)
-    for name, dtype in READ.items():
+    for name, dtype in torch_device.DTYPES.items():
         # Half as many bytes in 16 bits: the values are converted, so that all are sound numbers.
         matrix = whole.to(dtype).view(-1, ROW)
         vector = torch.ones(ROW, dtype=dtype, device=device)
@@ -91,7 +83,7 @@ def _reads(device: torch.device, wanted: int) -> tuple[dict[str, Kernel], int]:
 def _products(device: torch.device) -> dict[str, Kernel]:
     """The product of two square matrices that takes long enough, in each type."""
     kernels = {}
-    for name, dtype in READ.items():
+    for name, dtype in torch_device.DTYPES.items():
         for side in SQUARES:
             factors = [torch.empty(side, side, device=device).uniform_(-1, 1).to(dtype) for _ in range(2)]
             kernel = Kernel(_bound(torch.mm, *factors), 2.0 * side**3, device)
@@ -107,18 +99,7 @@ def _bound(function: Callable[..., Any], *arguments: torch.Tensor) -> Callable[[
 
 
 def _best(kernels: dict[str, Kernel], unit: str) -> dict[str, Any]:
-    """Amount per second of each kernel over its best round, and the best of all. In a round each has its
-    turn."""
-    passes = {}
-    for name, kernel in kernels.items():
-        kernel.seconds()  # loads kernels
-        passes[name] = max(1, math.ceil(SPAN_S / kernel.seconds()))
-    rates = dict.fromkeys(kernels, 0.0)
-    until, rounds = time.monotonic() + MEASURING_S, 0
-    while rounds < FEWEST_ROUNDS or time.monotonic() < until:
-        for name, kernel in kernels.items():
-            rate = passes[name] * kernel.amount / kernel.seconds(passes[name])
-            rates[name] = max(rates[name], rate)
-        rounds += 1
+    """The rate of each kernel, and of all the best."""
+    rates = best(kernels)
     fastest = max(rates, key=lambda name: rates[name])
     return {unit: rates[fastest], "kernel": fastest, "kernels": rates}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from harness.analysis.flags import Limit
-from harness.theory import demand, floors
+from harness.theory import demand, floors, shapes
 from harness.theory.ggml import element_bytes
 from harness.theory.machines import MACHINES, Machine
 from harness.theory.rows import knees
@@ -52,7 +52,7 @@ def kv_bytes_per_token(record: Record) -> float | None:
         return float(said)
     attention, shape = record["model"]["weights"].get("attention"), _shape(record)
     if not attention and shape:
-        attention = {"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+        attention = shapes.attention(shape)
     if not attention:
         return None
     options = record.get("options", {})

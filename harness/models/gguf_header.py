@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from harness.theory import ggml
 from harness.theory.tensors import Tensor as Listed
+from harness.theory.tensors import bytes_by_type
 
 # Bytes of each metadata scalar, by its type number, with struct's code.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -100,9 +101,7 @@ class GgufHeader:
     def weights(self) -> dict[str, Any]:
         """What a decode step's bytes follow from: bytes and elements of all tensors, by type, and of the
         input embedding (bytes), which an untied model reads one row of."""
-        by_type: dict[str, int] = {}
-        for tensor in self.tensors.values():
-            by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.bytes
+        by_type = bytes_by_type(self.tensors.values())
         embedding = self.tensors.get("token_embd.weight")
         return {
             "model_bytes": sum(by_type.values()),

@@ -15,7 +15,8 @@ from harness.config import Model
 from harness.models import checkpoint, gguf_header, hub
 from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
 from harness.theory import gguf_types
-from harness.theory.shapes import Shape, parameters
+from harness.theory.shapes import Shape, attention, parameters
+from harness.theory.tensors import bytes_by_type
 
 # Bump when runners/synthetic.py makes other values of the same shape and seed.
 # 2: a Hugging Face checkpoint, from which GGUF files are converted; it was a GGUF.
@@ -136,9 +137,7 @@ def _checkpoint(found: Checkpoint) -> Ready:
         vocab_size=shape.vocab_size if shape else embedding.dims[0] if embedding else None,
         tokenizer=tokenizer if tokenizer.exists() else None,
         sizes=_sizes(found),
-        attention={"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
-        if shape
-        else None,
+        attention=attention(shape) if shape else None,
     )
 
 
@@ -148,9 +147,7 @@ def _sizes(found: Checkpoint) -> dict[str, Any]:
     packed = any(tensor.type not in FLOATS for tensor in kept)
     if packed and found.shape is None:
         raise WeightsError(f"{found.path}: is packed, and of an architecture whose sizes are not known")
-    by_type: dict[str, int] = {}
-    for tensor in kept:
-        by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.bytes
+    by_type = bytes_by_type(kept)
     return {
         "model_bytes": sum(by_type.values()),
         "parameters": parameters(found.shape)
@@ -164,10 +161,7 @@ def _sizes(found: Checkpoint) -> dict[str, Any]:
 
 def _widest_type(found: Checkpoint) -> str | None:
     """The type that most of the matrices' bytes have."""
-    by_type: dict[str, int] = {}
-    for tensor in found.loaded:
-        if len(tensor.dims) > 1:
-            by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.bytes
+    by_type = bytes_by_type(tensor for tensor in found.loaded if len(tensor.dims) > 1)
     return max(by_type, key=by_type.__getitem__, default=None)
 
 
@@ -219,7 +213,7 @@ def check_convertible(ready: Ready) -> None:
 
 def check_shape(ready: Ready, shape: Shape) -> None:
     """Raises WeightsError for weights of another shape than the one the config names beside them."""
-    named = {"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+    named = attention(shape)
     for key, value in (ready.attention or {}).items():
         if value != named[key]:
             what = key.replace("_", " ")

@@ -45,6 +45,11 @@ class Shape:
         return self.kv_heads * self.head_dim
 
 
+def attention(shape: Shape) -> dict[str, int]:
+    """What the KV cache's size follows from: layers, kv_heads and head_dim."""
+    return {"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+
+
 def layer_params(shape: Shape, norms: bool = True) -> int:
     """All but the embedding and lm_head; without `norms`: weights and biases of the linear layers alone."""
     hidden, q, kv, ffn = shape.hidden_size, shape.q_width, shape.kv_width, shape.intermediate_size

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
 from harness.theory import ggml
 from harness.theory.shapes import Shape
@@ -45,6 +46,16 @@ class Tensor:
         return _part(self.name)
 
 
+class Typed(Protocol):
+    """Whatever has a type's name and bytes."""
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+
 @cache
 def _part(name: str) -> str:
     return next((part for part, names in _PARTS.items() if re.search(names, name)), "other")
@@ -73,6 +84,14 @@ def bytes_by_part(tensors: Iterable[Tensor]) -> dict[str, dict[str, int]]:
     for tensor in tensors:
         of_part = found.setdefault(tensor.part, {})
         of_part[tensor.type] = of_part.get(tensor.type, 0) + tensor.bytes
+    return found
+
+
+def bytes_by_type(tensors: Iterable[Typed]) -> dict[str, int]:
+    """{type: bytes}, types in the order in which they first come."""
+    found: dict[str, int] = {}
+    for tensor in tensors:
+        found[tensor.type] = found.get(tensor.type, 0) + tensor.bytes
     return found
 
 

@@ -1,0 +1,45 @@
+"""How fast several kernels are, each in its turn, round after round: what the probes of all stacks share."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+WORKING_SET_BYTES = 2 << 30  # 8 times the largest cache of a GPU (MI300X), 28 times an RTX 4090's
+SHARE_OF_FREE = 4  # a quarter of a device's free memory at most
+SMALLEST_BYTES = 64 << 20
+LONG_ENOUGH_S = 0.05  # a product that takes so long is large enough
+MEASURING_S = 1.0  # an idle GPU takes a part of that to raise its clocks
+FEWEST_ROUNDS = 2
+SPAN_S = 0.01  # one timing: far longer than to start and to wait for the device
+
+
+class Timed(Protocol):
+    """A kernel on a device; `amount`: bytes that one pass reads or operations it does."""
+
+    @property
+    def amount(self) -> float: ...
+
+    def seconds(self, passes: int = 1) -> float:
+        """Time of so many passes, one after the other."""
+
+
+def best(kernels: Mapping[str, Timed]) -> dict[str, float]:
+    """Amount per second of each over its best round. In a round each has its turn."""
+    if not kernels:
+        return {}
+    passes = {}
+    for name, kernel in kernels.items():
+        kernel.seconds()  # loads kernels
+        passes[name] = max(1, math.ceil(SPAN_S / kernel.seconds()))
+    rates = dict.fromkeys(kernels, 0.0)
+    until = time.monotonic() + MEASURING_S
+    rounds = 0
+    while rounds < FEWEST_ROUNDS or time.monotonic() < until:
+        for name, kernel in kernels.items():
+            rate = passes[name] * kernel.amount / kernel.seconds(passes[name])
+            rates[name] = max(rates[name], rate)
+        rounds += 1
+    return rates

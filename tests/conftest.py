@@ -73,6 +73,23 @@ def harness(tmp_path: Path) -> Callable[..., Ran]:
 
 
 @pytest.fixture
+def background(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the real command beside the test, and kills it when the test ends, passed or failed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str | Path) -> subprocess.Popen[str]:
+        command = [HARNESS, *map(str, arguments)]
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, cwd=tmp_path, text=True, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
 def config(tmp_path: Path) -> Callable[..., Path]:
     """Writes a config of fake variants: `config({"B_ms": 1.0}, {...}, repeats=2)`; protocol keys by name."""
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from conftest import HARNESS
 
 STATUSES = {
     "good": ({}, "ok", ""),
@@ -124,11 +123,10 @@ def test_a_change_of_options_is_another_cell_and_a_change_of_repeats_only_adds(h
     ]
 
 
-def test_an_interrupted_fresh_run_is_not_the_last_word(harness, config, tmp_path):
+def test_an_interrupted_fresh_run_is_not_the_last_word(harness, background, config, tmp_path):
     path = config({"B_ms": 2.0}, new_tokens=1500)
     assert harness("run", path).code == 0
-    command = [HARNESS, "run", str(path), "--fresh"]
-    controller = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    controller = background("run", path, "--fresh")
     _wait_for_tokens(tmp_path)
     controller.send_signal(signal.SIGINT)
     assert controller.wait(timeout=30) == 130
@@ -219,12 +217,9 @@ def test_a_device_that_is_not_here_gives_unavailable_cells(harness, config, tmp_
     assert "GPU" in ran.json[0]["reasons"][0]
 
 
-def test_ctrl_c_ends_the_campaign_cleanly(config, tmp_path):
+def test_ctrl_c_ends_the_campaign_cleanly(background, config, tmp_path):
     path = config({"B_ms": 5.0}, {"B_ms": 6.0}, new_tokens=5000, timeout_s=100)
-    command = [HARNESS, "run", str(path)]
-    controller = subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    controller = background("run", path)
     workers = _wait_for_worker(controller.pid, tmp_path)
     _wait_for_tokens(tmp_path)
     controller.send_signal(signal.SIGINT)
@@ -238,10 +233,9 @@ def test_ctrl_c_ends_the_campaign_cleanly(config, tmp_path):
     assert not list((tmp_path / "results").rglob("begun.json"))
 
 
-def test_an_interrupted_repeat_is_always_run_again(harness, config, tmp_path):
+def test_an_interrupted_repeat_is_always_run_again(harness, background, config, tmp_path):
     path = config({"B_ms": 10.0}, new_tokens=300)
-    command = [HARNESS, "run", str(path)]
-    controller = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    controller = background("run", path)
     (pid,) = _wait_for_worker(controller.pid, tmp_path)
     _wait_for_tokens(tmp_path)
     controller.kill()
@@ -253,9 +247,9 @@ def test_an_interrupted_repeat_is_always_run_again(harness, config, tmp_path):
     assert sorted(r["outcome"] for r in records(tmp_path / "results")) == ["interrupted", "ok"]
 
 
-def test_a_second_campaign_on_the_device_is_refused_or_waits_as_asked(harness, config, tmp_path):
+def test_a_second_campaign_on_the_device_is_refused_or_waits_as_asked(harness, background, config, tmp_path):
     slow, other = config({"B_ms": 20.0}, new_tokens=150, name="slow"), config({}, name="other")
-    first = subprocess.Popen([HARNESS, "run", str(slow)], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    first = background("run", slow)
     _wait_for_worker(first.pid, tmp_path)
     refused = harness("run", other, "--out", tmp_path / "elsewhere")
     assert refused.code == 1
@@ -304,8 +298,10 @@ def test_the_page_is_one_file_that_names_every_cell(harness, config, tmp_path):
 
 def _wait_for_worker(controller: int, folder: Path) -> list[int]:
     for _ in range(200):
-        children = psutil.Process(controller).children()
-        workers = [c.pid for c in children if str(folder) in " ".join(c.cmdline())]
+        workers = []
+        for child in psutil.Process(controller).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # a probe that just ended
+                workers += [child.pid] if str(folder) in " ".join(child.cmdline()) else []
         if workers:
             return workers
         time.sleep(0.05)
@@ -314,8 +310,10 @@ def _wait_for_worker(controller: int, folder: Path) -> list[int]:
 
 def _wait_for_tokens(folder: Path) -> None:
     for _ in range(400):
-        if any('"Tokens"' in path.read_text() for path in folder.rglob("events.jsonl")):
-            return
+        for path in folder.rglob("events.jsonl"):
+            with contextlib.suppress(FileNotFoundError):  # packed away meanwhile
+                if '"Tokens"' in path.read_text():
+                    return
         time.sleep(0.05)
     raise AssertionError("no tokens came")
 

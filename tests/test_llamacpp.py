@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 import struct
-import subprocess
 import time
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
-from conftest import HARNESS
 
 from harness import config as configs
 from harness import plan
@@ -355,9 +353,11 @@ def test_synth_makes_exact_files_once(harness, llamacpp_interpreter):
     assert not list(paths[0].parent.glob("*.partial*"))
 
 
-def test_a_synthesis_killed_half_way_is_never_taken_for_whole(harness, cache, llamacpp_interpreter):
+def test_a_synthesis_killed_half_way_is_never_taken_for_whole(
+    harness, background, cache, llamacpp_interpreter
+):
     command = ["synth", "qwen1.5-0.5b", "--seed", "7", "--format", "hf"]
-    first = subprocess.Popen([HARNESS, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first = background(*command)
     for _ in range(600):
         parts = cache.glob("weights/*/hf.partial-*/*.safetensors")
         partial = next((part.parent for part in parts if part.stat().st_blocks), None)

@@ -18,8 +18,20 @@ import numpy as np
 
 from runners.llamacpp_lib import lib, opened
 from runners.protocol import Request, Say
-from runners.safetensors_folder import ITEM_BYTES, Stored, floats, json_object, stored_in
-from runners.synthetic import CHUNK, Piece, bfloat16, tensors, write_pieces
+from runners.safetensors_folder import (
+    CHUNK,
+    FLOATS,
+    ITEM_BYTES,
+    NOT_WEIGHTS,
+    Piece,
+    Stored,
+    floats,
+    json_object,
+    put_made,
+    stored_in,
+    write_pieces,
+)
+from runners.synthetic import bfloat16, tensors
 
 # llama.cpp's name, and the context where config.json gives none (configuration_*.py of transformers).
 _ARCHITECTURES = {
@@ -33,8 +45,6 @@ _SCALED_BY = {
     "linear": {"factor"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
 }
-# Buffers of older checkpoints; the controller's list is _BUFFER in harness/models/checkpoint.py.
-_NOT_WEIGHTS = (".rotary_emb.inv_freq", ".masked_bias", ".self_attn.bias")
 
 
 def convert(request: Request, say: Say) -> dict[str, Any]:
@@ -57,7 +67,7 @@ def convert(request: Request, say: Say) -> dict[str, Any]:
     try:
         for number, (there, (at, kind)) in enumerate(places.items(), 1):
             if there not in stored:
-                pieces.append(Piece(number, out, at, lambda: factors))
+                pieces.append(Piece(number, partial(put_made, out, at, lambda: factors)))
                 continue
             tensor = stored[there]
             if tensor.path not in opened_files:
@@ -68,8 +78,9 @@ def convert(request: Request, say: Say) -> dict[str, Any]:
             step = _step(tensor, split)
             for first in range(0, tensor.elements, step):
                 make = partial(_converted, there, tensor, file, first, step, split, kind)
-                pieces.append(Piece(number, out, at + first * _bytes_of(kind), make))
+                pieces.append(Piece(number, partial(put_made, out, at + first * _bytes_of(kind), make)))
         write_pieces(pieces, len(places), request.options.get("threads"), say)
+        os.fsync(out)
     finally:
         for file in (out, *opened_files.values()):
             os.close(file)
@@ -251,15 +262,13 @@ def _checked(source: Path, shape: dict[str, Any]) -> dict[str, Stored]:
     stored = stored_in(source)
     if shape["tied"]:
         stored.pop("lm_head.weight", None)  # a copy of the embedding
-    for name in [name for name in stored if name.endswith(_NOT_WEIGHTS)]:
+    for name in [name for name in stored if name.endswith(NOT_WEIGHTS)]:
         del stored[name]
     for name, tensor in stored.items():
         if name not in expected:
             raise ValueError(f"{tensor.path}: has {name!r}, which is no tensor of {shape['arch']}")
-        if tensor.dtype not in ITEM_BYTES:
-            raise ValueError(
-                f"{tensor.path}: {name} is of type {tensor.dtype}; known: {', '.join(ITEM_BYTES)}"
-            )
+        if tensor.dtype not in FLOATS:
+            raise ValueError(f"{tensor.path}: {name} is of type {tensor.dtype}; known: {', '.join(FLOATS)}")
         if tensor.shape != expected[name]:
             said = " x ".join(map(str, tensor.shape)), " x ".join(map(str, expected[name]))
             raise ValueError(f"{tensor.path}: {name} is {said[0]}; by config.json it is {said[1]}")

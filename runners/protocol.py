@@ -16,7 +16,10 @@ from typing import Any, Protocol
 #   1  first version
 SCHEMA = 1
 
-JOBS = ("generate", "tokenize", "logits", "synthesize", "convert", "quantize", "account", "probe")
+JOBS = (
+    *("generate", "tokenize", "logits", "account", "probe"),
+    *("synthesize", "convert", "quantize", "pack", "unpack"),
+)
 
 # A flush took 120 us (median; 2 cores, after 10 ms of decode): once in 512 tokens, or once a second on a slow
 # machine, where 512 tokens are minutes.

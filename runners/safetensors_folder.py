@@ -1,17 +1,29 @@
-"""The tensors of a Hugging Face checkpoint by its safetensors headers, and their values in pieces."""
+"""The tensors of a Hugging Face checkpoint, by its safetensors headers: read and written in pieces."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+from runners.protocol import Say
+
+FLOATS = ("BF16", "F16", "F32")
+ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4}
+CHUNK = 1 << 20  # elements made at a time: 4 MiB of float32 a thread, whatever the shape
+SHARD_BYTES = 5 * 10**9  # of tensors in one file, as transformers writes them
+SAY_EVERY_S = 0.3
+# Buffers of older checkpoints; the controller's list is _BUFFER in harness/models/checkpoint.py.
+NOT_WEIGHTS = (".rotary_emb.inv_freq", ".masked_bias", ".self_attn.bias")
 _INDEX = "model.safetensors.index.json"
 _LONGEST_HEADER = 100_000_000  # the safetensors library's own bound
 
@@ -30,16 +42,47 @@ class Stored:
         return math.prod(self.shape)
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A tensor to write: `dtype` as safetensors calls it, `shape` as numpy counts it, rows first."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the work: `write` makes bytes and puts them in their place. `number`: of their tensor."""
+
+    number: int
+    write: Callable[[], None]
+
+
 def floats(tensor: Stored, file: int, first: int, count: int) -> np.ndarray:
     """Up to `count` elements in float32, from the one numbered `first`; `file`: tensor.path, opened."""
-    width = ITEM_BYTES[tensor.dtype]
-    data = bytearray(min(count, tensor.elements - first) * width)
-    # Not mapped: the pages of a file that was read through would count as this process's memory.
-    if os.preadv(file, [data], tensor.at + first * width) != len(data):
-        raise ValueError(f"{tensor.path}: cut short while it was read")
+    data = _read(tensor, file, first, min(count, tensor.elements - first))
     if tensor.dtype == "BF16":
         return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
     return np.frombuffer(data, np.float16 if tensor.dtype == "F16" else np.float32).astype(np.float32)
+
+
+def ints(tensor: Stored, file: int) -> np.ndarray:
+    """All of an I32 tensor, as uint32 (whose shifts fill with zeros); `file`: tensor.path, opened."""
+    return np.frombuffer(_read(tensor, file, 0, tensor.elements), np.uint32).reshape(tensor.shape)
+
+
+def _read(tensor: Stored, file: int, first: int, count: int) -> bytearray:
+    width = ITEM_BYTES[tensor.dtype]
+    data = bytearray(count * width)
+    # Not mapped: the pages of a file that was read through would count as this process's memory.
+    if os.preadv(file, [data], tensor.at + first * width) != len(data):
+        raise ValueError(f"{tensor.path}: cut short while it was read")
+    return data
 
 
 def stored_in(source: Path) -> dict[str, Stored]:
@@ -97,3 +140,103 @@ def json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path}: is not a JSON object")
     return value
+
+
+@contextmanager
+def new_folder(
+    target: Path, tensors: Sequence[Entry], files: Mapping[str, dict[str, Any]], shard_bytes: int
+) -> Iterator[dict[str, tuple[int, int]]]:
+    """Make a checkpoint's folder: safetensors files of at most `shard_bytes`, with holes for the values.
+
+    Yields each tensor's open file and offset by its name, for the body to fill. At its end come the index
+    and the JSON `files` by their names. Raises FileExistsError where there is something already.
+    """
+    target.mkdir()
+    shards = _shards(tensors, shard_bytes)
+    names = [
+        f"model-{i:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
+        for i in range(1, len(shards) + 1)
+    ]
+    opened: list[int] = []
+    places: dict[str, tuple[int, int]] = {}
+    try:
+        for name, shard in zip(names, shards, strict=True):
+            opened.append(os.open(target / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+            places |= {tensor: (opened[-1], at) for tensor, at in _write_header(opened[-1], shard)}
+        yield places
+        for file in opened:
+            os.fsync(file)
+    finally:
+        for file in opened:
+            os.close(file)
+    if len(shards) > 1:
+        weight_map = {t.name: name for name, shard in zip(names, shards, strict=True) for t in shard}
+        index = {"metadata": {"total_size": sum(t.bytes for t in tensors)}, "weight_map": weight_map}
+        files = {_INDEX: index, **files}
+    for name, value in files.items():
+        with (target / name).open("w", encoding="utf-8") as text:
+            json.dump(value, text, indent=1)
+            text.flush()
+            os.fsync(text.fileno())
+    folder = os.open(target, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_pieces(pieces: Sequence[Piece], count: int, threads: int | None, say: Say) -> None:
+    """Write all pieces, `threads` at a time, telling which of `count` tensors."""
+
+    def write(piece: Piece) -> int:
+        piece.write()
+        return piece.number
+
+    said = time.monotonic()
+    with ThreadPoolExecutor(threads) as pool:
+        for number in pool.map(write, pieces):
+            if (now := time.monotonic()) > said + SAY_EVERY_S:
+                say(f"tensor {number}/{count}")
+                said = now
+    say("flushing to disk")
+
+
+def put(file: int, at: int, values: np.ndarray) -> None:
+    """Write all bytes of an array to offset `at` of an open file."""
+    left = memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    while left:
+        written = os.pwrite(file, left, at)
+        at, left = at + written, left[written:]
+
+
+def put_made(file: int, at: int, make: Callable[[], np.ndarray]) -> None:
+    """As put: what `make` returns, made no sooner."""
+    put(file, at, make())
+
+
+def _shards(tensors: Sequence[Entry], limit: int) -> list[list[Entry]]:
+    """In order; a tensor beyond the limit gets a file of its own."""
+    shards: list[list[Entry]] = [[]]
+    held = 0
+    for tensor in tensors:
+        if shards[-1] and held + tensor.bytes > limit:
+            shards.append([])
+            held = 0
+        shards[-1].append(tensor)
+        held += tensor.bytes
+    return shards
+
+
+def _write_header(file: int, shard: Sequence[Entry]) -> list[tuple[str, int]]:
+    """Length, JSON and padding to 8 bytes as the safetensors library writes them; each tensor's offset."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in shard:
+        offsets = [end, end + tensor.bytes]
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+        end = offsets[1]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    start = 8 + len(text)
+    os.pwrite(file, len(text).to_bytes(8, "little") + text, 0)
+    return [(tensor.name, start + header[tensor.name]["data_offsets"][0]) for tensor in shard]

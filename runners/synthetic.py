@@ -7,11 +7,7 @@ denormal in float16 (arithmetic on those has a speed of its own). Each is exact 
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,10 +17,8 @@ from zlib import crc32
 import numpy as np
 
 from runners.protocol import Request, Say
+from runners.safetensors_folder import CHUNK, SHARD_BYTES, Entry, Piece, new_folder, put_made, write_pieces
 
-CHUNK = 1 << 20  # elements made at a time: 4 MiB of float32 a thread, whatever the shape
-SHARD_BYTES = 5 * 10**9  # of tensors in one file, as transformers writes them
-SAY_EVERY_S = 0.3
 OUTLIER = 12.0  # a normalised channel times this is past 6.0 for 62% of tokens
 _F16_SMALLEST_NORMAL = np.uint16(0x3880)  # bits of 2**-14 in bfloat16
 _CLASSES = {
@@ -49,16 +43,6 @@ class Tensor:
     @property
     def elements(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Bytes that go to offset `at` of an open file; `number`: of the tensor that they belong to."""
-
-    number: int
-    file: int
-    at: int
-    make: Callable[[], np.ndarray]
 
 
 def tensors(shape: dict[str, Any]) -> list[Tensor]:
@@ -105,39 +89,21 @@ def synthesize(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> di
     shape, seed = request.model["shape"], request.options.get("seed", 0)
     config = config_of(shape, seed)  # first: it refuses what no architecture is
     target = Path(request.files["target"])
-    target.mkdir()
     planned = tensors(shape)
     outliers = _outlier_channels(seed, shape["hidden_size"])
-    numbers = {tensor.name: i for i, tensor in enumerate(planned, 1)}
-    shards = _shards(planned, shard_bytes)
-    names = [
-        f"model-{i:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
-        for i in range(1, len(shards) + 1)
-    ]
-    files: list[int] = []
-    try:
+    written = [Entry(tensor.name, "BF16", tensor.shape) for tensor in planned]
+    with new_folder(target, written, {"config.json": config}, shard_bytes) as places:
         pieces = []
-        for name, shard in zip(names, shards, strict=True):
-            files.append(os.open(target / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-            for tensor, start in _write_header(files[-1], shard):
-                for chunk in range(-(-tensor.elements // CHUNK)):
-                    make = partial(_values, seed, tensor, chunk, outliers)
-                    pieces.append(Piece(numbers[tensor.name], files[-1], start + 2 * chunk * CHUNK, make))
+        for number, tensor in enumerate(planned, 1):
+            file, start = places[tensor.name]
+            for chunk in range(-(-tensor.elements // CHUNK)):
+                make = partial(_values, seed, tensor, chunk, outliers)
+                pieces.append(Piece(number, partial(put_made, file, start + 2 * chunk * CHUNK, make)))
         write_pieces(pieces, len(planned), request.options.get("threads"), say)
-    finally:
-        for file in files:
-            os.close(file)
-    data_bytes = 2 * sum(tensor.elements for tensor in planned)
-    if len(shards) > 1:
-        weight_map = {t.name: name for name, shard in zip(names, shards, strict=True) for t in shard}
-        index = {"metadata": {"total_size": data_bytes}, "weight_map": weight_map}
-        _write_json(target / "model.safetensors.index.json", index)
-    _write_json(target / "config.json", config)
-    sync(target)
     return {
         "bytes": sum(path.stat().st_size for path in target.iterdir()),
         "tensors": len(planned),
-        "parameters": data_bytes // 2,
+        "parameters": sum(tensor.elements for tensor in planned),
         "seconds": time.monotonic() - began,
         "versions": {"numpy": np.__version__},
     }
@@ -182,72 +148,6 @@ def config_of(shape: dict[str, Any], seed: int) -> dict[str, Any]:
         if window:
             config |= {"sliding_window": window, "max_window_layers": 0}
     return config | {"harness_synthetic": True, "harness_seed": seed}
-
-
-def write_pieces(pieces: Sequence[Piece], count: int, threads: int | None, say: Say) -> None:
-    """Make all pieces, `threads` at a time, and write each in its place, telling which of `count` tensors."""
-
-    def write(piece: Piece) -> int:
-        at, left = piece.at, memoryview(piece.make()).cast("B")
-        while left:
-            written = os.pwrite(piece.file, left, at)
-            at, left = at + written, left[written:]
-        return piece.number
-
-    said = time.monotonic()
-    with ThreadPoolExecutor(threads) as pool:
-        for number in pool.map(write, pieces):
-            if (now := time.monotonic()) > said + SAY_EVERY_S:
-                say(f"tensor {number}/{count}")
-                said = now
-    say("flushing to disk")
-    for file in {piece.file for piece in pieces}:
-        os.fsync(file)
-
-
-def sync(folder: Path) -> None:
-    """Have a folder's list of files on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _shards(planned: list[Tensor], limit: int) -> list[list[Tensor]]:
-    """In order; a tensor beyond the limit gets a file of its own."""
-    shards: list[list[Tensor]] = [[]]
-    held = 0
-    for tensor in planned:
-        size = 2 * tensor.elements
-        if shards[-1] and held + size > limit:
-            shards.append([])
-            held = 0
-        shards[-1].append(tensor)
-        held += size
-    return shards
-
-
-def _write_header(file: int, shard: list[Tensor]) -> list[tuple[Tensor, int]]:
-    """Length, JSON and padding to 8 bytes as the safetensors library writes them; each tensor's offset."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for tensor in shard:
-        offsets = [end, end + 2 * tensor.elements]
-        header[tensor.name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": offsets}
-        end = offsets[1]
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    start = 8 + len(text)
-    os.pwrite(file, len(text).to_bytes(8, "little") + text, 0)
-    return [(tensor, start + header[tensor.name]["data_offsets"][0]) for tensor in shard]
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _values(seed: int, tensor: Tensor, chunk: int, outliers: np.ndarray) -> np.ndarray:

@@ -1,0 +1,354 @@
+"""GPTQ and AWQ checkpoints hold, field by field, the nearest of what the weights were, and come back so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.theory.shapes import Shape, parameters
+from runners.packed import pack, unpack
+from runners.protocol import Request
+from runners.synthetic import synthesize
+
+SMALL = Shape("qwen2", 64, 64, 1, 96, 2, 1, 32, qkv_bias=True)
+GROUP = 32
+LINEARS = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
+Q = "model.layers.0.self_attn.q_proj"
+FORMATS = [("gptq", 4), ("gptq", 8), ("awq", 4)]
+TYPES = {"F16": np.float16, "F32": np.float32, "I32": np.int32, "I64": np.int64}
+
+
+def run(job: Callable[..., dict[str, Any]], source: Path, target: Path, *more: int, **options: Any) -> Path:
+    files = {"source": str(source), "target": str(target)}
+    job(Request(job.__name__, "any", "cpu", {"name": "m"}, options, [], files), lambda phase: None, *more)
+    return target
+
+
+def packed(source: Path, form: str, bits: int, *more: int, **options: Any) -> Path:
+    target = source.with_name(f"{form}{bits}")
+    return run(pack, source, target, *more, **{"format": form, "bits": bits, "group_size": GROUP, **options})
+
+
+def unpacked(source: Path, *more: int) -> dict[str, np.ndarray]:
+    return read(run(unpack, source, source.with_name(f"{source.name}-unpacked"), *more))
+
+
+def made(target: Path, shape: Shape) -> Path:
+    model = {"name": "m", "path": None, "shape": asdict(shape)}
+    synthesize(
+        Request("synthesize", "any", "cpu", model, {}, [], {"target": str(target)}), lambda phase: None
+    )
+    return target
+
+
+def read(folder: Path) -> dict[str, np.ndarray]:
+    """All tensors by the format's description alone, those in bfloat16 as float32."""
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        content = path.read_bytes()
+        start = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:start])
+        assert header.pop("__metadata__", {"format": "pt"}) == {"format": "pt"}
+        for name, entry in header.items():
+            data = content[slice(*(start + offset for offset in entry["data_offsets"]))]
+            if entry["dtype"] == "BF16":
+                values = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+            else:
+                values = np.frombuffer(data, TYPES[entry["dtype"]])
+            found[name] = values.reshape(entry["shape"])
+    return found
+
+
+def store(folder: Path, tensors: dict[str, np.ndarray], config: dict[str, Any]) -> Path:
+    """A checkpoint of these tensors; a config besides replaces the folder's own."""
+    folder.mkdir(exist_ok=True)
+    names = {np.dtype(kind).name: name for name, kind in TYPES.items()}
+    header, end = {}, 0
+    for name, values in tensors.items():
+        offsets = [end, end + values.nbytes]
+        header[name] = {"dtype": names[values.dtype.name], "shape": values.shape, "data_offsets": offsets}
+        end += values.nbytes
+    text = json.dumps(header).encode()
+    data = b"".join(values.tobytes() for values in tensors.values())
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+def field(words: np.ndarray, bits: int, row: int, column: int, along: str) -> int:
+    """One field, by the layouts' descriptions: of `along` rows, columns, or columns in AWQ's order."""
+    per_word = 32 // bits
+    if along == "rows":
+        word, k = int(words[row // per_word, column]), row % per_word
+    else:
+        word, k = int(words[row, column // per_word]), column % per_word
+    if along == "awq":
+        k = [0, 4, 1, 5, 2, 6, 3, 7][k]  # even columns are in the low 16 bits, odd ones in the high
+    return (word % 2**32) // 2 ** (bits * k) % 2**bits
+
+
+def element(tensors: dict[str, np.ndarray], name: str, form: str, bits: int, o: int, i: int) -> float:
+    """weight[o, i] of symmetric packing, decoded alone."""
+    scales = tensors[f"{name}.scales"]
+    if form == "gptq":
+        group = int(tensors[f"{name}.g_idx"][i])
+        q = field(tensors[f"{name}.qweight"], bits, i, o, "rows")
+        zero = field(tensors[f"{name}.qzeros"], bits, group, o, "columns") + 1
+    else:
+        group = i // GROUP
+        q = field(tensors[f"{name}.qweight"], bits, i, o, "awq")
+        zero = field(tensors[f"{name}.qzeros"], bits, group, o, "awq")
+    return (q - zero) * float(scales[group, o])
+
+
+def nearest(weight: np.ndarray, bits: int, group_size: int = GROUP) -> np.ndarray:
+    """What a weight is when rounded to the nearest of 2**bits values symmetric to zero, as float16."""
+    n_out, n_in = weight.shape
+    groups = weight.reshape(n_out, n_in // group_size, group_size).astype(np.float64)
+    largest = abs(groups).max(axis=2, keepdims=True)
+    scale = np.maximum(2 * largest / (2**bits - 1), 2.0**-14).astype(np.float16).astype(np.float64)
+    half = 2 ** (bits - 1)
+    return (
+        (np.clip(np.round(groups / scale), -half, half - 1) * scale).reshape(n_out, n_in).astype(np.float16)
+    )
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A checkpoint of one narrow layer: its folder may be changed."""
+    return made(tmp_path / "source", SMALL)
+
+
+@pytest.mark.parametrize(("form", "bits"), FORMATS)
+def test_every_field_decodes_to_the_nearest_of_the_weight(source, form, bits):
+    weights, tensors = read(source), read(packed(source, form, bits))
+    for linear in LINEARS:
+        name = f"model.layers.0.{linear}"
+        expected = nearest(weights[f"{name}.weight"], bits)
+        n_out, n_in = expected.shape
+        decoded = [[element(tensors, name, form, bits, o, i) for i in range(n_in)] for o in range(n_out)]
+        assert np.array_equal(np.array(decoded).astype(np.float16), expected), name
+
+
+@pytest.mark.parametrize(("form", "bits"), FORMATS)
+def test_tensors_have_the_types_shapes_and_zeros_of_the_format(source, form, bits):
+    weights, tensors = read(source), read(packed(source, form, bits))
+    per_word = 32 // bits
+    for linear, (n_out, n_in) in {"self_attn.k_proj": (32, 64), "mlp.down_proj": (64, 96)}.items():
+        parts = {name.rsplit(".", 1)[1]: values for name, values in tensors.items() if linear in name}
+        qweight = (n_in // per_word, n_out) if form == "gptq" else (n_in, n_out // per_word)
+        assert parts["qweight"].shape == qweight
+        assert parts["qweight"].dtype == parts["qzeros"].dtype == np.int32
+        assert parts["qzeros"].shape == (n_in // GROUP, n_out // per_word)
+        zeros = {"gptq4": 0x77777777, "gptq8": 0x7F7F7F7F, "awq4": 0x88888888}[f"{form}{bits}"]
+        assert set(parts["qzeros"].view(np.uint32).ravel().tolist()) == {zeros}
+        assert (parts["scales"].shape, parts["scales"].dtype) == ((n_in // GROUP, n_out), np.float16)
+        if form == "gptq":
+            assert parts["g_idx"].dtype == np.int32
+            assert parts["g_idx"].tolist() == [i // GROUP for i in range(n_in)]
+        bias = {"bias"} if linear == "self_attn.k_proj" else set()
+        assert parts.keys() == {"qweight", "qzeros", "scales"} | bias | (
+            {"g_idx"} if form == "gptq" else set()
+        )
+    for name in weights.keys() & tensors.keys():
+        assert tensors[name].dtype == np.float16
+        assert np.array_equal(tensors[name], weights[name]), name
+    assert {name for name in weights if name not in tensors} == {
+        f"model.layers.0.{linear}.weight" for linear in LINEARS
+    }
+
+
+@pytest.mark.parametrize(("form", "bits"), FORMATS)
+def test_what_is_packed_in_several_pieces_unpacks_to_the_nearest_of_what_it_was(tmp_path, form, bits):
+    source = made(tmp_path / "source", Shape("llama", 1000, 1280, 1, 2304, 20, 10, 64))
+    folder = packed(source, form, bits, group_size=128, threads=2)
+    weights, back = read(source), unpacked(folder)
+    assert back.keys() == weights.keys()
+    for name, weight in weights.items():
+        assert back[name].dtype == np.float16
+        expected = nearest(weight, bits, 128) if "_proj" in name else weight
+        assert np.array_equal(back[name], expected), name
+    assert "quantization_config" not in config_of(tmp_path / f"{form}{bits}-unpacked")
+    assert config_of(tmp_path / f"{form}{bits}-unpacked") == config_of(source) | {"torch_dtype": "float16"}
+
+
+def test_the_bytes_do_not_depend_on_the_threads(tmp_path, source):
+    for threads in (1, 3):
+        run(pack, source, tmp_path / str(threads), format="awq", bits=4, group_size=GROUP, threads=threads)
+    one, three = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("1", "3")
+    )
+    assert one == three
+
+
+def test_the_config_is_the_sources_and_says_how_it_is_packed(source):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (source / name).write_text(f'{{"of": "{name}"}}')
+    config = config_of(source)
+    config.pop("torch_dtype")
+    (source / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    assert config["harness_synthetic"] is True
+    common = {"bits": 4, "group_size": GROUP}
+    gptq = common | {"desc_act": False, "sym": True, "static_groups": False, "true_sequential": True}
+    awq = common | {"zero_point": True, "version": "gemm", "modules_to_not_convert": None}
+    for form, said in {
+        "gptq": {"quant_method": "gptq", "checkpoint_format": "gptq", **gptq},
+        "awq": {"quant_method": "awq", **awq},
+    }.items():
+        folder = packed(source, form, 4)
+        assert config_of(folder) == config | {"torch_dtype": "float16", "quantization_config": said}
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            assert (folder / name).read_bytes() == (source / name).read_bytes()
+    assert not (folder / "quantize_config.json").exists()
+    beside = {"damp_percent": 0.01, "model_name_or_path": None, "model_file_base_name": "model"}
+    assert json.loads((source.parent / "gptq4" / "quantize_config.json").read_text()) == gptq | beside
+
+
+@pytest.mark.parametrize(("form", "bits"), FORMATS)
+def test_groups_of_zeros_and_of_the_smallest_values_have_a_normal_scale_and_come_back(source, form, bits):
+    weights = {name: values.astype(np.float16) for name, values in read(source).items()}
+    q_proj = weights[f"{Q}.weight"].copy()
+    q_proj[0, :GROUP] = 0.0
+    q_proj[1, :GROUP] = 2.0**-24
+    weights[f"{Q}.weight"] = q_proj
+    store(source, weights, config_of(source))
+    folder = packed(source, form, bits)
+    assert read(folder)[f"{Q}.scales"].min() == np.float16(2.0**-14)
+    back = unpacked(folder)[f"{Q}.weight"]
+    assert not back[:2, :GROUP].any()
+    assert np.array_equal(back, nearest(q_proj, bits))
+
+
+def test_a_sharded_checkpoint_is_packed_and_unpacked_as_one_file_is(tmp_path, source):
+    whole = packed(source, "gptq", 4)
+    sharded = run(pack, source, tmp_path / "sharded", 10_000, format="gptq", bits=4, group_size=GROUP)
+    shards = sorted(path.name for path in sharded.glob("*.safetensors"))
+    assert shards == [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    assert len(shards) > 2
+    one, many = read(whole), read(sharded)
+    index = json.loads((sharded / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == one.keys() == many.keys()
+    assert index["metadata"]["total_size"] == sum(values.nbytes for values in one.values())
+    assert all(np.array_equal(one[name], many[name]) for name in one)
+    back, again = unpacked(whole), unpacked(sharded, 10_000)
+    assert len(list(tmp_path.glob("sharded-unpacked/*.safetensors"))) > 2
+    assert all(np.array_equal(back[name], again[name]) for name in back.keys() | again.keys())
+
+
+def test_pack_and_unpack_tell_what_they_made(tmp_path, source):
+    said: list[str] = []
+    files = {"source": str(source), "target": str(tmp_path / "packed")}
+    options = {"format": "awq", "bits": 4, "group_size": GROUP}
+    told = pack(Request("pack", "any", "cpu", {"name": "m"}, options, [], files), said.append)
+    assert said[-1] == "flushing to disk"
+    assert told["bytes"] == sum(path.stat().st_size for path in (tmp_path / "packed").iterdir())
+    assert told["tensors"] == len(read(tmp_path / "packed"))
+    assert told["parameters"] == parameters(SMALL)
+    files = {"source": str(tmp_path / "packed"), "target": str(tmp_path / "back")}
+    told = unpack(Request("unpack", "any", "cpu", {"name": "m"}, {}, [], files), said.append)
+    assert (told["tensors"], told["parameters"]) == (len(read(source)), parameters(SMALL))
+
+
+def without(name: str) -> Callable[[dict[str, np.ndarray], dict[str, Any]], None]:
+    return lambda tensors, config: tensors.__delitem__(name)
+
+
+def holding(name: str, value: Any, dtype: type = np.float32) -> Callable[..., None]:
+    """Has the first element of a tensor be `value`."""
+
+    def change(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> None:
+        tensors[name] = tensors[name].astype(dtype)
+        tensors[name].flat[0] = value
+
+    return change
+
+
+def becoming(name: str, values: np.ndarray) -> Callable[..., None]:
+    return lambda tensors, config: tensors.update({name: values})
+
+
+def configured(**changes: Any) -> Callable[..., None]:
+    return lambda tensors, config: config.update(changes)
+
+
+def nothing(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "said"),
+    [
+        (nothing, {"bits": 3}, "cannot pack 3 bits as 'gptq'; known: gptq of 4 or 8 bits, awq of 4"),
+        (nothing, {"form": "awq", "bits": 8}, "cannot pack 8 bits as 'awq'; known: gptq of 4 or 8"),
+        (nothing, {"group_size": -1}, "cannot pack with group_size -1; expected a positive number"),
+        (nothing, {"group_size": 40}, f"{Q}.weight has 64 input rows, which group_size 40 does not divide"),
+        (
+            becoming(f"{Q}.weight", np.ones((12, 64), np.float16)),
+            {},
+            f"{Q}.weight has 12 output columns; gptq of 4 bits packs 8 in a word",
+        ),
+        (
+            becoming(f"{Q}.weight", np.ones((8, 12), np.float16)),
+            {"group_size": 4},
+            f"{Q}.weight has 12 input rows; gptq of 4 bits packs 8 in a word",
+        ),
+        (
+            becoming(f"{Q}.weight", np.ones(64, np.float16)),
+            {},
+            f"{Q}.weight has the shape (64,); expected a matrix",
+        ),
+        (without(f"{Q}.weight"), {}, f"source: lacks {Q}.weight"),
+        (without("lm_head.weight"), {}, "source: lacks lm_head.weight"),
+        (configured(num_hidden_layers=2), {}, "source: lacks model.layers.1.self_attn.q_proj.weight"),
+        (
+            configured(num_hidden_layers=None),
+            {},
+            "config.json: has num_hidden_layers None; expected a number",
+        ),
+        (configured(quantization_config={"quant_method": "awq"}), {}, "source: its weights are quantized;"),
+        (becoming(f"{Q}.qweight", np.ones(1, np.int32)), {}, "source: its weights are quantized;"),
+        (
+            becoming(f"{Q}.weight", np.ones((64, 64), np.int64)),
+            {},
+            f"{Q}.weight is of type I64; expected BF16 or F16 or F32",
+        ),
+        (
+            holding(f"{Q}.weight", 65000),
+            {},
+            f"{Q}.weight holds 65000, which rounded to 4 bits is beyond float16",
+        ),
+        (holding(f"{Q}.weight", -np.inf), {}, f"{Q}.weight holds inf, which rounded to 4 bits is beyond"),
+        (holding(f"{Q}.weight", np.nan), {}, f"{Q}.weight holds nan, which rounded to 4 bits is beyond"),
+        (
+            holding("model.norm.weight", 70_000),
+            {},
+            "model.norm.weight holds 70000; expected what is finite in float16",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_packed_is_said_in_a_sentence(source, change, options, said):
+    tensors = {name: values.astype(np.float32) for name, values in read(source).items()}
+    config = config_of(source)
+    change(tensors, config)
+    store(source, tensors, config)
+    with pytest.raises(ValueError) as refused:  # noqa: PT011
+        packed(source, **{"form": "gptq", "bits": 4, **options})
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_that_is_there_is_not_written_over(source):
+    packed(source, "awq", 4)
+    with pytest.raises(FileExistsError):
+        packed(source, "awq", 4)

@@ -9,6 +9,12 @@
 # summary = "bitsandbytes in transformers: int8, nf4 and fp4 made of a 16-bit checkpoint while it loads"
 # weights = "hf"
 # named = ["quant", "cache"]
+# borrows = { hf = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "trust_remote_code"] }
+#
+# [[tool.harness.limits]]
+# when = { quant = "int8", double_quant = true }
+# never = true
+# says = "double_quant is of nf4 and fp4; int8 has no scales to quantize"
 #
 # [tool.harness.options.quant]
 # type = "string"
@@ -26,40 +32,6 @@
 # choices = ["bf16", "fp16", "fp32"]
 # default = "bf16"
 # help = "type of what is not quantized, and of the arithmetic"
-#
-# [tool.harness.options.cache]
-# type = "string"
-# choices = ["dynamic", "static"]
-# default = "dynamic"
-# help = "KV cache: dynamic is copied as it grows; static is allocated whole and attended over whole"
-#
-# [tool.harness.options.n_ctx]
-# type = "int"
-# minimum = 1
-# default-from = "tokens"
-# help = "tokens a static cache holds; a dynamic one has no such limit"
-#
-# [tool.harness.options.attn]
-# type = "string"
-# choices = ["sdpa", "eager"]
-# default = "sdpa"
-# help = "attention: PyTorch's fused one (sdpa) or plain matrix products (eager)"
-#
-# [tool.harness.options.threads]
-# type = "int"
-# minimum = 1
-# default-from = "threads"
-# help = "CPU threads, for prompt and decode alike"
-#
-# [tool.harness.options.expandable_segments]
-# type = "bool"
-# default = false
-# help = "let the CUDA allocator grow its segments in place rather than take new ones"
-#
-# [tool.harness.options.trust_remote_code]
-# type = "bool"
-# default = false
-# help = "run Python code that comes with the checkpoint"
 #
 # [tool.harness.env.cpu]
 # device = "cpu"
@@ -149,18 +121,18 @@ def _facts(model: nn.Module, quant: str) -> dict[str, Any]:
     }
 
 
-def _packed(module: nn.Module) -> dict[str, Tensor]:
+def _packed(module: nn.Module) -> dict[str, list[Tensor]]:
     """Scales and tables of a quantized layer, which a step reads beside its weights."""
     if isinstance(module, bitsandbytes.nn.Linear8bitLt):
         scales = module.state.SCB if module.state.SCB is not None else module.weight.SCB
-        return {} if scales is None else {"int8 scales": scales}
+        return {} if scales is None else {"int8 scales": [scales]}
     state = getattr(getattr(module, "weight", None), "quant_state", None)
     if state is None:
         return {}
     found = {"absmax": state.absmax, "table": state.code}
     if state.nested:
         found |= {"absmax of absmax": state.state2.absmax, "table of absmax": state.state2.code}
-    return {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
+    return {name: [tensor] for name, tensor in found.items() if isinstance(tensor, Tensor)}
 
 
 def logits(request: Request, say: Say) -> dict[str, Any]:

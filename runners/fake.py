@@ -8,6 +8,17 @@
 # weights = "none"
 # named = ["quant"]
 #
+# [[tool.harness.limits]]
+# when = { die_by = "error" }
+# never = true
+# says = "the fake failed, as asked"
+#
+# [[tool.harness.limits]]
+# when = { kernel = "windowed" }
+# covers = "oom_above_n_ctx"
+# refuses = true
+# says = "it would forget what came before"
+#
 # [tool.harness.env.cpu]
 # device = "cpu"
 #

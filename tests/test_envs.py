@@ -9,6 +9,7 @@ import pytest
 from harness.envs import build
 from harness.envs.build import EnvironmentFailed
 from harness.envs.header import HeaderError, parse, stacks
+from harness.envs.steps import build_variables
 
 HEADER = """# /// script
 # requires-python = ">=3.10"
@@ -92,8 +93,8 @@ def test_the_interpreter_is_never_resolved_out_of_its_environment(fake_interpret
 def test_a_local_wheel_folder_is_passed_on(monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", "/some/wheels")
     monkeypatch.delenv("UV_FIND_LINKS", raising=False)
-    assert build.build_variables({"A": "1"})["UV_FIND_LINKS"] == "/some/wheels"
-    assert build.build_variables({"A": "1"})["A"] == "1"
+    assert build_variables({"A": "1"})["UV_FIND_LINKS"] == "/some/wheels"
+    assert build_variables({"A": "1"})["A"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -111,5 +112,5 @@ def test_a_local_wheel_of_torch_goes_before_pytorchs_index_if_it_is_for_the_devi
     if wheel:
         (tmp_path / wheel).touch()
     monkeypatch.setenv("UV_FIND_LINKS", f"{tmp_path},/nowhere")
-    given = build.build_variables({"UV_TORCH_BACKEND": backend})
+    given = build_variables({"UV_TORCH_BACKEND": backend})
     assert given.get("UV_TORCH_BACKEND") == asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pyarrow.parquet as pq
 import pytest
@@ -38,6 +39,14 @@ def test_events_and_the_host_agree_token_by_token(gpu, tmp_path, cache):
     series = pq.read_table(next((tmp_path / "results").rglob("tokens.parquet")))
     assert len(series["device_ns"]) == 600
     assert row["ttft_ms"] > row["B_theory_ms"]
+
+
+def test_a_gpu_tells_its_compute_capability(harness):
+    if not machine.nvidia_gpus():
+        pytest.skip("no NVIDIA GPU or driver on this machine")
+    _, gpu, *_ = harness("machine", "--json").json
+    assert re.fullmatch(r"\d+\.\d", gpu["compute_capability"])
+    assert f"compute capability {gpu['compute_capability']}" in harness("machine").out
 
 
 def test_every_weight_and_the_cache_are_on_the_gpu(gpu, tmp_path):

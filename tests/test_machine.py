@@ -19,6 +19,7 @@ from harness.machine.limits import free_memory_bytes
 FACTS = {
     *("device", "family", "name", "memory_bytes", "architecture", "physical_cores", "logical_cpus"),
     *("usable_cpus", "last_level_cache_bytes", "os", "virtualized", "driver"),
+    "compute_capability",
 }
 RATES = {
     *("read_bytes_per_s", "read_kernel", "read_kernels", "working_set_bytes", "threads"),
@@ -45,7 +46,7 @@ def test_machine_gives_one_object_per_device_with_null_for_what_is_not_measured(
     assert all(set(row) == FACTS | RATES | {"note"} for row in ran.json)
     assert (cpu["device"], cpu["memory_bytes"]) == ("cpu", psutil.virtual_memory().total)
     assert cpu["name"]
-    assert cpu["driver"] is None
+    assert (cpu["driver"], cpu["compute_capability"]) == (None, None)
     assert all(row[key] is None for row in ran.json for key in RATES | {"note"})
     assert [gpu["device"] for gpu in gpus if gpu["family"] == "cuda"] == [
         gpu["uuid"] for gpu in machine.facts()["gpus"]

@@ -34,6 +34,15 @@ PUBLISHED = {
     "ryzen-7950x": (128, 67, "fp32", 2.735),
 }
 
+CAPABILITIES = {
+    **dict.fromkeys(("rtx-4060-ti", "rtx-4060-ti-8gb", "rtx-4060-ti-16gb", "rtx-4090", "l4"), (8, 9)),
+    **dict.fromkeys(("a100-40gb", "a100-80gb-pcie", "a100-80gb-sxm"), (8, 0)),
+    **dict.fromkeys(("h100-pcie", "h100-sxm", "h200"), (9, 0)),
+    "t4": (7, 5),
+    "rtx-3090": (8, 6),
+    "rtx-5090": (12, 0),
+}
+
 
 def figures(machine: Machine) -> list[Figure]:
     return [machine.memory, machine.bandwidth, *machine.rates.values()]
@@ -94,6 +103,11 @@ def test_an_a100_turns_compute_bound_at_a_batch_of_161():
     assert (
         int(a100.rates["fp16"].value / a100.bandwidth.value) == 161
     )  # 2 operations on each weight of 2 bytes
+
+
+def test_compute_capability_is_nvidias_and_of_its_cards_alone():
+    told = {name: m.compute_capability for name, m in MACHINES.items() if m.compute_capability}
+    assert told == CAPABILITIES
 
 
 def test_no_required_machine_is_missing():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,7 @@ def run(action: str, names: list[str], device: str | None, as_json: bool) -> int
     if as_json:
         print(json.dumps(lines, indent=1))
     else:
-        for line in lines:
-            print(f"{line['stack']}/{line['environment']}: {line['state']}")
-            for key in ("python", "devices", "system_info", "problem"):
-                if line.get(key):
-                    print(f"    {key}: {line[key]}")
+        print("\n".join(text for line in lines for text in _lines(line)))
     return NOT_OK if any(line.get("problem") for line in lines) else OK
 
 
@@ -61,6 +58,8 @@ def _create(environments: list[Environment], as_json: bool) -> int:
         if not as_json:
             progress.clear()
             print(f"{environment.stack}/{environment.name}: {made.python}")
+            for gap in made.gaps():
+                print(f"    {gap}")
     if as_json:
         print(json.dumps(lines, indent=1))
     return OK
@@ -75,16 +74,35 @@ def _state(environment: Environment, check: bool) -> dict[str, Any]:
         "state": "built" if found else "not built",
         "python": str(found.python) if found else None,
         "lock": list(found.lock) if found else None,
+        "imports": dict(found.imports) if found else None,
+        "lacking": dict(found.lacking) if found else None,
+        "unavailable": None,
+        "kernels": None,
     }
     if not check or found is None or not environment.dependencies:
         return line
     try:
         request = Request("probe", environment.stack, machine.device_id(environment.device, None), {})
     except machine.DeviceError as absent:
-        return line | {"state": f"built; {absent}"}
+        return line | {"state": f"built; {absent}", "unavailable": str(absent)}
     with tempfile.TemporaryDirectory(prefix="harness-probe-") as folder:
         try:
             facts = launch.facts_of(launch.run_job(request, found, Path(folder), PROBE_TIMEOUT_S))
         except launch.JobFailed as failure:
             return line | {"state": "built, and does not work", "problem": str(failure)}
     return line | {"state": "works"} | facts
+
+
+def _lines(line: dict[str, Any]) -> Iterator[str]:
+    """An environment as text: what it is, which of its compiled modules load, which kernels run here."""
+    yield f"{line['stack']}/{line['environment']}: {line['state']}"
+    for key in ("python", "devices", "system_info", "problem"):
+        if line.get(key):
+            yield f"    {key}: {line[key]}"
+    idle = f"; cannot run: {line['unavailable']}" if line["unavailable"] else ""
+    for module, why in (line["imports"] or {}).items():
+        yield f"    kernel module {module}: {f'does not load: {why}' if why else f'loads{idle}'}"
+    for package, why in (line["lacking"] or {}).items():
+        yield f"    lacks {package}: {why}"
+    for kernel, why in (line["kernels"] or {}).items():
+        yield f"    kernel {kernel}: {why or 'works'}"

@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 FACTS = (
     *("architecture", "physical_cores", "logical_cpus", "usable_cpus", "last_level_cache_bytes"),
-    *("os", "virtualized", "driver"),
+    *("os", "virtualized", "driver", "compute_capability"),
 )
 RATES = (
     *("read_bytes_per_s", "read_kernel", "read_kernels", "working_set_bytes"),
@@ -82,7 +82,7 @@ def _devices() -> Iterator[Row]:
     yield empty | {key: facts[key] for key in empty if key in facts} | system
     for gpu in facts["gpus"]:
         seen = {"device": gpu["uuid"], "family": "cuda", "name": gpu["name"]}
-        yield empty | seen | {key: gpu[key] for key in ("memory_bytes", "driver")}
+        yield empty | seen | {key: gpu[key] for key in ("memory_bytes", "driver", "compute_capability")}
     if facts["gpus"]:
         return
     for family in ("metal", "hip", "vulkan"):
@@ -143,7 +143,8 @@ def _lines(row: Row) -> Iterator[str]:
         yield f"  {row['os']}{', in a virtual machine' if row['virtualized'] else ''}"
     else:
         yield f"GPU: {row['name'] or row['family']}, {row['device']}"
-        yield f"  {memory}, driver {row['driver'] or 'unknown'}"
+        capability = f", compute capability {row['compute_capability']}" if row["compute_capability"] else ""
+        yield f"  {memory}, driver {row['driver'] or 'unknown'}{capability}"
     threads = f", {row['threads']} threads" if row["threads"] else ""
     if row["read_bytes_per_s"]:
         yield f"  reads {row['read_bytes_per_s'] / 1e9:.1f} GB/s ({row['read_kernel']}{threads})"

@@ -5,22 +5,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.cache import cache_folder, exclusive
+from harness.envs import compiled
 from harness.envs.header import Environment
+from harness.envs.steps import Steps, build_variables
 
 # Native builds (-march=native) must not be shared by two kinds of machine through one home directory.
 _CPU_MODEL_LINES = ("model name", "flags", "CPU part", "Features")
+# Of one package that a stack can do without: flash-attn compiles in minutes on many cores, in hours on few.
+OPTIONAL_LIMIT_S = 1800.0
 
 
 class EnvironmentFailed(RuntimeError):
@@ -29,16 +30,34 @@ class EnvironmentFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A built environment: its python (never resolved: following the symlink leaves it), exact versions."""
+    """A built environment: its python (never resolved: following the symlink leaves it), exact versions.
+
+    `imports`: each compiled module of its kernels, null or why it does not import; `lacking`: each optional
+    package that could not be installed, and why.
+    """
 
     environment: Environment
     python: Path
     lock: tuple[str, ...]
+    imports: Mapping[str, str | None] = field(default_factory=dict)
+    lacking: Mapping[str, str] = field(default_factory=dict)
+
+    def gaps(self) -> list[str]:
+        """What it was built without, a sentence each."""
+        name = f"{self.environment.stack}/{self.environment.name}"
+        return [
+            *(f"{name} lacks {package}: {why}" for package, why in self.lacking.items()),
+            *(
+                f"kernel module {module} of {name} does not load: {why}"
+                for module, why in self.imports.items()
+                if why
+            ),
+        ]
 
 
 def key_of(environment: Environment) -> str:
     """Hash of what an environment is built from: the header, the Python, and the CPU it is compiled for."""
-    asked = [
+    asked: list[object] = [
         environment.dependencies,
         environment.source_builds,
         sorted(environment.variables.items()),
@@ -47,6 +66,10 @@ def key_of(environment: Environment) -> str:
         platform.machine(),
         _cpu_model() if environment.source_builds else "",
     ]
+    # Only where given: the keys of environments without them stay what they were.
+    for name in ("unisolated", "optional", "imports"):
+        if given := getattr(environment, name):
+            asked.append([name, given])
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
 
 
@@ -57,15 +80,19 @@ def folder_of(environment: Environment) -> Path:
 def find(environment: Environment) -> Interpreter | None:
     """The built environment, or None: not built, or the Python it was built on is gone."""
     try:
-        lock = json.loads((folder_of(environment) / "complete.json").read_text(encoding="utf-8"))
+        kept = json.loads((folder_of(environment) / "complete.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    if isinstance(kept, list):  # at first it was the lock alone
+        kept = {"lock": kept, "imports": {}, "lacking": {}}
     python = folder_of(environment) / "bin" / "python"
-    return Interpreter(environment, python, tuple(lock)) if python.exists() else None
+    if not python.exists():
+        return None
+    return Interpreter(environment, python, tuple(kept["lock"]), kept["imports"], kept["lacking"])
 
 
 def create(environment: Environment, progress: Callable[[str], None]) -> Interpreter:
-    """Find or build an environment. `progress` gets a short line now and then.
+    """Find or build an environment. `progress` gets a short line now and then, and each gap of a new one.
 
     Raises EnvironmentFailed, CacheError. A build that was cut off is begun anew; a second builder waits for
     the first.
@@ -76,27 +103,85 @@ def create(environment: Environment, progress: Callable[[str], None]) -> Interpr
             return built
         shutil.rmtree(folder, ignore_errors=True)
         log = folder.with_suffix(".log")
-        # The worker needs nothing but a Python that the stack admits: ours, else another that uv finds here.
-        uv = uv_binary()
-        with log.open("wb") as sink:
-            _run(
-                [uv, "venv", "--python", _python_for(environment), str(folder)],
-                sink,
-                log,
-                progress,
-                environment,
-            )
-            if environment.dependencies:
-                install = [uv, "pip", "install", "--verbose", "--python", str(folder / "bin" / "python")]
-                for package in environment.source_builds:
-                    install += ["--no-binary", package]
-                _run([*install, *environment.dependencies], sink, log, progress, environment)
+        log.write_bytes(b"")
+        steps = Steps(environment, log, progress)
         python = folder / "bin" / "python"
-        lock = _frozen(uv, python, environment)
+        _venv(steps, folder)
+        lacking = _install(steps, python)
+        built = Interpreter(
+            environment,
+            python,
+            tuple(_frozen(uv_binary(), python, environment)),
+            _imports(steps, python),
+            lacking,
+        )
         partial = folder / "complete.json.partial"
-        partial.write_text(json.dumps(lock), encoding="utf-8")
+        kept = {"lock": built.lock, "imports": built.imports, "lacking": built.lacking}
+        partial.write_text(json.dumps(kept), encoding="utf-8")
         partial.replace(folder / "complete.json")
-        return Interpreter(environment, python, tuple(lock))
+        for gap in built.gaps():
+            progress(gap)
+        return built
+
+
+def _venv(steps: Steps, folder: Path) -> None:
+    """Make the empty environment, of our Python where the stack admits it, else of another that uv finds."""
+    environment = steps.environment
+    python = _python_for(environment)
+    why = steps.run([uv_binary(), "venv", "--python", python, str(folder)])
+    if why and python == environment.requires_python:
+        ours = f"the harness runs on {platform.python_version()}"
+        raise EnvironmentFailed(
+            f"environment {environment.stack}/{environment.name} needs a Python {python}, and uv finds none "
+            f"here ({ours}): {why}; log: {steps.log}"
+        )
+    _stop_if(why, steps)
+
+
+def _install(steps: Steps, python: Path) -> dict[str, str]:
+    """Install all that is asked for; return why each optional package is lacking. Raises EnvironmentFailed.
+
+    Packages whose build imports torch come after it, with everything given again: it stays one resolution.
+    """
+    environment = steps.environment
+    install = [uv_binary(), "pip", "install", "--verbose", "--python", str(python)]
+    for package in environment.source_builds:
+        install += ["--no-binary", package]
+    dependencies = environment.dependencies
+    unisolated = {_name(each) for each in environment.unisolated}
+    first = [each for each in dependencies if _name(each) not in unisolated]
+    if first:
+        _stop_if(steps.run([*install, *first]), steps)
+    for package in environment.unisolated:
+        install += ["--no-build-isolation-package", package]
+    if len(first) < len(dependencies):
+        _stop_if(steps.run([*install, *dependencies]), steps)
+    tried = {
+        _name(each): steps.run([*install, *dependencies, each], OPTIONAL_LIMIT_S)
+        for each in environment.optional
+    }
+    return {package: f"{why}; log: {steps.log}" for package, why in tried.items() if why}
+
+
+def _imports(steps: Steps, python: Path) -> dict[str, str | None]:
+    found = {}
+    for module in steps.environment.imports:
+        steps.progress(f"building {steps.environment.stack}/{steps.environment.name}: importing {module}")
+        found[module] = compiled.why_not(python, module)
+    return found
+
+
+def _stop_if(why: str | None, steps: Steps) -> None:
+    name = f"{steps.environment.stack}/{steps.environment.name}"
+    if why:
+        raise EnvironmentFailed(f"environment {name} could not be built: {why}; log: {steps.log}")
+
+
+def _name(requirement: str) -> str:
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    return canonicalize_name(Requirement(requirement).name)
 
 
 def _frozen(uv: str, python: Path, environment: Environment) -> list[str]:
@@ -121,73 +206,6 @@ def _python_for(environment: Environment) -> str:
     if SpecifierSet(environment.requires_python).contains(platform.python_version()):
         return sys._base_executable  # type: ignore[attr-defined, no-any-return]
     return environment.requires_python
-
-
-def build_variables(variables: dict[str, str]) -> dict[str, str]:
-    """What uv and the compilers it starts get to see: ours, and the environment's own variables."""
-    # uv does not read pip's settings: a local wheel folder is passed on. Python downloads may be out of
-    # reach.
-    inherited = {"UV_PYTHON_DOWNLOADS": "never", **os.environ}
-    if "PIP_FIND_LINKS" in os.environ:
-        # pip parts several folders by spaces, uv by commas.
-        inherited.setdefault("UV_FIND_LINKS", ",".join(os.environ["PIP_FIND_LINKS"].split()))
-    inherited.pop("VIRTUAL_ENV", None)
-    given = inherited | variables
-    if _has_torch(given.get("UV_FIND_LINKS", ""), given.get("UV_TORCH_BACKEND")):
-        del given["UV_TORCH_BACKEND"]  # with it uv looks on PyTorch's own index alone
-    return given
-
-
-def _has_torch(folders: str, backend: str | None) -> bool:
-    """Whether one of these folders (parted by commas) has a wheel of torch for the backend asked for."""
-    found = [
-        wheel.name for folder in folders.split(",") if folder for wheel in Path(folder).glob("torch-*.whl")
-    ]
-    for_gpu = [name for name in found if "+cpu" not in name]
-    return bool({"cpu": found, "auto": for_gpu}.get(backend or ""))
-
-
-def _run(
-    command: list[str], sink: object, log: Path, progress: Callable[[str], None], environment: Environment
-) -> None:
-    """Run one build step, its output in the log; say every few seconds how long it has taken."""
-    start = time.monotonic()
-    step = " ".join(Path(word).name if i == 0 else word for i, word in enumerate(command[:3]))
-    build = subprocess.Popen(
-        [sys.executable, "-I", str(Path(__file__).with_name("guard.py")), str(os.getpid()), *command],
-        stdin=subprocess.DEVNULL,
-        stdout=sink,  # type: ignore[call-overload]
-        stderr=subprocess.STDOUT,
-        env=build_variables(environment.variables),
-        start_new_session=True,
-    )
-    try:
-        while True:
-            try:
-                code = build.wait(timeout=2)
-                break
-            except subprocess.TimeoutExpired:
-                elapsed = time.monotonic() - start
-                progress(f"building {environment.stack}/{environment.name}: {step}, {elapsed:.0f} s")
-    except BaseException:
-        os.killpg(build.pid, signal.SIGKILL)
-        build.wait()
-        raise
-    if code:
-        raise EnvironmentFailed(
-            f"environment {environment.stack}/{environment.name} could not be built: "
-            f"{step} ended with {code}: {_why(log)}; log: {log}"
-        )
-
-
-def _why(log: Path) -> str:
-    """What a build log says went wrong: its first error and the lines that go on from it."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    lines = [line for line in lines if line]
-    told = ("cmake error", "error:", "\u00d7", "fatal")
-    first = next((i for i, line in enumerate(lines) if any(word in line.lower() for word in told)), None)
-    said = lines[-1:] if first is None else lines[first : first + 4]
-    return " ".join(said)[:400] or "no output"
 
 
 def _cpu_model() -> str:

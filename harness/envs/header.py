@@ -1,5 +1,5 @@
-"""Read what a runner says of itself in its PEP 723 header: options, weights, environments. Imports no
-stack."""
+"""Read what a runner says of itself in its PEP 723 header: options, limits, weights, environments. Imports
+no stack."""
 
 from __future__ import annotations
 
@@ -40,8 +40,33 @@ class Option:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """What a stack cannot do, as its library `says` it. Where every option in `when` has one of its values,
+    the rules that are given must hold, of linear layers, of the packing of the weights, of their files, of
+    the device. `covers`: an option that must be at least prompt and new tokens. `never`: the combination
+    itself cannot be. `refuses`: such a cell is not started; else it runs, and the library says so itself."""
+
+    says: str
+    when: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    in_features_multiple_of: int | None = None
+    out_features_multiple_of: int | None = None
+    bits: tuple[int, ...] = ()
+    group_sizes: tuple[int, ...] = ()
+    symmetric: bool | None = None
+    act_order: bool | None = None
+    sharded: bool | None = None
+    compute_capability: tuple[int, int] | None = None
+    device: str | None = None
+    covers: str | None = None
+    never: bool = False
+    refuses: bool = False
+
+
+@dataclass(frozen=True)
 class Environment:
-    """One way to build a stack's interpreter. `device`: the device family it serves."""
+    """One way to build a stack's interpreter. `device`: the device family it serves. `unisolated`: packages
+    built with the environment's own torch at hand; `optional`: requirements it can do without; `imports`:
+    compiled modules of kernels."""
 
     stack: str
     name: str
@@ -50,12 +75,16 @@ class Environment:
     dependencies: tuple[str, ...]
     source_builds: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
+    unisolated: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a runner says of itself. `weights`: the format it loads (gguf or hf), or none. `named`: options
-    whose values stand in every variant's name, given or not."""
+    """What a runner says of itself. `weights`: the format it loads (gguf, hf, gptq or awq), none, or
+    "{option}" for the one that option names. `named`: options whose values stand in every variant's name,
+    given or not. `functional`: devices on which its speed says nothing, and why."""
 
     stack: str
     summary: str
@@ -63,6 +92,8 @@ class Header:
     named: tuple[str, ...]
     options: dict[str, Option]
     environments: dict[str, Environment]
+    limits: tuple[Limit, ...] = ()
+    functional: dict[str, str] = field(default_factory=dict)
 
     def environment_for(self, device: str) -> Environment | None:
         return next((e for e in self.environments.values() if e.device == device), None)
@@ -81,14 +112,10 @@ def stacks() -> dict[str, Header]:
 
 def parse(stack: str, text: str) -> Header:
     """The header in a runner's source text."""
-    blocks = [m for m in _BLOCK.finditer(text) if m["type"] == "script"]
-    if len(blocks) != 1:
-        raise HeaderError(f"runners/{stack}.py: {len(blocks)} script blocks, expected one")
-    lines = blocks[0]["content"].splitlines()
+    table = _table(stack, text)
     try:
-        table = tomllib.loads("\n".join(line[2:] for line in lines))
         tool = table["tool"]["harness"]
-        options = {name: _option(name, given) for name, given in tool.get("options", {}).items()}
+        options = _own_options(tool) | _borrowed(stack, tool)
         shared = tuple(table.get("dependencies", ()))
         python = table["requires-python"]
         environments = {
@@ -100,16 +127,96 @@ def parse(stack: str, text: str) -> Header:
                 dependencies=shared + tuple(given.get("dependencies", ())),
                 source_builds=tuple(given.get("source-builds", ())),
                 variables=given.get("variables", {}),
+                unisolated=tuple(given.get("no-build-isolation", ())),
+                optional=tuple(given.get("optional", ())),
+                imports=tuple(given.get("imports", ())),
             )
             for name, given in tool["env"].items()
         }
         named = tuple(tool.get("named", ()))
-        return Header(stack, tool["summary"], tool["weights"], named, options, environments)
-    except (tomllib.TOMLDecodeError, KeyError, TypeError) as mistake:
+        limits = tuple(_limit(stack, given, options) for given in tool.get("limits", ()))
+        functional = dict(tool.get("functional", {}))
+        if strange := functional.keys() - {environment.device for environment in environments.values()}:
+            raise HeaderError(f"runners/{stack}.py: functional on {strange.pop()}, which it is not built for")
+        return Header(
+            stack, tool["summary"], tool["weights"], named, options, environments, limits, functional
+        )
+    except (AttributeError, KeyError, TypeError) as mistake:
         raise HeaderError(f"runners/{stack}.py: header: {mistake!r}") from mistake
+
+
+def _table(stack: str, text: str) -> dict[str, Any]:
+    blocks = [m for m in _BLOCK.finditer(text) if m["type"] == "script"]
+    if len(blocks) != 1:
+        raise HeaderError(f"runners/{stack}.py: {len(blocks)} script blocks, expected one")
+    lines = blocks[0]["content"].splitlines()
+    try:
+        table: dict[str, Any] = tomllib.loads("\n".join(line[2:] for line in lines))
+    except tomllib.TOMLDecodeError as mistake:
+        raise HeaderError(f"runners/{stack}.py: header: {mistake}") from mistake
+    return table
+
+
+def _own_options(tool: dict[str, Any]) -> dict[str, Option]:
+    return {name: _option(name, given) for name, given in tool.get("options", {}).items()}
 
 
 def _option(name: str, given: dict[str, Any]) -> Option:
     known = {key.replace("-", "_"): value for key, value in given.items()}
     known["choices"] = tuple(known.get("choices", ()))
     return Option(name=name, **known)
+
+
+def _borrowed(stack: str, tool: dict[str, Any]) -> dict[str, Option]:
+    """Options as another stack's header states them: its own, none that it borrows."""
+    found: dict[str, Option] = {}
+    for lender, names in tool.get("borrows", {}).items():
+        path = RUNNERS / f"{lender}.py"
+        if not path.exists():
+            raise HeaderError(f"runners/{stack}.py: borrows of {lender}, and there is no such stack")
+        theirs = _own_options(_table(lender, path.read_text(encoding="utf-8"))["tool"]["harness"])
+        for name in names:
+            if name not in theirs:
+                raise HeaderError(f"runners/{stack}.py: borrows {name} of {lender}, which has no such option")
+            if name in found or name in tool.get("options", {}):
+                raise HeaderError(f"runners/{stack}.py: borrows {name} of {lender}, and has it already")
+            found[name] = theirs[name]
+    return found
+
+
+# Rules by what is written; of the switches, the one value that says anything.
+_RULES: dict[str, type] = {"says": str, "when": dict, "covers": str, "device": str, "compute_capability": str}
+_RULES |= {"in_features_multiple_of": int, "out_features_multiple_of": int, "bits": list, "group_sizes": list}
+_SWITCHES = {"symmetric": True, "act_order": False, "sharded": False, "never": True, "refuses": True}
+
+
+def _limit(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Limit:
+    def wrong(sentence: str) -> HeaderError:
+        return HeaderError(f"runners/{stack}.py: a limit {sentence}")
+
+    for key, value in given.items():
+        if key not in _RULES and key not in _SWITCHES:
+            raise wrong(f"has no rule {key}; there are {', '.join([*_RULES, *_SWITCHES])}")
+        if key in _SWITCHES and value is not _SWITCHES[key]:
+            raise wrong(f"says something with {key} = {str(_SWITCHES[key]).lower()} alone")
+        if key in _RULES and type(value) is not _RULES[key]:
+            raise wrong(f"has {key} = {value!r}, expected {_RULES[key].__name__}")
+    if not given.get("says"):
+        raise wrong("does not say what the library says")
+    if not given.keys() - {"says", "when", "refuses"}:
+        raise wrong("has no rule")
+    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    when = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in given.get("when", {}).items()}
+    for name, values in when.items():
+        if name not in options:
+            raise wrong(f"is of {name}, which is no option")
+        choices = (True, False) if options[name].type == "bool" else options[name].choices or values
+        if strange := [value for value in values if value not in choices]:
+            raise wrong(f"is of {name} {strange[0]}, which is no choice")
+    if "covers" in given and (given["covers"] not in options or options[given["covers"]].type != "int"):
+        raise wrong(f"has covers = {given['covers']!r}, which is no option of type int")
+    if least := given.get("compute_capability"):
+        if not re.fullmatch(r"\d+\.\d", least):
+            raise wrong(f"has compute_capability = {least!r}, expected the like of 8.0")
+        known["compute_capability"] = tuple(map(int, least.split(".")))
+    return Limit(**(known | {"when": when}))

@@ -99,7 +99,7 @@ def last_level_cache_bytes() -> int | None:
 
 
 def nvidia_gpus() -> list[dict[str, Any]]:
-    """NVIDIA GPUs by NVML: uuid, name, memory, driver. Empty without a driver."""
+    """NVIDIA GPUs by NVML: uuid, name, memory, driver, compute capability ("8.9"). Empty without a driver."""
     import pynvml
 
     try:
@@ -115,11 +115,22 @@ def nvidia_gpus() -> list[dict[str, Any]]:
                 "name": pynvml.nvmlDeviceGetName(handle),
                 "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
                 "driver": driver,
+                "compute_capability": _compute_capability(handle),
             }
             for handle in handles
         ]
     finally:
         pynvml.nvmlShutdown()
+
+
+def _compute_capability(handle: Any) -> str | None:
+    import pynvml
+
+    try:
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except pynvml.NVMLError:
+        return None
+    return f"{major}.{minor}"
 
 
 def device_id(device: str, gpu: str | None) -> str:

@@ -56,7 +56,10 @@ _MACHINE = {
     "memory_bytes": Maybe(COUNT),
     "usable_cpus?": Maybe(COUNT),
     "last_level_cache_bytes": Maybe(COUNT),
-    "gpus": [{"name": TEXT, "memory_bytes": Maybe(COUNT), "uuid?": Maybe(TEXT), "driver?": Maybe(TEXT)}],
+    "gpus": [
+        {"name": TEXT, "memory_bytes": Maybe(COUNT)}
+        | dict.fromkeys(("uuid?", "driver?", "compute_capability?"), Maybe(TEXT))
+    ],
 }
 _WORKLOAD = {"kind": TEXT, "prompt_tokens": COUNT, "new_tokens": COUNT}
 
@@ -111,6 +114,7 @@ MEASURED = _COMMON | {
     "matrix_probe?": Maybe({"flops_per_s": ABOVE_0}),
     "options?": MAPPING,
     "threads?": POSITIVE,
+    "known_failure?": [TEXT],
     "loaded?": Maybe(LOADED),
     "done?": Maybe({"peak_rss_bytes?": Maybe(COUNT), "counters?": COUNTERS, "facts_changed?": LOADED}),
     "timing": {"wall_s?": Maybe(NUMBER), "first_token_ns?": COUNT, "last_token_ns?": COUNT},

@@ -3,7 +3,8 @@
 Rates are dense, in operations per second (a multiplication and an addition are two). `fp16` is a data-centre
 card's tensor cores but a GeForce's plain units, whose tensor cores are `fp16-tensor` (adding in FP16) and
 `fp16-tensor-fp32` (adding in FP32). Bandwidth is SI, memory binary, as sold: what ECC, a driver, a system or
-macOS's limit for its GPU keeps is not taken off.
+macOS's limit for its GPU keeps is not taken off. Compute capabilities are of NVIDIA's list, CUDA GPU Compute
+Capability: https://developer.nvidia.com/cuda-gpus
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """`memory` in bytes, `bandwidth` in bytes/s, `rates` in operations/s by type; `rate`: the default one."""
+    """`memory` in bytes, `bandwidth` in bytes/s, `rates` in operations/s by type; `rate`: the default one.
+
+    `compute_capability`: major and minor of NVIDIA's, null of others.
+    """
 
     name: str
     memory: Figure
     bandwidth: Figure
     rates: Mapping[str, Figure]
     rate: str
+    compute_capability: tuple[int, int] | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -49,7 +54,13 @@ Given = tuple[float, str]
 """A figure in GiB, GB/s or tera-operations/s, and its source."""
 
 
-def _machine(name: str, memory: Given, bandwidth: Given, rates: Mapping[str, Given]) -> Machine:
+def _machine(
+    name: str,
+    memory: Given,
+    bandwidth: Given,
+    rates: Mapping[str, Given],
+    compute_capability: tuple[int, int] | None = None,
+) -> Machine:
     """The first rate is the default."""
     return Machine(
         name=name,
@@ -57,13 +68,21 @@ def _machine(name: str, memory: Given, bandwidth: Given, rates: Mapping[str, Giv
         bandwidth=Figure(float(round(bandwidth[0] * 1e9)), bandwidth[1]),
         rates={key: Figure(float(round(tera * 1e12)), source) for key, (tera, source) in rates.items()},
         rate=next(iter(rates)),
+        compute_capability=compute_capability,
     )
 
 
-def _card(name: str, source: str, gib: int, gb_per_s: float, rates: Mapping[str, float | Given]) -> Machine:
+def _card(
+    name: str,
+    source: str,
+    capability: tuple[int, int],
+    gib: int,
+    gb_per_s: float,
+    rates: Mapping[str, float | Given],
+) -> Machine:
     """A card whose figures stand in one document, but for rates that bring their own."""
     sourced = {key: rate if isinstance(rate, tuple) else (rate, source) for key, rate in rates.items()}
-    return _machine(name, (gib, source), (gb_per_s, source), sourced)
+    return _machine(name, (gib, source), (gb_per_s, source), sourced, capability)
 
 
 _NVIDIA = "https://images.nvidia.com/aem-dam"
@@ -141,7 +160,7 @@ _A100_RATES = {
 }
 _HOPPER = {"fp16": 989.5, "bf16": 989.5, "fp32": 67, "fp8": 1979, "int8": 1979}
 _RTX_4060_TI_RATES = {"fp16": (22.06, _4060_TI_PLAIN), "fp32": (22.06, _4060_TI_PLAIN)}
-_RTX_4060_TI = _card("GeForce RTX 4060 Ti 8 GB", _4060_TI, 8, 288, _RTX_4060_TI_RATES)
+_RTX_4060_TI = _card("GeForce RTX 4060 Ti 8 GB", _4060_TI, (8, 9), 8, 288, _RTX_4060_TI_RATES)
 
 # The plain rtx-4060-ti is the card with less memory, so that nothing is said to fit that may not. Of each of
 # Apple's chips: the largest memory sold and all GPU cores. The FP16 rates published for M1 and M2 are about
@@ -150,6 +169,7 @@ MACHINES: dict[str, Machine] = {
     "rtx-3090": _card(
         "GeForce RTX 3090",
         _GA102,
+        (8, 6),
         24,
         936,
         {"fp16": 35.6, "fp32": 35.6, "fp16-tensor": 142, "fp16-tensor-fp32": 71, "int8": 284},
@@ -161,10 +181,12 @@ MACHINES: dict[str, Machine] = {
         (16, _4060_TI_16),
         (288, f"memory clock and bus as with 8 GB: {_4060_TI_16}; {_4060_TI}"),
         _RTX_4060_TI_RATES,
+        (8, 9),
     ),
     "rtx-4090": _card(
         "GeForce RTX 4090",
         _ADA,
+        (8, 9),
         24,
         1008,
         {
@@ -179,20 +201,28 @@ MACHINES: dict[str, Machine] = {
     "rtx-5090": _card(
         "GeForce RTX 5090",
         _BLACKWELL,
+        (12, 0),
         32,
         1792,
         {"fp16": 104.8, "fp32": 104.8, "fp16-tensor": 419, "fp16-tensor-fp32": 209.5, "int8": 838},
     ),
-    "a100-40gb": _card("A100 40 GB", _GA100, 40, 1555, _A100_RATES),
-    "a100-80gb-pcie": _card("A100 80 GB PCIe", _A100, 80, 1935, _A100_RATES),
-    "a100-80gb-sxm": _card("A100 80 GB SXM", _A100, 80, 2039, _A100_RATES),
+    "a100-40gb": _card("A100 40 GB", _GA100, (8, 0), 40, 1555, _A100_RATES),
+    "a100-80gb-pcie": _card("A100 80 GB PCIe", _A100, (8, 0), 80, 1935, _A100_RATES),
+    "a100-80gb-sxm": _card("A100 80 GB SXM", _A100, (8, 0), 80, 2039, _A100_RATES),
     "h100-pcie": _card(
-        "H100 PCIe", _H100, 80, 2000, {"fp16": 756.5, "bf16": 756.5, "fp32": 51, "fp8": 1513, "int8": 1513}
+        "H100 PCIe",
+        _H100,
+        (9, 0),
+        80,
+        2000,
+        {"fp16": 756.5, "bf16": 756.5, "fp32": 51, "fp8": 1513, "int8": 1513},
     ),
-    "h100-sxm": _card("H100 SXM", _H100, 80, 3350, _HOPPER),
-    "h200": _card("H200", _H200, 141, 4800, _HOPPER),
-    "l4": _card("L4", _L4, 24, 300, {"fp16": 121, "bf16": 121, "fp32": 30.3, "fp8": 242.5, "int8": 242.5}),
-    "t4": _card("T4", _T4, 16, 320, {"fp16": 65, "fp32": 8.1, "int8": 130, "int4": 260}),
+    "h100-sxm": _card("H100 SXM", _H100, (9, 0), 80, 3350, _HOPPER),
+    "h200": _card("H200", _H200, (9, 0), 141, 4800, _HOPPER),
+    "l4": _card(
+        "L4", _L4, (8, 9), 24, 300, {"fp16": 121, "bf16": 121, "fp32": 30.3, "fp8": 242.5, "int8": 242.5}
+    ),
+    "t4": _card("T4", _T4, (7, 5), 16, 320, {"fp16": 65, "fp32": 8.1, "int8": 130, "int4": 260}),
     "apple-m1": _machine(
         "Apple M1", (16, _M1_MEMORY), (68.25, _LLAMA_CPP), {"fp16": (5.5, _LLAMA_CPP), "fp32": (2.6, _M1)}
     ),

@@ -1,0 +1,46 @@
+"""Whether the compiled modules of an environment import: each is tried in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+LIMIT_S = 300.0  # torch's CUDA build takes ten seconds on a cold disk
+# Kernels link to torch's libraries, which only its own import finds.
+_IMPORT = """
+import importlib, importlib.util, sys
+if importlib.util.find_spec("torch"):
+    import torch
+importlib.import_module(sys.argv[1])
+"""
+_PYTHON_SAYS = re.compile(r"[\w.]*(?:Error|Exception): (?P<what>.+)")
+
+
+def why_not(python: Path, module: str) -> str | None:
+    """Why a module does not import under an environment's python: a binary of another torch, a library that
+    is not here. Null where it does."""
+    # No GPU is needed to import a kernel, and none is taken from who may be measuring on it.
+    variables = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    try:
+        ran = subprocess.run(
+            [python, "-I", "-c", _IMPORT, module],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=variables,
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"not imported within {LIMIT_S / 60:g} min"
+    if not ran.returncode:
+        return None
+    if ran.returncode < 0:
+        return f"its import is killed by {signal.Signals(-ran.returncode).name}"
+    lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
+    said = [match["what"] for line in lines if (match := _PYTHON_SAYS.fullmatch(line))] or lines
+    # The environment's own folders say nothing.
+    return re.sub(r"(?<!\S)/\S*/", "", said[-1])[:300] if said else f"exit status {ran.returncode}"

@@ -1,0 +1,236 @@
+"""Environments whose kernels are compiled: built by the real uv, of tiny packages made here; what does not
+load is told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness import machine
+from harness.envs import build
+from harness.envs.build import EnvironmentFailed
+from harness.envs.header import Environment, parse, stacks
+
+ROOT = Path(__file__).parent.parent
+MODULES = ["tiny_good", "tiny_bad", "tiny_dies", "tiny_absent"]
+GOOD = {"tiny_good": None}
+# A build backend of its own needs nothing from an index.
+PROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+NOT_HERE = "raise OSError('CUDA_HOME environment variable is not set. Please set it.')"
+RUNNER = """# /// script
+# requires-python = ">=3.10"
+# [tool.harness]
+# summary = "x"
+# weights = "none"
+{tables}
+# ///
+import tiny_good
+
+DOES_NOT_FIT = ()
+
+
+def probe(request, say):
+    return {{"kernels": {{"fast": None, "marlin": "needs compute capability 8.0; this GPU has 7.5"}}}}
+"""
+
+
+def wheel(folder: Path, name: str, files: dict[str, str]) -> Path:
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    info = f"{name}-1.0.dist-info"
+    files = files | {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(path, "w") as archive:
+        for inside, text in files.items():
+            archive.writestr(inside, text)
+    return path
+
+
+def source(folder: Path, name: str, before: str) -> Path:
+    """A package whose build runs `before` and then makes a wheel of one module, of the package's name."""
+    made = folder / name
+    made.mkdir()
+    (made / "pyproject.toml").write_text(PROJECT)
+    ready = wheel(made, name, {f"{name}.py": ""})
+    copy = f"    import shutil\n    shutil.copy({str(ready)!r}, directory)\n    return {ready.name!r}\n"
+    (made / "backend.py").write_text(f"def build_wheel(directory, *_):\n    {before}\n{copy}")
+    return made
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Environment]]:
+    """Environments for cpu and cuda of three packages made here, in a cache of the test's own:
+    `environment(isolated=True, optional="raise OSError('no')")`. The runner is left in tmp_path."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    modules = {
+        "tiny_good.py": "",
+        "tiny_bad.so": "this is no machine code",
+        "tiny_dies.py": "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n",
+    }
+    kernels = wheel(tmp_path, "tiny_kernels", modules)
+    # As autoawq does: its build imports what is installed before it.
+    beside = source(tmp_path, "built_beside", "import tiny_good")
+
+    def make(isolated: bool = False, optional: str = NOT_HERE) -> dict[str, Environment]:
+        extra = source(tmp_path, "nice_to_have", optional)
+        keys = [
+            f'dependencies = ["built_beside @ {beside.as_uri()}", "tiny-kernels @ {kernels.as_uri()}"]',
+            f'optional = ["nice-to-have @ {extra.as_uri()}"]',
+            f"imports = {json.dumps(MODULES)}",
+            *([] if isolated else ['no-build-isolation = ["built-beside"]']),
+        ]
+        tables = [[f"[tool.harness.env.{of}]", f'device = "{of}"', *keys] for of in ("cpu", "cuda")]
+        lines = "\n".join(f"# {line}" for table in tables for line in table)
+        runner = RUNNER.format(tables=lines)
+        (tmp_path / "tiny.py").write_text(runner)
+        return parse("tiny", runner).environments
+
+    return make
+
+
+def test_what_does_not_load_is_told_and_kept_and_the_rest_works(environment):
+    said: list[str] = []
+    made = build.create(environment()["cpu"], said.append)
+    assert list(made.imports) == MODULES
+    assert made.imports | GOOD == made.imports
+    assert made.imports["tiny_bad"].startswith("tiny_bad.so: ")  # not where it lies on this machine
+    assert made.imports["tiny_dies"] == "its import is killed by SIGSEGV"
+    assert made.imports["tiny_absent"] == "No module named 'tiny_absent'"
+    told = "kernel module tiny_absent of tiny/cpu does not load: No module named 'tiny_absent'"
+    assert told in made.gaps()
+    assert set(made.gaps()) < set(said)
+    assert not any("tiny_good" in gap for gap in made.gaps())
+    assert build.find(made.environment) == made
+    assert not subprocess.run([made.python, "-I", "-c", "import tiny_good, built_beside"]).returncode
+
+
+def test_a_package_whose_build_needs_the_others_finds_them_only_out_of_isolation(environment):
+    with pytest.raises(
+        EnvironmentFailed, match=r"tiny/cpu could not be built: .*No module named 'tiny_good'"
+    ):
+        build.create(environment(isolated=True)["cpu"], lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("build_says", "reason"),
+    [
+        (NOT_HERE, "OSError: CUDA_HOME environment variable is not set. Please set it."),
+        # flash-attn without a network: what it could not fetch is not why it could not be compiled.
+        (
+            "raise RuntimeError('CUDA 13 is not 12') from OSError('offline')",
+            "RuntimeError: CUDA 13 is not 12",
+        ),
+        (f"print('k.cu(3): error: no such type'); {NOT_HERE}", "k.cu(3): error: no such type"),
+    ],
+)
+def test_a_package_it_can_do_without_is_lacking_for_the_reason_its_build_gave(
+    environment, build_says, reason
+):
+    made = build.create(environment(optional=build_says)["cpu"], lambda line: None)
+    ((package, why),) = made.lacking.items()
+    assert package == "nice-to-have"
+    assert why.startswith(f"uv pip install ended with 1: {reason}")
+    assert "; log: " in why
+    assert f"tiny/cpu lacks nice-to-have: {why}" in made.gaps()
+    assert [line.partition(" @ ")[0] for line in made.lock] == ["built-beside", "tiny-kernels"]
+
+
+def test_a_package_it_can_do_without_is_installed_where_that_can_be(environment):
+    made = build.create(environment(optional="pass")["cpu"], lambda line: None)
+    assert made.lacking == {}
+    assert [line.partition(" @ ")[0] for line in made.lock] == [
+        "built-beside",
+        "nice-to-have",
+        "tiny-kernels",
+    ]
+
+
+def test_a_package_that_takes_too_long_to_build_is_given_up(environment, monkeypatch):
+    monkeypatch.setattr(build, "OPTIONAL_LIMIT_S", 3.0)
+    made = build.create(environment(optional="import time; time.sleep(600)")["cpu"], lambda line: None)
+    assert made.lacking["nice-to-have"].startswith("uv pip install took longer than 0.05 min; log: ")
+    assert made.imports["tiny_good"] is None
+
+
+def test_a_python_that_is_not_here_is_named(environment, tmp_path):
+    environment()
+    header = (tmp_path / "tiny.py").read_text().replace(">=3.10", ">=3.6,<3.7")
+    ours = platform.python_version()
+    expected = rf"environment tiny/cpu needs a Python >=3.6,<3.7, and uv finds none here \(.* on {ours}\): "
+    with pytest.raises(EnvironmentFailed, match=expected):
+        build.create(parse("tiny", header).environments["cpu"], lambda line: None)
+
+
+def test_an_environment_of_plain_packages_keeps_its_key():
+    """Another key is a rebuild, which takes minutes."""
+    for header in stacks().values():
+        for each in header.environments.values():
+            if each.unisolated or each.optional or each.imports or each.source_builds:
+                continue
+            asked = [each.dependencies, [], sorted(each.variables.items()), each.requires_python]
+            asked += [platform.python_version(), platform.machine(), ""]
+            assert build.key_of(each) == hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
+
+
+def test_each_thing_asked_for_is_in_the_key(environment):
+    asked = environment()["cpu"]
+    without = [replace(asked, **{name: ()}) for name in ("unisolated", "optional", "imports")]
+    assert len({build.key_of(each) for each in (asked, *without)}) == 4
+
+
+def test_an_environment_that_an_earlier_version_built_is_found(environment):
+    made = build.create(environment()["cpu"], lambda line: None)
+    (made.python.parent.parent / "complete.json").write_text(json.dumps(made.lock))
+    found = build.find(made.environment)
+    assert (found.lock, found.imports, found.lacking) == (made.lock, {}, {})
+
+
+def test_env_says_which_kernels_load_and_why_others_do_not(environment, harness, tmp_path):
+    if machine.facts()["gpus"]:
+        pytest.skip("a machine with an NVIDIA GPU")
+    environment()
+    ours = tmp_path / "ours"  # the project, and a stack that is not in it
+    for package in ("harness", "runners"):
+        shutil.copytree(ROOT / package, ours / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(tmp_path / "tiny.py", ours / "runners" / "tiny.py")
+    variables = {"PYTHONPATH": str(ours)}
+
+    for device in ("cpu", "cuda"):
+        created = harness("env", "create", "tiny", "--device", device, **variables)
+        assert created.code == 0
+        assert f"kernel module tiny_absent of tiny/{device} does not load: No module" in created.out
+        assert f"tiny/{device} lacks nice-to-have: " in created.out
+
+    listed, _ = harness("env", "list", "tiny", "--json", **variables).json
+    assert listed["imports"] | GOOD == listed["imports"]
+    assert listed["imports"]["tiny_absent"] == "No module named 'tiny_absent'"
+    assert list(listed["lacking"]) == ["nice-to-have"]
+    assert listed["kernels"] is None
+
+    checked = harness("env", "check", "tiny", "--json", **variables)
+    assert checked.code == 0  # what it lacks is no failure of what it has
+    cpu, cuda = checked.json
+    assert (cpu["state"], cpu["unavailable"]) == ("works", None)
+    assert cpu["kernels"] == {"fast": None, "marlin": "needs compute capability 8.0; this GPU has 7.5"}
+    assert cuda["unavailable"] == "no NVIDIA GPU or driver on this machine"
+    assert (cuda["kernels"], cuda["imports"]) == (None, cpu["imports"])
+
+    lines = harness("env", "check", "tiny", **variables).out.splitlines()
+    of_cpu, of_cuda = (lines[: len(lines) // 2 + 1], lines[len(lines) // 2 + 1 :])
+    assert "    kernel fast: works" in of_cpu
+    assert "    kernel marlin: needs compute capability 8.0; this GPU has 7.5" in of_cpu
+    assert "    kernel module tiny_good: loads" in of_cpu
+    idle = "loads; cannot run: no NVIDIA GPU or driver on this machine"
+    assert f"    kernel module tiny_good: {idle}" in of_cuda
+    assert "    kernel module tiny_absent: does not load: No module named 'tiny_absent'" in of_cuda

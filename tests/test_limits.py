@@ -1,0 +1,391 @@
+"""What a stack cannot do: its header says so, the plan knows it, and nothing has to run to be told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_packed import SMALL, made, packed
+
+from harness import results
+from harness.envs.header import HeaderError, parse, stacks
+from harness.limits import Known, broken
+from harness.theory.families import SHAPES
+from harness.theory.packed import Packing, packed_bytes
+from harness.theory.tensors import of_shape
+
+PUBLISHED = Path(__file__).parent.parent / "results" / "published"
+GPTQ = Packing("gptq")
+KNOWN = Known("cuda", 10_000, (8, 9), SHAPES["qwen1.5-7b"], GPTQ, sharded=False)
+
+
+def header(*lines: str) -> str:
+    """A runner with these lines in its header, at the end of [tool.harness]."""
+    return "\n".join(
+        [
+            "# /// script",
+            '# requires-python = ">=3.10"',
+            "# [tool.harness]",
+            '# summary = "x"',
+            '# weights = "gptq"',
+            *(f"# {line}" for line in lines),
+            "# [tool.harness.options.kernel]",
+            '# type = "string"',
+            '# choices = ["marlin", "exllama", "torch"]',
+            '# default = "exllama"',
+            '# help = "kernel"',
+            "# [tool.harness.options.fused]",
+            '# type = "bool"',
+            "# default = false",
+            '# help = "fused"',
+            "# [tool.harness.options.max_seq_len]",
+            '# type = "int"',
+            '# default-from = "tokens"',
+            '# help = "tokens"',
+            "# [tool.harness.env.cuda]",
+            '# device = "cuda"',
+            "# ///",
+            "",
+        ]
+    )
+
+
+def limit(*rules: str) -> list[str]:
+    return ["[[tool.harness.limits]]", 'says = "no"', *rules]
+
+
+def reasons(rules: list[str], known: Known = KNOWN, **options: object) -> list[str]:
+    given = {"kernel": "exllama", "fused": False, "max_seq_len": 10_000} | options
+    return [each.reason for each in broken(parse("x", header(*rules)), given, known)]
+
+
+ODD = SHAPES["qwen1.5-1.8b"]
+RULES = {
+    "out_features_multiple_of = 256": ({"shape": ODD}, "out_features 5504 is not divisible by 256"),
+    "in_features_multiple_of = 256": ({"shape": ODD}, "in_features 5504 is not divisible by 256"),
+    "bits = [4]": ({"packing": replace(GPTQ, bits=8)}, "8 bits; only 4"),
+    "group_sizes = [128, -1]": ({"packing": replace(GPTQ, group_size=64)}, "group_size 64; only -1 and 128"),
+    "act_order = false": ({"packing": replace(GPTQ, act_order=True)}, "act-order"),
+    "symmetric = true": ({"packing": replace(GPTQ, symmetric=False)}, "asymmetric"),
+    "sharded = false": ({"sharded": True}, "its weights are in several files"),
+    'compute_capability = "8.0"': (
+        {"compute_capability": (7, 5)},
+        "compute capability 7.5; at least 8.0 is needed",
+    ),
+    'device = "cuda"': ({"device": "cpu"}, "needs a GPU (cuda)"),
+    'covers = "max_seq_len"': (
+        {"tokens": 10_001},
+        "max_seq_len 10000 does not cover the 10001 tokens of prompt and decode",
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_that_is_broken_is_one_clause_and_one_that_holds_or_is_of_nothing_known_is_none(rule):
+    known, reason = RULES[rule]
+    assert reasons(limit(rule), replace(KNOWN, **known)) == [reason]
+    assert reasons(limit(rule)) == []
+    nothing = {"compute_capability": None, "shape": None, "packing": None, "sharded": None}
+    given = {key: value for key, value in known.items() if key in ("device", "tokens")}
+    assert reasons(limit(rule), replace(KNOWN, **(nothing | given))) == ([reason] if given else [])
+
+
+def test_inputs_and_outputs_of_a_matrix_are_told_apart():
+    known = replace(KNOWN, shape=SMALL)  # 64 wide, K and V 32, feed-forward 96
+    assert reasons(limit("out_features_multiple_of = 64"), known) == [
+        "out_features 32 is not divisible by 64"
+    ]
+    assert reasons(limit("in_features_multiple_of = 64"), known) == ["in_features 96 is not divisible by 64"]
+
+
+def test_a_compute_capability_is_no_decimal_number():
+    assert reasons(limit('compute_capability = "8.0"'), replace(KNOWN, compute_capability=(12, 0))) == []
+    assert reasons(limit('compute_capability = "10.0"'), KNOWN) == [
+        "compute capability 8.9; at least 10.0 is needed"
+    ]
+
+
+def test_a_limit_holds_where_all_of_its_options_match_and_never_is_the_combination_itself():
+    rules = limit('when = { kernel = ["marlin", "torch"], fused = true }', "never = true")
+    assert reasons(rules, kernel="marlin", fused=True) == ["no"]
+    assert reasons(rules, kernel="torch", fused=True) == ["no"]
+    assert reasons(rules, kernel="marlin") == []
+    assert reasons(rules, fused=True) == []
+
+
+def test_every_rule_that_is_broken_is_told_once_whatever_the_number_of_layers():
+    rules = limit("out_features_multiple_of = 256", "in_features_multiple_of = 256", "bits = [8]")
+    assert reasons(rules, replace(KNOWN, shape=SHAPES["qwen1.5-14b"])) == [
+        "out_features 13696 is not divisible by 256",
+        "in_features 13696 is not divisible by 256",
+        "4 bits; only 8",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (limit("outfeatures = 256"), "no rule outfeatures"),
+        (limit('bits = "4"'), "expected list"),
+        (limit("act_order = true"), "act_order = false alone"),
+        (limit('compute_capability = "8"'), "the like of 8.0"),
+        (limit('covers = "n_ctx"'), "covers = 'n_ctx'"),
+        (limit('covers = "kernel"'), "covers = 'kernel'"),
+        (limit('when = { kernell = "torch" }', "never = true"), "kernell, which is no option"),
+        (limit('when = { kernel = "cuda" }', "never = true"), "kernel cuda, which is no choice"),
+        (limit('when = { fused = "true" }', "never = true"), "fused true, which is no choice"),
+        (limit('when = { kernel = "torch" }'), "has no rule"),
+        (["[[tool.harness.limits]]", "bits = [4]"], "does not say what the library says"),
+        (['borrows = { nowhere = ["cache"] }'], "no such stack"),
+        (['borrows = { hf = ["cash"] }'], "borrows cash of hf, which has no such option"),
+        (['borrows = { fake = ["kernel"] }'], "borrows kernel of fake, and has it already"),
+        (['borrows = { hf = ["n_ctx"], fake = ["n_ctx"] }'], "borrows n_ctx of fake, and has it already"),
+        (['functional = { metal = "slow" }'], "functional on metal"),
+    ],
+)
+def test_a_mistake_in_a_header_is_told_with_the_file_it_is_in(lines, told):
+    with pytest.raises(HeaderError, match=r"runners/x\.py: ") as mistake:
+        parse("x", header(*lines))
+    assert told in str(mistake.value)
+
+
+def test_a_borrowed_option_is_the_lenders_as_it_stands():
+    borrowing = parse("x", header('borrows = { hf = ["cache", "attn"] }'))
+    assert {name: borrowing.options[name] for name in ("cache", "attn")} == {
+        name: stacks()["hf"].options[name] for name in ("cache", "attn")
+    }
+    assert list(borrowing.options) == ["kernel", "fused", "max_seq_len", "cache", "attn"]
+    with pytest.raises(HeaderError, match="borrows cache of bnb, which has no such option"):
+        parse("x", header('borrows = { bnb = ["cache"] }'))  # which borrows it itself
+
+
+def test_a_device_on_which_speed_says_nothing_is_told_with_why():
+    assert parse("x", header('functional = { cuda = "slow" }')).functional == {"cuda": "slow"}
+    assert parse("x", header()).functional == {}
+
+
+def test_the_limits_of_every_stack_name_options_that_it_has():
+    found = [each for stack in stacks().values() for each in stack.limits]
+    assert {"int8 has no scales to quantize" in each.says for each in found} == {True, False}
+    assert all(each.says for each in found)
+
+
+def planned(harness, tmp_path: Path, models: list[dict], variants: list[dict], **keys: object) -> dict:
+    """The lines of a dry run by model and variant, for the study's card if not told otherwise. Nothing is
+    there to be found: no environment, no weights."""
+    given = {"device": "cuda", "gpu": "RTX 4090", "protocol": {"new_tokens": 9975}} | keys
+    path = tmp_path / "planned.yaml"
+    path.write_text(json.dumps(given | {"models": models, "variants": variants}))
+    ran = harness("run", path, "--dry-run", "--json", HARNESS_CACHE=str(tmp_path / "empty"))
+    assert ran.code == 0, ran.err
+    return {tuple(line["cell"].split(".decode.")[0].rsplit(".", 2)[::2]): line for line in ran.json}
+
+
+def test_what_marlin_cannot_do_is_known_from_shape_size_and_bits(harness, tmp_path):
+    models = [{"name": name, "shape": f"qwen1.5-{name}"} for name in ("1.8b", "4b", "7b")]
+    lines = planned(harness, tmp_path, models, [{"stack": "gptq", "kernel": "marlin", "bits": [4, 8]}])
+    assert {key: line["will_fail"] for key, line in lines.items()} == {
+        ("1.8b", "marlin-4"): ["out_features 5504 is not divisible by 256"],
+        ("1.8b", "marlin-8"): ["out_features 5504 is not divisible by 256", "8 bits; only 4"],
+        ("4b", "marlin-4"): [],
+        ("4b", "marlin-8"): ["8 bits; only 4"],
+        ("7b", "marlin-4"): ["its weights are in several files"],  # 5.9 GB; transformers cuts at 5
+        ("7b", "marlin-8"): ["8 bits; only 4", "its weights are in several files"],
+    }
+    assert lines["1.8b", "marlin-4"]["note"] == "will fail: out_features 5504 is not divisible by 256"
+    assert {line["will_not_fit"] for line in lines.values()} == {False}
+
+
+def test_a_named_gpu_that_is_too_old_or_no_gpu_at_all_is_known_too(harness, tmp_path):
+    models, variants = [{"shape": "qwen1.5-4b"}], [{"stack": "gptq", "kernel": ["marlin", "torch"]}]
+    old = planned(harness, tmp_path, models, variants, gpu="T4")
+    assert old["qwen1.5-4b", "marlin-4"]["will_fail"] == ["compute capability 7.5; at least 8.0 is needed"]
+    assert old["qwen1.5-4b", "torch-4"]["will_fail"] == []
+    none = planned(harness, tmp_path, models, variants, device="cpu", gpu=None)
+    assert none["qwen1.5-4b", "marlin-4"]["will_fail"] == ["needs a GPU (cuda)"]
+    assert none["qwen1.5-4b", "torch-4"]["will_fail"] == []
+    several = planned(harness, tmp_path, [{"shape": "qwen1.5-7b"}], [{"stack": "hf"}], gpu="rtx 4060 ti")
+    (line,) = several.values()  # of 8 GB and of 16
+    assert line["note"] == "will not fit: 8.6 GB on the rtx 4060 ti"
+    unknown = planned(harness, tmp_path, models, variants, gpu="Graphics 9000")
+    assert {line["will_not_fit"] for line in unknown.values()} == {None}
+
+
+def test_a_fused_window_below_the_workload_is_refused_unless_it_is_asked_for(harness, tmp_path):
+    fused = {"stack": "autoawq", "fuse_layers": True}
+    variants = [
+        fused | {"name": "whole"},
+        fused | {"name": "short", "max_seq_len": 2048},
+        fused | {"name": "window", "max_seq_len": 2048, "allow_window": True},
+        {"stack": "autoawq", "name": "plain", "max_seq_len": 2048},
+    ]
+    lines = planned(harness, tmp_path, [{"name": "m", "shape": "qwen1.5-4b"}], variants)
+    reason = "max_seq_len 2048 does not cover the 10000 tokens of prompt and decode"
+    assert {name: line["will_be_refused"] for (_, name), line in lines.items()} == {
+        "whole": [],
+        "short": [reason],
+        "window": [],
+        "plain": [],
+    }
+    assert lines["m", "short"]["note"] == f"will be refused: {reason}"
+    per_token = 2 * 40 * 2560 * 2  # bytes of K and V in 16 bits
+    window, whole = lines["m", "window"]["memory_bytes"], lines["m", "whole"]["memory_bytes"]
+    assert whole - window == (10_000 - 2048) * per_token
+    assert lines["m", "plain"]["memory_bytes"] == whole
+
+
+def test_packed_weights_are_planned_to_the_byte_and_made_once_for_each_packing(harness, tmp_path):
+    variants = [
+        {"stack": "gptq", "kernel": ["exllamav2", "torch"], "bits": [4, 8]},
+        {"stack": "autoawq", "name": "awq", "kernel": "gemm"},
+    ]
+    lines = planned(harness, tmp_path, [{"name": "m", "shape": "qwen1.5-0.5b"}], variants)
+    assert {name: line["weights"] for (_, name), line in lines.items()} == {
+        "exllamav2-4": "synthesize checkpoint, pack gptq-int4",
+        "exllamav2-8": "pack gptq-int8",
+        "torch-4": "synthetic, made already or above",
+        "torch-8": "synthetic, made already or above",
+        "awq": "pack awq-int4",
+    }
+    stored = sum(packed_bytes(of_shape(SHAPES["qwen1.5-0.5b"]), GPTQ).values())
+    assert lines["m", "exllamav2-4"]["disk_bytes"] == 2 * 619_570_176 + stored
+    cache = 10_000 * 2 * 24 * 1024 * 2
+    assert lines["m", "exllamav2-4"]["memory_bytes"] == stored + cache + (700 << 20)
+
+
+def test_nothing_is_said_not_to_fit_that_the_study_ran_and_llamacpp_fits_where_it_did(harness, tmp_path):
+    """The published records say the longest context that each variant reached on the card."""
+    sizes = ("0.5b", "1.8b", "4b", "7b", "14b", "32b")
+    quants = ["q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_0", "q3_k_m", "q2_k"]
+    variants = [
+        {"stack": "llamacpp", "quant": quants},
+        {"stack": "hf", "name": "bf16"},
+        {"stack": "bnb", "name": "int8", "quant": "int8"},
+        {"stack": "bnb", "name": "int4", "quant": "nf4"},
+        {"stack": "gptq", "name": "int4-exllamav2", "kernel": "exllamav2"},
+        *({"stack": "autoawq", "name": kernel, "kernel": kernel} for kernel in ("gemm", "exllama")),
+        {"stack": "autoawq", "name": "gemm-fused", "kernel": "gemm", "fuse_layers": True},
+    ]
+    models = [{"shape": f"qwen1.5-{size}"} for size in sizes]
+    lines = planned(harness, tmp_path, models, variants)
+    said = {key: line["will_not_fit"] for key, line in lines.items()}
+    reached = {
+        (each.record["model"]["name"], each.record["variant"]): each.record["reported"]["max_ctx"]
+        for each in results.records(PUBLISHED, pytest.fail)
+    }
+    assert len(said) == len(sizes) * (len(quants) + 7)
+    for key, not_fitting in said.items():
+        ran = (reached[key] or 0) >= 10_000
+        assert not (ran and not_fitting), key
+        if key[1] in quants:
+            assert not_fitting is not ran, key
+
+
+def test_a_part_of_the_layers_on_the_gpu_is_not_said_not_to_fit(harness, tmp_path):
+    variants = [{"stack": "llamacpp", "quant": "q8_0", "gpu_layers": [-1, 20]}]
+    whole, part = planned(harness, tmp_path, [{"shape": "qwen1.5-32b"}], variants).values()
+    assert (whole["will_not_fit"], part["will_not_fit"]) == (True, None)
+    assert whole["note"] == "will not fit: 25.8 GB on the RTX 4090"
+
+
+def test_a_gpu_that_is_not_here_is_said_once_beside_one_line_a_cell(harness, tmp_path):
+    rows = {"models": [{"shape": "qwen1.5-32b"}], "variants": [{"stack": "bnb", "quant": ["int8", "nf4"]}]}
+    (tmp_path / "c.yaml").write_text(json.dumps({"device": "cuda", "gpu": "RTX 4090"} | rows))
+    ran = harness("run", "c.yaml", "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
+    (said,) = ran.err.splitlines()
+    assert said.endswith("; planned for the RTX 4090, which has 25.8 GB")
+    int8, nf4 = ran.out.splitlines()
+    assert int8.endswith("(will not fit: 25.8 GB on the RTX 4090)")
+    assert nf4.endswith("time ?")
+    assert not (tmp_path / "empty").exists()
+
+
+VARIANTS = (
+    {"name": "good"},
+    {"name": "short", "kernel": "windowed", "oom_above_n_ctx": 50},
+    {"name": "failing", "die_by": "error", "die_at_token": 20},
+)
+SHORT = "oom_above_n_ctx 50 does not cover the 65 tokens of prompt and decode"
+
+
+def records(root: Path) -> dict[str, dict]:
+    return {each.record["variant"]: each.record for each in results.records(root, pytest.fail)}
+
+
+def test_a_refused_cell_is_not_started_and_says_why_and_the_rest_runs(harness, config, tmp_path):
+    ran = harness("run", config(*VARIANTS), "--json")
+    assert ran.code == 1
+    rows = {row["variant"]: row for row in ran.json}
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "good": "ok",
+        "short": "refused",
+        "failing": "error",
+    }
+    assert rows["short"]["reasons"] == [f"{SHORT} (it would forget what came before)"]
+    record = records(tmp_path / "results")["short"]
+    assert (record["phase"], record["tokens"], record["loaded"]) == ("prepare", 0, None)
+    assert not list((tmp_path / "results").rglob("*short*/**/worker.log"))
+    table = harness("list")
+    assert "refused 0/1" in table.out
+    again = harness("run", tmp_path / "fake.yaml")
+    assert "3 repeats are measured already" in again.err
+
+
+def test_a_refused_cell_needs_no_environment(harness, config, tmp_path):
+    ran = harness("run", config(VARIANTS[1]), "--json", HARNESS_CACHE=str(tmp_path / "empty"))
+    assert [row["status"] for row in ran.json] == ["refused"]
+    assert not list((tmp_path / "empty").rglob("*python*"))
+
+
+def test_a_failure_that_was_known_is_measured_all_the_same_and_its_record_says_so(harness, config, tmp_path):
+    harness("run", config(*VARIANTS))
+    found = records(tmp_path / "results")
+    assert found["failing"]["known_failure"] == ["the fake failed, as asked"]
+    assert found["failing"]["reason"] == "the fake failed, as asked"
+    assert "known_failure" not in found["good"]
+    assert "known_failure" not in found["short"]
+
+
+def test_known_failures_are_left_out_when_asked_and_each_is_said(harness, config, tmp_path):
+    path = config(*VARIANTS)
+    ran = harness("run", path, "--skip-known-failures")
+    assert ran.code == 0
+    assert records(tmp_path / "results").keys() == {"good"}
+    said = [line for line in ran.err.splitlines() if "left out" in line]
+    assert len(said) == 2
+    assert any(".short." in line and line.endswith(f": {SHORT}") for line in said)
+    assert any(".failing." in line and line.endswith(": the fake failed, as asked") for line in said)
+    nothing = harness("run", path, "--skip-known-failures", "--only", "*short*")
+    assert nothing.code == 2
+    assert nothing.err.splitlines()[-1].endswith("nothing is left to run: all of it is known to fail")
+
+
+def test_a_record_whose_known_failure_is_no_list_of_texts_is_passed_over(harness, config, tmp_path):
+    harness("run", config(VARIANTS[2]))
+    (path,) = (tmp_path / "results").rglob("record.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"known_failure": [3]}))
+    assert "known_failure[0] must be text" in harness("list").err
+
+
+def test_weights_that_are_here_are_judged_by_what_they_are_and_not_by_what_is_usual(harness, tmp_path):
+    one = packed(made(tmp_path / "one", SMALL), "gptq", 4)
+    (tmp_path / "cut").mkdir()
+    cut = packed(made(tmp_path / "cut" / "hf", SMALL), "gptq", 4, 20_000)
+    models = [{"name": "one", "weights": str(one)}, {"name": "cut", "weights": str(cut)}]
+    lines = planned(harness, tmp_path, models, [{"stack": "gptq", "kernel": ["marlin", "exllamav2"]}])
+    marlin = [
+        "in_features 64 is not divisible by 128",
+        "out_features 64 is not divisible by 256",
+        "group_size 32; only -1 and 128",
+    ]
+    assert sorted(lines["one", "marlin-4"]["will_fail"]) == sorted(marlin)
+    assert sorted(lines["cut", "marlin-4"]["will_fail"]) == sorted(
+        [*marlin, "its weights are in several files"]
+    )
+    assert lines["one", "exllamav2-4"]["will_fail"] == []
+    assert lines["one", "exllamav2-4"]["weights"] == str(one)
+    stored = sum(packed_bytes(of_shape(SMALL), replace(GPTQ, group_size=32)).values())
+    cache = 10_000 * 2 * 32 * 2
+    assert lines["one", "exllamav2-4"]["memory_bytes"] == stored + cache + (700 << 20)

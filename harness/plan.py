@@ -11,10 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.config import Decode, Experiment, Model, Variant
+from harness.config import Decode, Experiment, Model, Variant, Weights
+from harness.config.variants import weights_format
 from harness.envs.header import Header, stacks
+from harness.limits import Broken, Known, broken
+from harness.theory.packed import FORMATS, Packing, packed_bytes
+from harness.theory.shapes import Shape
+from harness.theory.tensors import of_shape
 
 RETRIED_ALWAYS = ("interrupted",)
+SHARD_BYTES = 5e9  # transformers before 5 and auto-gptq begin another file here
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,26 @@ class Cell:
         option = self.header.options.get("quant")
         asked = self.variant.options.get("quant", option.default if option else None)
         return None if asked is None else str(asked)
+
+    @property
+    def weights_format(self) -> str:
+        """What its stack loads: gguf, hf, gptq, awq, or none."""
+        return weights_format(self.variant)
+
+    @property
+    def packing(self) -> Packing | None:
+        """What is asked of GPTQ or AWQ weights, in groups of the usual size; null for stacks of others."""
+        if self.weights_format not in FORMATS:
+            return None
+        option = self.header.options.get("bits")
+        bits = self.variant.options.get("bits", option.default if option else None)
+        return Packing(self.weights_format, 4 if bits is None else int(bits))
+
+    @property
+    def source(self) -> Weights | None:
+        """Where its weights come from, placeholders filled in; null: its model names none of their format."""
+        given = self.model.weights_for(self.weights_format)
+        return given and given.filled(self.quant, self.packing.bits if self.packing else None)
 
     @property
     def tokens(self) -> int:
@@ -76,6 +102,30 @@ def order(cells: Sequence[Cell], repeats: int, seed: int) -> list[tuple[Cell, in
     return rounds
 
 
+def known_failures(
+    cell: Cell,
+    threads: int,
+    device: str,
+    compute_capability: tuple[int, int] | None,
+    shape: Shape | None,
+    packing: Packing | None = None,
+    shards: int | None = None,
+) -> list[Broken]:
+    """The limits of its stack that a cell breaks on a device of this family. What is null is not known.
+
+    `packing`, `shards`: of weights that are here; without them, what the cell asks for, and as many files as
+    transformers would write of it.
+    """
+    if not cell.header.limits:
+        return []
+    packing = packing or cell.packing
+    sharded = None if shards is None else shards > 1
+    if sharded is None and packing and shape:
+        sharded = sum(packed_bytes(of_shape(shape), packing).values()) > SHARD_BYTES
+    known = Known(device, cell.tokens, compute_capability, shape, packing, sharded)
+    return broken(cell.header, cell.options(threads), known)
+
+
 def content_key(
     cell: Cell,
     options: dict[str, Any],
@@ -105,8 +155,10 @@ def _id(model: Model, variant: Variant, workload: Decode) -> str:
 
 
 def _asked(model: Model, variant: Variant, workload: Decode) -> dict[str, Any]:
+    # Of weights by format its own alone: another path for one format is no news to the cells of the rest.
+    given = model.weights_for(weights_format(variant)) or model.weights
     return {
-        "model": model.model_dump(mode="json"),
+        "model": model.model_copy(update={"weights": given}).model_dump(mode="json", exclude={"of_format"}),
         "stack": variant.stack,
         "options": variant.options,
         "workload": workload.model_dump(mode="json"),

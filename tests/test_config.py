@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 
 from harness.config import ConfigError, Decode, Experiment, load
 from harness.config.schema import schema
+from harness.config.variants import weights_format
 from harness.theory.families import SHAPES
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -155,6 +157,57 @@ variants:
     assert (checkpoint.name, checkpoint.weights.kind) == ("Qwen1.5-0.5B", "hub")
     assert (checkpoint.weights.file, checkpoint.weights.revision) == (None, "main")
     assert (folder.name, folder.weights.kind) == ("Qwen1.5-1.8B", "path")
+
+
+BY_FORMAT = """\
+models:
+  - shape: qwen1.5-7b
+    weights:
+      hf: {repo: Qwen/Qwen1.5-7B-Chat}
+      gguf: {repo: Qwen/Qwen1.5-7B-Chat-GGUF, file: "qwen1_5-7b-chat-{quant}.gguf"}
+      gptq: {repo: "Qwen/Qwen1.5-7B-Chat-GPTQ-Int{bits}"}
+      awq: awq-here
+variants:
+  - {stack: llamacpp, quant: q4_0}
+"""
+
+
+def test_weights_may_be_named_by_the_format_that_stacks_load(tmp_path: Path) -> None:
+    [model] = written(tmp_path, BY_FORMAT).models
+    named = {form: model.weights_for(form) for form in ("hf", "gguf", "gptq", "awq")}
+    assert [weights and weights.kind for weights in named.values()] == ["hub", "hub", "hub", "path"]
+    assert named["gptq"] is not None
+    assert named["gptq"].filled(None, 8).repo == "Qwen/Qwen1.5-7B-Chat-GPTQ-Int8"
+    assert named["gguf"] is not None
+    filled = named["gguf"].filled("q4_0", None)
+    assert (filled.file, filled.revision) == ("qwen1_5-7b-chat-q4_0.gguf", "main")
+    assert named["awq"] is not None
+    assert named["awq"].path == str(tmp_path / "awq-here")
+    jsonschema.validate(yaml.safe_load(BY_FORMAT), schema())
+
+
+def test_a_gguf_is_converted_and_synthetic_weights_are_packed_where_a_format_is_not_named(
+    tmp_path: Path,
+) -> None:
+    def of(weights: str) -> dict[str, str | None]:
+        [model] = written(
+            tmp_path, SMALL.replace("qwen1.5-0.5b", f"tiny-llama\n    weights: {weights}")
+        ).models
+        found = {form: model.weights_for(form) for form in ("hf", "gguf", "gptq", "awq")}
+        return {form: source and (source.repo or source.kind) for form, source in found.items()}
+
+    assert of("{hf: {repo: a/b}}") == {"hf": "a/b", "gguf": "a/b", "gptq": None, "awq": None}
+    made = {"hf": "synthetic", "gguf": "synthetic", "gptq": "synthetic"}
+    assert of("{hf: synthetic, awq: {repo: c/d}}") == {**made, "awq": "c/d"}
+    assert of("{gptq: {repo: a/b}}") == {"hf": None, "gguf": None, "gptq": "a/b", "awq": None}
+    assert of("{repo: a/b}") == dict.fromkeys(("hf", "gguf", "gptq", "awq"), "a/b")
+
+
+def test_a_setting_puts_a_local_path_in_place_of_a_repository(tmp_path: Path) -> None:
+    [model] = written(tmp_path, BY_FORMAT, "models.0.weights.gptq=/data/Int{bits}").models
+    source = model.weights_for("gptq")
+    assert source is not None
+    assert (source.kind, source.filled(None, 4).path) == ("path", "/data/Int4")
 
 
 def test_a_shape_may_be_spelled_out(tmp_path: Path) -> None:
@@ -324,6 +377,38 @@ def test_a_very_deep_setting_is_refused(tmp_path: Path) -> None:
             "4: models.0.weights: file must be a .gguf; without it the",
         ),
         ("shape: qwen1.5-0.5b", "weights: {file: b.gguf}", "4: models.0.weights.repo: is missing"),
+        (
+            "shape: qwen1.5-0.5b",
+            "weights: {hf: a/b, gptk: c}",
+            "4: models.0.weights.gptk: unknown key; did you mean gptq?",
+        ),
+        (
+            "shape: qwen1.5-0.5b",
+            "weights: {ggff: c}",
+            "4: models.0.weights.ggff: unknown key; did you mean gguf",
+        ),
+        (
+            "shape: qwen1.5-0.5b",
+            "weights: {awq: }",
+            "4: models.0.weights.awq: expected synthetic, a path or a",
+        ),
+        (
+            "shape: qwen1.5-0.5b",
+            "weights: {hf: {hf: a}}",
+            "4: models.0.weights.hf.hf: unknown key",
+        ),
+        (
+            "shape: qwen1.5-0.5b",
+            "weights: {gptq: {repo: a/b, file: c.gguf}}",
+            "4: models.0.weights.gptq.file: gptq weights are a checkpoint: a repo without file",
+        ),
+        ("shape: qwen1.5-0.5b", "weights: {awq: synthetic}", "4: models.0: synthetic weights need a shape"),
+        (
+            "shape: qwen1.5-0.5b",
+            'weights: {repo: "a/b-{bit}"}',
+            '4: models.0.weights.repo: unknown placeholder "{bit}"; known: {quant}, {bits}',
+        ),
+        ("shape: qwen1.5-0.5b", 'weights: {repo: "a/b{"}', "4: models.0.weights.repo: must be org/name"),
         ("shape: qwen1.5-0.5b", "weights: {repo: a, file: b}", "4: models.0.weights.repo: must be org/name"),
         (
             "shape: qwen1.5-0.5b",
@@ -557,8 +642,14 @@ def test_the_shipped_configs_measure_what_the_issue_asks() -> None:
     assert names(cpu) == EIGHT
     assert (cpu.protocol.prompt_tokens + cpu.protocol.new_tokens, cpu.protocol.repeats) == (10_000, 1)
     study = load(CONFIGS / "4090-qwen15.yaml")
-    assert (study.device, study.gpu, len(study.models)) == ("cuda", "RTX 4090", 6)
+    assert (study.device, study.gpu, len(study.models)) == ("cuda", "RTX 4090", 8)
     assert [v.name for v in study.variants if v.stack == "llamacpp"] == EIGHT
+    counts = Counter(variant.stack for variant in study.variants)
+    assert counts == {"llamacpp": 8, "hf": 1, "bnb": 2, "gptq": 3, "autoawq": 6}
+    for model, variant, _ in study.combinations():
+        weights = model.weights_for(weights_format(variant))
+        assert weights is not None
+        assert str(weights.repo).startswith("Qwen/Qwen1.5-")
 
 
 def test_the_shipped_schema_is_current() -> None:

@@ -26,11 +26,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # What a campaign calls, in a process of its own: the library reads its settings when it is imported.
 FETCH = """
 import json, sys
-from harness.config import Model, Weights
-from harness.models.weights import WeightsError, from_hub
+from harness.config import Weights
+from harness.models.hub_weights import from_hub
+from harness.models.weights import WeightsError
 weights = Weights(kind="hub", repo="org/name", revision="main", file=sys.argv[1] or None)
 try:
-    ready = from_hub(Model(name="m", weights=weights), "f16")
+    ready = from_hub(weights.filled("f16", None))
     said = {"path": str(ready.path), "revision": ready.revision, "bytes": ready.sizes["model_bytes"]}
 except WeightsError as mistake:
     said = {"error": str(mistake)}
@@ -205,6 +206,12 @@ def test_a_checkpoint_is_downloaded_pinned_and_then_found_without_asking(hub, fe
     assert not hub.asked
     assert fetch(hub.address, HF_HUB_OFFLINE="1") == found
     assert fetch(free_address()) == found
+
+
+def test_how_a_checkpoint_is_packed_is_downloaded_with_it(hub, fetch, repository, tmp_path):
+    (repository / "quantize_config.json").write_text('{"bits": 4, "group_size": 128}')
+    fetch(hub.address)
+    assert (snapshot(tmp_path) / "quantize_config.json").exists()
 
 
 def test_a_connection_that_breaks_is_taken_up_where_it_was(hub, start, repository):

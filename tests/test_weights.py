@@ -347,8 +347,8 @@ def test_weights_of_another_shape_than_the_one_beside_them_are_refused(tmp_path,
 def test_a_quantized_checkpoint_is_not_converted(tmp_path, preparation):
     gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128}
     folder = write_checkpoint(tmp_path / "m", quantization_config=gptq)
-    assert weights.local(folder).quant == "gptq 4-bit, group 128"
-    with pytest.raises(NotReady, match="is gptq 4-bit, group 128; only 16- and 32-bit weights are converted"):
+    assert weights.local(folder).quant == "gptq-int4"
+    with pytest.raises(NotReady, match="is gptq-int4; only 16- and 32-bit weights are converted"):
         preparation.weights(cell("llamacpp", folder))
 
 

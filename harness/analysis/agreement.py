@@ -4,13 +4,14 @@ whether that is what its types cost or another model. Pure."""
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from harness.analysis.traffic import nominal_bits
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -143,21 +144,17 @@ def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def bits(record: Record) -> int:
-    """Of the coarsest type that a variant's weights or cache are asked to have, by the types' names."""
+    """Of the coarsest type that a variant's weights or cache are asked to have, by the types' names; 16 where
+    the reference has the very weights, unpacked."""
+    if _unpacked(record):
+        return 16
     options = record.get("options") or {}
     weights = options.get("quant") or options.get("dtype") or record["model"]["weights"].get("quant")
-    return min(_bits(str(name)) for name in (weights, *(options.get(key, "f16") for key in CACHE_TYPES)))
+    named = (weights, *(options.get(key, "f16") for key in CACHE_TYPES))
+    return min(nominal_bits(str(name)) or 1 for name in named)
 
 
 CACHE_TYPES = ("type_k", "type_v")
-
-
-def _bits(name: str) -> int:
-    """`q4_k_m`: 4; `int8`: 8; f16, bf16, fp32: 16; 1 for a name that says none."""
-    if re.fullmatch(r"(f|bf|fp)(16|32)", name):
-        return 16
-    found = re.search(r"\d+", name)
-    return int(found[0]) if found else 1
 
 
 def allowed(record: Record) -> float:
@@ -183,8 +180,16 @@ def verdict(record: Record) -> tuple[str, str | None]:
     error, bound = worst["relative_error"], allowed(record)
     if error <= bound:
         return "agrees", None
-    detail = f"logits are {error:.0%} off the 16-bit reference up to n = {worst['n']}"
-    return "wrong", f"{detail}, and its types explain {bound:.0%} at most: it is not the same model"
+    of, why = "the 16-bit reference", "its types explain"
+    if _unpacked(record):
+        of, why = "its own weights, unpacked,", "arithmetic explains"
+    detail = f"logits are {error:.0%} off {of} up to n = {worst['n']}"
+    return "wrong", f"{detail}, and {why} {bound:.0%} at most: it is not the same model"
+
+
+def _unpacked(record: Record) -> bool:
+    """Whether the reference has the very weights of a packed checkpoint."""
+    return bool((record["check"].get("reference") or {}).get("unpacked"))
 
 
 def row(record: Record) -> Row:
@@ -205,6 +210,8 @@ def row(record: Record) -> Row:
         "verdict": word,
         "reason": reason,
         "reference": (check.get("reference") or {}).get("name"),
+        "unpacked": _unpacked(record),
+        "unfused": check.get("unfused") or [],
         "allowed_error": allowed(record) if record["outcome"] == "ok" else None,
         "depths": check.get("depths") or [],
         "left_out_n": [end for _, end in check.get("left_out") or []],

@@ -19,7 +19,7 @@ Record = dict[str, Any]
 Row = dict[str, Any]
 
 MEDIANS = (
-    *("ttft_ms", "bpw", "weight_bytes_per_token", "start_tokens_per_s", "end_tokens_per_s"),
+    *("ttft_ms", "nominal_bits", "bpw", "weight_bytes_per_token", "start_tokens_per_s", "end_tokens_per_s"),
     *("bandwidth_share", "B_ratio", "W_ratio", "B_measured_ratio", "W_measured_ratio", "B_as_w16_ms"),
     *("W_declared_ratio", "W_declared_measured_ratio", "loaded_bytes"),
     *("robust_B_ms", "robust_W_tokens_per_ms", "slow_from_n", "median_ms"),
@@ -74,6 +74,7 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         "ttft_ms": figures.pop("first_token_ms"),
         **figures,
         "bpw": traffic.bpw(record),
+        "nominal_bits": traffic.nominal_bits(loaded.get("quant")),
         "model_bytes": traffic.model_bytes(record),
         "weight_bytes_per_token": traffic.weight_bytes_per_token(record),
         "kv_bytes_per_token": traffic.kv_bytes_per_token(record),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,6 +32,15 @@ def bpw(record: Record) -> float | None:
     if not weights.get("parameters") or weights.get("model_bytes") is None:
         return None
     return float(weights["model_bytes"] * 8 / weights["parameters"])
+
+
+def nominal_bits(quant: str | None) -> int | None:
+    """The bits that a type's name promises, without scales and what stays in 16 bits: `q4_k_m`, `nf4` and
+    `gptq-int4` 4, `int8` 8, f16, bf16 and fp32 16; null for a name that says none."""
+    if re.fullmatch(r"(f|bf|fp)(16|32)", quant or ""):
+        return 16
+    found = re.search(r"\d+", quant or "")
+    return int(found[0]) if found else None
 
 
 def weight_bytes_per_token(record: Record) -> int | None:

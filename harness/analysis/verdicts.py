@@ -71,6 +71,7 @@ def invalid_because(record: Record, ceiling: float | None) -> list[str]:
         if strayed := [*_kernels(facts), *_leftovers(facts), *_placement(record, facts)]:
             reasons += strayed
             break
+    reasons += _window(record)
     reasons += _weights(record)
     reasons += _options(record)
     if not done["warmup"]["agreed"]:
@@ -92,11 +93,14 @@ def remarks(record: Record) -> list[Flag]:
     """What to know of a repeat that spoils none of its figures."""
     loaded, done = record.get("loaded") or {}, record.get("done") or {}
     facts, workload = loaded | (done.get("facts_changed") or {}), record["workload"]
-    said = []
+    foreseen = record.get("known_failure", [])
+    said = [Flag("known_failure", f"known beforehand: {why}", spoils=None) for why in foreseen]
     trained, asked = facts.get("trained_context"), workload["prompt_tokens"] + workload["new_tokens"]
     if trained and asked > trained:
         detail = f"{asked} tokens are decoded, and the model was trained on contexts of up to {trained}"
         said.append(Flag("beyond_trained_context", detail, spoils=None))
+    if facts.get("functional"):
+        said.append(Flag("functional_only", f"a test of function: {facts['functional']}", spoils=None))
     said += [Flag("stack_warning", warning, spoils=None) for warning in facts.get("warnings") or []]
     if retries := (done.get("counters") or {}).get("allocator_retries"):
         places = ", ".join(str(n) for n, _ in retries[:NAMES_SHOWN])
@@ -121,6 +125,15 @@ def _leftovers(facts: Record) -> list[str]:
     more = ", ..." if len(names) > NAMES_SHOWN else ""
     layers = f"{len(names)} linear layers are" if len(names) > 1 else "1 linear layer is"
     return [f"{layers} not quantized as asked: {', '.join(names[:NAMES_SHOWN])}{more}"]
+
+
+def _window(record: Record) -> list[str]:
+    """A cache that was too short for what was decoded, and went on."""
+    holds, workload = record["loaded"].get("holds_tokens"), record["workload"]
+    asked = workload["prompt_tokens"] + workload["new_tokens"]
+    if holds is None or holds >= asked:
+        return []
+    return [f"its cache holds {holds} tokens of {asked}: past them it loses what it held, and reads no more"]
 
 
 def _weights(record: Record) -> list[str]:

@@ -14,6 +14,7 @@ from harness.analysis import agreement
 from harness.analysis.verdicts import status
 from harness.campaign import check, facts
 from harness.campaign.device_lock import DeviceBusy, device_lock
+from harness.campaign.foresight import Device, device_of, expected, forecast
 from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.probes import Probes
 from harness.campaign.repeat import Inputs, measure, not_measured
@@ -61,6 +62,7 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
     protocol = experiment.protocol
     with _opened(experiment, cells, asked, watcher) as campaign:
         keys, preparation, folder = campaign.keys, campaign.preparation, campaign.folder
+        device = campaign.device
         checks = _checked(campaign, CHECK_SECONDS) if protocol.check_weights else []
         found, todo = [], []
         for cell, repeat in plan.order(cells, protocol.repeats, protocol.order_seed):
@@ -74,7 +76,12 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
             watcher.say(f"{len(found)} repeats are measured already and kept; --fresh measures anew")
             preparation.know_prompts(each.record for each in found)
         pending = {cell.id: cell for cell, _ in todo}
-        ready = {key: _inputs(cell, experiment, preparation) for key, cell in pending.items()}
+        ready = {key: _inputs(cell, experiment, preparation, device) for key, cell in pending.items()}
+        known = {
+            key: forecast(pending[key], inputs.weights, device, preparation.threads).failures
+            for key, inputs in ready.items()
+            if isinstance(inputs, Inputs)
+        }
         probes = Probes(ready.values(), watcher.say, protocol.measure_bandwidth, protocol.measure_matrix_rate)
         for number, (cell, repeat) in enumerate(todo, 1):
             asked_of = facts.of_repeat(cell, repeat, keys[cell.id], experiment.device, experiment.gpu)
@@ -87,6 +94,8 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
                     stored = not_measured(folder, cell, begun, inputs.outcome, str(inputs))
                 else:
                     begun |= facts.of_inputs(cell, inputs, begun)
+                    if known[cell.id]:
+                        begun["known_failure"] = known[cell.id]
                     stored = measure(folder, cell, begun, inputs, watcher.tokens)
             except results.ResultsError as full:
                 kept = f"{number - 1} repeats were finished and kept"
@@ -112,14 +121,16 @@ def check_weights(
 
 @dataclass(frozen=True)
 class _Campaign:
-    """One campaign while it has the device. `keys`: content key by cell; `folder`: results of this machine;
-    `shared`: what each of its records says; `latest`, `checks`: what was measured and checked before."""
+    """One campaign while it has the device. `device`: as far as it is known; `keys`: content key by cell;
+    `folder`: results of this machine; `shared`: what each of its records says; `latest`, `checks`: what was
+    measured and checked before."""
 
     experiment: Experiment
     cells: Sequence[Cell]
     asked: Asked
     watcher: Watcher
     preparation: Preparation
+    device: Device
     keys: dict[str, str]
     folder: Path
     shared: Record
@@ -137,12 +148,12 @@ def _opened(
     with device_lock(preparation.device_id, asked.wait, watcher.say):
         for stored in results.recover(asked.root, _passed_over(watcher)):
             watcher.say(f"kept what an interrupted repeat had measured: {stored.folder}")
-        slug = machine.facts()["slug"]
-        keys = {cell.id: _content_key(cell, preparation, slug) for cell in cells}
+        slug, device = machine.facts()["slug"], device_of(experiment)
+        keys = {cell.id: _content_key(cell, preparation, device, slug) for cell in cells}
         folder = asked.root / slug
         shared = facts.of_campaign(experiment, asked.config_path, asked.command_line)
         before = _before(folder, watcher)
-        yield _Campaign(experiment, cells, asked, watcher, preparation, keys, folder, shared, *before)
+        yield _Campaign(experiment, cells, asked, watcher, preparation, device, keys, folder, shared, *before)
 
 
 def _checked(campaign: _Campaign, seconds: float) -> list[Stored]:
@@ -151,7 +162,7 @@ def _checked(campaign: _Campaign, seconds: float) -> list[Stored]:
     checking = check.Checking(
         experiment=experiment,
         preparation=preparation,
-        inputs=lambda cell: _inputs(cell, experiment, preparation),
+        inputs=lambda cell: _inputs(cell, experiment, preparation, campaign.device),
         keys=campaign.keys,
         folder=campaign.folder,
         shared=campaign.shared,
@@ -181,12 +192,18 @@ def _status(before: Stored) -> str:
     return status(before.record, has_series=whole, series=columns)[0]
 
 
-def _inputs(cell: Cell, experiment: Experiment, preparation: Preparation) -> Inputs | NotReady:
-    """Everything the cell needs, or why it cannot be had."""
+def _inputs(
+    cell: Cell, experiment: Experiment, preparation: Preparation, device: Device
+) -> Inputs | NotReady:
+    """Everything the cell needs, or why it cannot be had or is not to be started."""
     protocol = experiment.protocol
     try:
+        if refusal := _refusal(cell, preparation, device):
+            raise NotReady("refused", refusal)
         interpreter = preparation.interpreter(cell.header)
         ready = preparation.weights(cell)
+        if refusal := forecast(cell, ready, device, preparation.threads).refusal:  # now they are read
+            raise NotReady("refused", refusal)
         prompt, source = preparation.prompt(cell, ready)
     except NotReady as reason:
         return reason
@@ -205,15 +222,24 @@ def _inputs(cell: Cell, experiment: Experiment, preparation: Preparation) -> Inp
     )
 
 
-def _content_key(cell: Cell, preparation: Preparation, slug: str) -> str:
-    options, device = cell.options(preparation.threads), preparation.device_id
+def _refusal(cell: Cell, preparation: Preparation, device: Device) -> str | None:
+    """Why a cell is not to be started, before anything is built, made or downloaded for it."""
+    if not any(limit.refuses for limit in cell.header.limits):
+        return None
+    return expected(cell, device, preparation.threads).refusal
+
+
+def _content_key(cell: Cell, preparation: Preparation, device: Device, slug: str) -> str:
+    options, device_id = cell.options(preparation.threads), preparation.device_id
+    if _refusal(cell, preparation, device):
+        return plan.content_key(cell, options, ("refused",), None, slug, device_id)
     try:
         interpreter = preparation.interpreter(cell.header)
     except NotReady:
-        return plan.content_key(cell, options, ("unavailable",), None, slug, device)
+        return plan.content_key(cell, options, ("unavailable",), None, slug, device_id)
     built = [f"{name}={value}" for name, value in interpreter.environment.variables.items()]
     stack = [interpreter.environment.name, *built, *interpreter.lock]
-    return plan.content_key(cell, options, stack, preparation.fingerprint(cell), slug, device)
+    return plan.content_key(cell, options, stack, preparation.fingerprint(cell), slug, device_id)
 
 
 def _before(folder: Path, watcher: Watcher) -> tuple[dict[tuple[str, int], Stored], list[Stored]]:

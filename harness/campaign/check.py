@@ -1,4 +1,4 @@
-"""Hold every variant's logits against the 16-bit reference of its model, before anyone believes its speed.
+"""Hold every variant's logits against the reference of its model, before anyone believes its speed.
 
 One record a variant; what is checked already is kept.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import plan, results
@@ -28,6 +28,7 @@ from harness.campaign.repeat import Inputs
 from harness.config import Experiment
 from harness.plan import Cell
 from harness.results import Record, Stored
+from harness.theory.packed import Packing
 
 SECONDS = 60.0  # of computing a variant: a depth that would take longer is left out
 NO_WEIGHTS = "its stack loads no weights: there is nothing to compare"
@@ -81,10 +82,11 @@ def _groups(cells: Sequence[Cell]) -> Iterator[list[list[Cell]]]:
     variants: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         variants.setdefault((cell.model.name, cell.variant.model_dump_json()), []).append(cell)
-    groups: dict[tuple[str, str], list[list[Cell]]] = {}
+    groups: dict[tuple[str, str, Packing | None], list[list[Cell]]] = {}
     for each in variants.values():
         each.sort(key=lambda cell: -cell.tokens)
-        groups.setdefault((each[0].model.name, str(windows_of(each[0]))), []).append(each)
+        first = each[0]
+        groups.setdefault((first.model.name, str(windows_of(first)), first.packing), []).append(each)
     yield from groups.values()
 
 
@@ -150,6 +152,33 @@ def _check(cell: Cell, given: Checking, reference: Reference, said: Record) -> S
     return stored
 
 
+def _unfused(
+    cell: Cell,
+    given: Checking,
+    ids: list[int],
+    ours: Logits,
+    windows: list[list[int]],
+    folder: Path,
+    arrays: Path,
+) -> Record:
+    """Of fused layers: their logits against those of the same kernel without fusing, `unfused`, or why there
+    are none, `unfused_failure`."""
+    if not cell.options(1).get("fuse_layers"):
+        return {}
+    variant = cell.variant.model_copy(
+        update={"name": "unfused", "options": cell.variant.options | {"fuse_layers": False}}
+    )
+    twin = replace(cell, variant=variant)
+    inputs = given.inputs(twin)
+    if isinstance(inputs, NotReady):
+        return {"unfused_failure": str(inputs)}
+    try:
+        theirs, _ = logits_of(twin, inputs, ids, windows, given.seconds, folder, arrays)
+        return {"unfused": agreement.compare(*theirs, *ours, windows)}
+    except (NoLogits, ValueError, MemoryError) as failure:
+        return {"unfused_failure": str(failure)}
+
+
 def _compared(
     cell: Cell, given: Checking, inputs: Inputs, reference: Reference, theirs: Logits, folder: Path
 ) -> Record:
@@ -168,6 +197,7 @@ def _compared(
     compared = [depth["n"] for depth in depths]
     return {
         "depths": depths,
+        **_unfused(cell, given, ids, ours, windows, folder, reference.folder),
         "left_out": [window for window in reference.windows if window[1] not in compared],
         "seconds": said.get("seconds"),
         "versions": said.get("versions"),

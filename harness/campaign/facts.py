@@ -43,6 +43,7 @@ def of_campaign(experiment: Experiment, config_path: Path, command_line: Sequenc
 def of_repeat(cell: Cell, repeat: int, content_key: str, device: str, gpu: str | None) -> Record:
     """What was asked of one repeat, and the machine's conditions as it begins."""
     shape = cell.model.shape
+    source = cell.model.weights_for(cell.weights_format) or cell.model.weights
     return {
         "cell": cell.id,
         "repeat": repeat,
@@ -54,7 +55,7 @@ def of_repeat(cell: Cell, repeat: int, content_key: str, device: str, gpu: str |
         "model": {
             "name": cell.model.name,
             "shape": asdict(shape) if shape else None,
-            "weights": cell.model.weights.model_dump(mode="json"),
+            "weights": source.model_dump(mode="json"),
         },
         "workload": cell.workload.model_dump(mode="json"),
         "conditions": machine.conditions(),
@@ -77,6 +78,8 @@ def of_inputs(cell: Cell, inputs: Inputs, begun: Record) -> Record:
             "revision": ready.revision,
             "header": ready.sizes,
             "attention": ready.attention,
+            "packing": asdict(ready.packing) if ready.packing else None,
+            "shards": ready.shards,
         }
     return {
         "model": model,

@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from harness import machine
-from harness.campaign.produce import Producer
+from harness.campaign.produce import Producer, synthetic_name
+from harness.config import Weights
 from harness.envs import build
 from harness.envs.build import Interpreter
 from harness.envs.header import Header
-from harness.models import tokenizer, weights
+from harness.models import packed, tokenizer, weights
+from harness.models.hub_weights import from_hub
 from harness.models.weights import Ready, WeightsError
 from harness.plan import Cell
 from harness.results import Record
+from harness.theory.packed import Packing
 
 Say = Callable[[str], None]
 
@@ -28,7 +31,7 @@ FAKE_VOCABULARY = 512  # of a stack that loads no weights
 
 
 class NotReady(RuntimeError):
-    """A cell cannot be measured: `outcome` (error or unavailable) and a reason, one sentence."""
+    """A cell cannot be measured: `outcome` (error, unavailable or refused) and a reason, one sentence."""
 
     def __init__(self, outcome: str, reason: str) -> None:
         super().__init__(reason)
@@ -49,7 +52,7 @@ class Preparation:
             self.device_id, self._no_device = device, str(absent)
         self._producer = Producer(self.device_id, self.threads, say, self.interpreter)
         self._interpreters: dict[str, Interpreter | NotReady] = {}
-        self._from_hub: dict[tuple[str, str | None], Ready | WeightsError] = {}
+        self._from_hub: dict[Weights, Ready | WeightsError] = {}
         self._tokenized: dict[tuple[Path, int], list[int]] = {}
         self._prompts: dict[tuple[str, int], tuple[str, list[int]]] = {}
 
@@ -77,16 +80,17 @@ class Preparation:
     def fingerprint(self, cell: Cell) -> str | None:
         """What tells this cell's weights from any other, before any are made of them; null where they cannot
         be had."""
-        if cell.header.weights == "none":
+        if cell.weights_format == "none":
             return "none"
-        model = cell.model
         try:
             given = self._given(cell)
+            name = given.fingerprint if given else synthetic_name(cell)
+            if cell.packing and not (given and given.packing):
+                _, packing, path = self._producer.packed_target(cell, cell.packing, given)
+                return f"{name}-{path.parent.name}-{packing.words}"
             if given is not None:
-                return f"{given.fingerprint}-{cell.quant}"
-            assert model.shape is not None  # the config has seen to it
-            name = weights.synthetic_name(model.shape, model.weights.seed)
-            if cell.header.weights == "hf":
+                return f"{name}-{cell.quant}"
+            if cell.weights_format == "hf":
                 return name
             quant = cell.quant or weights.SOURCE_QUANT
             path = weights.converted_path(name, quant, self._producer.quantizer(cell))
@@ -99,12 +103,14 @@ class Preparation:
 
         Raises NotReady.
         """
-        if cell.header.weights == "none":
+        if cell.weights_format == "none":
             return None
         try:
             given = self._given(cell)
-            if cell.header.weights == "gguf":
+            if cell.weights_format == "gguf":
                 return self._producer.gguf(cell, given)
+            if cell.packing and not (given and given.packing):
+                return self._producer.packed(cell, cell.packing, given)
             return given or self._producer.checkpoint(cell)
         except WeightsError as failure:
             raise NotReady("error", str(failure)) from failure
@@ -113,6 +119,22 @@ class Preparation:
         """The synthetic checkpoint of a cell's model, whatever its stack loads. Raises NotReady."""
         try:
             return self._producer.checkpoint(cell)
+        except WeightsError as failure:
+            raise NotReady("error", str(failure)) from failure
+
+    def packed(self, cell: Cell, asked: Packing) -> Ready:
+        """That checkpoint packed, whatever the cell's stack loads. Raises NotReady."""
+        try:
+            return self._producer.packed(cell, asked)
+        except WeightsError as failure:
+            raise NotReady("error", str(failure)) from failure
+
+    def unpacked(self, cell: Cell) -> Ready:
+        """The 16-bit weights that those of a GPTQ or AWQ cell say. Raises NotReady."""
+        ready = self.weights(cell)
+        assert ready is not None  # these stacks load weights
+        try:
+            return self._producer.unpacked(cell, ready)
         except WeightsError as failure:
             raise NotReady("error", str(failure)) from failure
 
@@ -168,34 +190,36 @@ class Preparation:
 
         Raises WeightsError.
         """
-        model, quant, stack = cell.model, cell.quant, cell.variant.stack
-        if model.weights.kind == "synthetic":
+        source, stack = cell.source, cell.variant.stack
+        if source is None:
+            raise weights.not_named(cell.model.name, cell.weights_format)
+        if source.kind == "synthetic":
             return None
-        if model.weights.kind == "path":
-            given = weights.local(Path(weights.named_path(model, quant)))
-        elif model.weights.file is not None and cell.header.weights == "hf":  # not to be downloaded first
-            name = f"{model.weights.repo}/{model.weights.file}"
+        if source.kind == "path":
+            given = weights.local(Path(str(source.path)))
+        elif source.file is not None and cell.weights_format != "gguf":  # not to be downloaded first
+            name = f"{source.repo}/{source.file}"
             raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, and {name} is a GGUF")
         else:
-            given = self._of_hub(cell)
-        if cell.header.weights == "hf":
+            given = self._of_hub(cell, source)
+        if cell.weights_format != "gguf":
             weights.check_loadable(given, stack)
-        if model.shape is not None:
-            weights.check_shape(given, model.shape)
+        if cell.packing is not None:
+            packed.check(given, cell.packing, stack)
+        if cell.model.shape is not None:
+            weights.check_shape(given, cell.model.shape)
         return given
 
-    def _of_hub(self, cell: Cell) -> Ready:
+    def _of_hub(self, cell: Cell, source: Weights) -> Ready:
         """Asked once in a campaign, also where it fails. Raises WeightsError."""
         if cell.variant.options.get("trust_remote_code"):
             raise WeightsError("trust_remote_code needs a local folder: Python files are not downloaded")
-        file = cell.model.weights.file and weights.named_path(cell.model, cell.quant)
-        key = (cell.model.name, file)
-        if key not in self._from_hub:
+        if source not in self._from_hub:
             try:
-                self._from_hub[key] = weights.from_hub(cell.model, cell.quant)
+                self._from_hub[source] = from_hub(source)
             except WeightsError as failure:
-                self._from_hub[key] = failure
-        found = self._from_hub[key]
+                self._from_hub[source] = failure
+        found = self._from_hub[source]
         if isinstance(found, WeightsError):
             raise found
         return found

@@ -14,12 +14,14 @@ from harness import launch
 from harness.cache import exclusive
 from harness.envs.build import Interpreter
 from harness.envs.header import Header
-from harness.models import weights
+from harness.models import checkpoint, packed, weights
 from harness.models.weights import Ready, WeightsError
 from harness.plan import Cell
 from harness.theory import shapes
 from harness.theory.ggml import element_bytes
+from harness.theory.packed import Packing, packed_bytes
 from harness.theory.shapes import Shape
+from harness.theory.tensors import of_shape
 from runners.protocol import Request
 
 Say = Callable[[str], None]
@@ -39,7 +41,7 @@ class Producer:
 
     def checkpoint(self, cell: Cell) -> Ready:
         """The synthetic checkpoint of a cell's model. Raises WeightsError, CacheError."""
-        shape, seed = _shape(cell), cell.model.weights.seed
+        shape, seed = _shape(cell), _seed(cell)
         target = weights.checkpoint_path(shape, seed)
         if ready := weights.cached(target):
             return ready
@@ -53,9 +55,8 @@ class Producer:
         Raises WeightsError, CacheError.
         """
         if given is None:
-            shape, seed = _shape(cell), cell.model.weights.seed
             quant = cell.quant or weights.SOURCE_QUANT
-            return self._converted(cell, weights.synthetic_name(shape, seed), self.checkpoint, quant)
+            return self._converted(cell, synthetic_name(cell), self.checkpoint, quant)
         if given.format == "hf":
             weights.check_convertible(given)
             quant = cell.quant or weights.SOURCE_QUANT
@@ -66,6 +67,43 @@ class Producer:
         weights.check_quantizable(given, str(cell.quant))
         target = weights.quantized_path(given.fingerprint, str(cell.quant), self.quantizer(cell))
         return self._quantized(cell, given, target)
+
+    def packed(self, cell: Cell, asked: Packing, given: Ready | None = None) -> Ready:
+        """A synthetic checkpoint, the one given or that of a cell's model, packed by rounding to nearest.
+
+        Raises WeightsError, CacheError.
+        """
+        shape, packing, target = self.packed_target(cell, asked, given)
+        if ready := weights.cached(target):
+            return ready
+        source = given or self.checkpoint(cell)
+        options = {"format": packing.method, "bits": packing.bits, "group_size": packing.group_size}
+        expected = sum(packed_bytes(of_shape(shape), packing).values())
+        return self._make(cell, "pack", options | {"threads": self.threads}, source.path, target, expected)
+
+    def packed_target(self, cell: Cell, asked: Packing, given: Ready | None) -> tuple[Shape, Packing, Path]:
+        """Of `packed`: the model's shape, the packing with its group size, and the folder. Raises
+        WeightsError."""
+        shape = checkpoint.read(given.path).shape if given and given.attention else cell.model.shape
+        if shape is None:
+            kind = given.architecture if given else "without a shape"
+            raise WeightsError(f"model {cell.model.name} is {kind}, which is not packed here")
+        packing = packed.grouped(asked, shape)
+        name = given.fingerprint if given else synthetic_name(cell)
+        return shape, packing, packed.packed_path(name, packing)
+
+    def unpacked(self, cell: Cell, ready: Ready) -> Ready:
+        """The 16-bit checkpoint that a packed one says, which the kernels of its stacks are held against.
+
+        Raises WeightsError, CacheError.
+        """
+        target = packed.unpacked_path(ready.fingerprint)
+        made = weights.cached(target)
+        if made is None:
+            expected = ready.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
+            options = {"threads": self.threads}
+            made = self._make(cell, "unpack", options, ready.path, target, expected)
+        return replace(made, tokenizer=ready.tokenizer, revision=ready.revision)
 
     def quantizer(self, cell: Cell) -> str:
         """What quantizes a cell's weights: its stack, exact versions."""
@@ -86,7 +124,7 @@ class Producer:
         if ready := weights.cached(target):
             return ready
         # Synthetic weights stand in for the files people have; a user's own follow llama.cpp as it is.
-        synthetic = cell.model.weights.kind == "synthetic"
+        synthetic = cell.source is not None and cell.source.kind == "synthetic"
         options = {"quant": cell.quant, "threads": self.threads, "as_published": synthetic}
         assert source.header is not None  # it is a GGUF
         expected = weights.quantized_bytes(source.header, str(cell.quant))
@@ -148,6 +186,15 @@ class Producer:
                 return launch.facts_of(events, told)
             except launch.JobFailed as failure:
                 raise WeightsError(f"{request.job} {what or cell.model.name}: {failure}") from failure
+
+
+def synthetic_name(cell: Cell) -> str:
+    """What tells the synthetic checkpoint of a cell's model from others. Raises WeightsError."""
+    return weights.synthetic_name(_shape(cell), _seed(cell))
+
+
+def _seed(cell: Cell) -> int:
+    return cell.source.seed if cell.source else 0
 
 
 def _shape(cell: Cell) -> Shape:

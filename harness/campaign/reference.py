@@ -1,4 +1,8 @@
-"""The 16-bit weights that a model's variants are held against, and the job that gives logits of either."""
+"""The weights that a model's variants are held against, and the job that gives logits of either.
+
+They are the model's 16-bit ones; of a GPTQ or AWQ checkpoint its own, unpacked, so that what is left is the
+kernel's doing.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,8 @@ from harness.cache import CacheError
 from harness.campaign import facts
 from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.repeat import Inputs
-from harness.config import Variant
+from harness.config import Variant, Weights
+from harness.config.experiment import Scalar
 from harness.machine.limits import free_memory_bytes
 from harness.memory import vram_reader
 from harness.models.weights import FULL_TYPES
@@ -28,6 +33,7 @@ from harness.results import Record
 from harness.theory.ggml import element_bytes
 from runners.protocol import Died, Done, Failed, Request
 
+EAGER: dict[str, Scalar] = {"attn": "eager"}  # plain products: what is fused may round otherwise
 FREE_SHARE = 0.6  # of the free memory that a float32 reference's weights may take
 
 Logits = tuple[NDArray[np.float32], list[int]]
@@ -62,7 +68,8 @@ class Reference:
     """The 16-bit weights of one model, and their logits once they were needed.
 
     In transformers where the model has a checkpoint, in float32 if it fits; else its 16- or 32-bit GGUF in
-    llama.cpp. `identity`: what it is known by between campaigns; null where there is none.
+    llama.cpp. `identity`: what it is known by between campaigns; null where there is none. `unpacked`: it is
+    a packed checkpoint's own weights.
     """
 
     def __init__(
@@ -73,9 +80,11 @@ class Reference:
         seconds: float,
         folder: Path,
     ) -> None:
-        """`cells`: of one model, all of one length; `inputs`: all that a cell needs, or why it cannot be
-        had; `seconds`: of computing; `folder`: for arrays, until the reference is needed no more."""
+        """`cells`: of one model, all of one length and packing; `inputs`: all that a cell needs, or why it
+        cannot be had; `seconds`: of computing; `folder`: for arrays, until the reference is needed no
+        more."""
         self.windows = windows_of(cells[0])
+        self.unpacked = cells[0].packing is not None
         self.folder = folder
         self.said: Record | None = None
         self.ids: list[int] = []
@@ -99,7 +108,8 @@ class Reference:
     def logits(self) -> Logits:
         """Raises NoReference: there is none; NoLogits: it failed, and is not tried again."""
         if self._cell is None:
-            raise NoReference(f"no 16-bit weights to compare with ({'; '.join(self._why)})")
+            which = "unpacked" if self.unpacked else "16-bit"
+            raise NoReference(f"no {which} weights to compare with ({'; '.join(self._why)})")
         if self._failure:
             raise self._failure
         try:
@@ -134,11 +144,12 @@ class Reference:
             found, said = logits_of(cell, inputs, self.ids, self.windows, self._seconds, log, self.folder)
         described = facts.of_inputs(cell, inputs, {"model": {"weights": {}}, "workload": {}})
         self.said = {
-            "name": f"{cell.variant.stack} {cell.variant.name}",
+            "name": f"{cell.variant.stack} {cell.variant.name}" + (", unpacked" if self.unpacked else ""),
             "why": why,
             "stack": cell.variant.stack,
             "options": inputs.options,
             "weights": described["model"]["weights"],
+            "unpacked": self.unpacked,
             "environment": described["environment"],
             "versions": said.get("versions"),
             "seconds": said.get("seconds"),
@@ -147,6 +158,8 @@ class Reference:
 
     def _found(self, cells: Sequence[Cell]) -> Cell | None:
         """The first candidate whose weights and interpreter can be had."""
+        if self.unpacked:
+            return self._unpacked(cells[0])
         for candidate in _candidates(cells):
             stack, name = candidate.variant.stack, candidate.variant.name
             try:
@@ -162,6 +175,16 @@ class Reference:
                 continue
             return candidate
         return None
+
+    def _unpacked(self, cell: Cell) -> Cell | None:
+        try:
+            path = self._preparation.unpacked(cell).path
+        except (NotReady, CacheError, OSError) as failure:
+            self._why.append(str(failure))
+            return None
+        weights = Weights(kind="path", path=str(path))
+        model = cell.model.model_copy(update={"weights": weights, "of_format": {}})
+        return replace(cell, model=model, variant=Variant(stack="hf", name="unpacked", options=EAGER))
 
     def _sized(self, cell: Cell) -> tuple[Cell, str]:
         """The candidate at the precision that fits, and why it is this one."""
@@ -193,7 +216,7 @@ def _candidates(cells: Sequence[Cell]) -> Iterator[Cell]:
     loading = [cell for cell in cells if cell.header.weights != "none"]
     trusted = any(cell.variant.options.get("trust_remote_code") for cell in loading)
     tried: list[tuple[str, str, dict[str, Any]]] = []
-    tried.append(("hf", "checkpoint", {"attn": "eager"} | ({"trust_remote_code": True} if trusted else {})))
+    tried.append(("hf", "checkpoint", EAGER | ({"trust_remote_code": True} if trusted else {})))
     options = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
     tried.append(("llamacpp", "as stored", options))
     smallest_first = sorted(FULL_TYPES, key=element_bytes)  # 32 bits tell no more than the 16 they are from

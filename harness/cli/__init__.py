@@ -80,6 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--fresh", action="store_true", help="measure again what is measured already")
     run.add_argument("--retry-failed", action="store_true", help="measure again the cells that are not ok")
     run.add_argument(
+        "--skip-known-failures",
+        action="store_true",
+        help="leave out, and name, the cells that cannot work here as far as is known before they run",
+    )
+    run.add_argument(
         "--wait", action="store_true", help="wait for another campaign on this device, else refuse"
     )
     run.add_argument("--dry-run", action="store_true", help="one line per cell: weights, disk, memory, time")
@@ -112,8 +117,12 @@ def _parser() -> argparse.ArgumentParser:
     synth = _command(commands, "synth", "make random weights of a shape's exact size, and print their path")
     synth.add_argument("shape", metavar="SHAPE", help="e.g. qwen1.5-0.5b")
     synth.add_argument(
-        "--format", choices=["gguf", "hf"], default="gguf", help="hf: the checkpoint's folder (default: gguf)"
+        "--format",
+        choices=["gguf", "hf", "gptq", "awq"],
+        default="gguf",
+        help="hf: the checkpoint's folder; gptq, awq: that rounded to nearest and packed (default: gguf)",
     )
+    synth.add_argument("--bits", type=int, choices=[4, 8], help="of GPTQ weights (default: 4)")
     synth.add_argument("--quant", nargs="+", metavar="TYPE", help="of a GGUF, e.g. q4_k_m (default: f16)")
     synth.add_argument("--seed", type=int, default=0, metavar="N", help="at least 0 (default: 0)")
     synth.add_argument("--json", action="store_true", help="one array, one object per file")

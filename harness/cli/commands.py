@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import campaign, config, plan, results
+from harness.campaign import foresight
 from harness.cli import NOT_OK, NOT_STARTED, OK
 from harness.cli.progress import Progress
+from harness.config import Experiment
 from harness.results import ResultsError
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
     experiment = config.load(arguments.config, arguments.set)
     cells = plan.cells(experiment)
     if not (chosen := chosen_of(cells, arguments.only)):
+        return NOT_STARTED
+    if arguments.skip_known_failures and not (chosen := _able(experiment, chosen)):
         return NOT_STARTED
     if arguments.dry_run:
         from harness.cli import dry_run
@@ -101,7 +105,8 @@ def synth(arguments: argparse.Namespace) -> int:
     """Make synthetic weights and print where they are."""
     from harness.cli import synth as command
 
-    return command.make(arguments.shape, arguments.format, arguments.quant, arguments.seed, arguments.json)
+    asked = command.Asked(arguments.shape, arguments.format, arguments.quant, arguments.bits, arguments.seed)
+    return command.make(asked, arguments.json)
 
 
 def env(arguments: argparse.Namespace) -> int:
@@ -140,6 +145,18 @@ def chosen_of(cells: Sequence[plan.Cell], globs: Sequence[str]) -> Sequence[plan
         hint = f"matches none of {len(cells)} cells, such as {cells[0].id}"
         print(f"harness: --only {' '.join(globs)}: {hint}", file=sys.stderr)
     return chosen
+
+
+def _able(experiment: Experiment, cells: Sequence[plan.Cell]) -> Sequence[plan.Cell]:
+    """The cells that are not known to fail; of the others each is said, with why."""
+    failures = foresight.known_failures(experiment, cells)
+    for cell_id, reasons in failures.items():
+        if reasons:
+            print(f"harness: left out {cell_id}: {'; '.join(reasons)}", file=sys.stderr)
+    able = [cell for cell in cells if not failures[cell.id]]
+    if not able:
+        print("harness: nothing is left to run: all of it is known to fail", file=sys.stderr)
+    return able
 
 
 def _print(gathered: Gathered, as_json: bool) -> None:

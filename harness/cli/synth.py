@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from harness.campaign.prepare import NotReady, Preparation
@@ -16,42 +18,75 @@ from harness.envs.header import stacks
 from harness.models.weights import SOURCE_QUANT, Ready
 from harness.plan import Cell
 from harness.theory.families import SHAPES
+from harness.theory.packed import FORMATS, Packing
 
 STACK = "llamacpp"  # the stack that owns GGUF
+PACKERS = ("hf", "gptq", "autoawq", "gptqm")  # stacks with a job that packs, and all of them pack the same
 
 
-def make(shape: str, form: str, quants: list[str] | None, seed: int, as_json: bool) -> int:
-    """Make a checkpoint (`form` hf), or one GGUF per quantization; print paths, as JSON with exact sizes."""
-    choices = [str(choice) for choice in stacks()[STACK].options["quant"].choices]
-    wanted = [("shape", shape, [*SHAPES]), *(("quantization", quant, choices) for quant in quants or ())]
-    for kind, name, known in wanted:
-        if name not in known:
-            said = unknown(kind, name, known, "see harness theory --list-models")
-            print(f"harness: {said}", file=sys.stderr)
-            return NOT_STARTED
-    if form == "hf" and quants:
-        print("harness: --quant is of --format gguf; a checkpoint is bf16", file=sys.stderr)
-        return NOT_STARTED
-    if not 0 <= seed < 2**63:
-        print(f"harness: --seed {seed}: must be at least 0 and below 2**63", file=sys.stderr)
+@dataclass(frozen=True)
+class Asked:
+    """`form`: gguf, hf, gptq or awq. `quants`: of GGUF files, null: f16. `bits`: of GPTQ, null: 4."""
+
+    shape: str
+    form: str
+    quants: list[str] | None
+    bits: int | None
+    seed: int
+
+
+def make(asked: Asked, as_json: bool) -> int:
+    """Make a checkpoint, or one GGUF per quantization; print paths, as JSON with exact sizes."""
+    if wrong := _mistake(asked):
+        print(f"harness: {wrong}", file=sys.stderr)
         return NOT_STARTED
     progress = Progress()
     preparation = Preparation("cpu", None, None, progress.say)
-    model = Model(name=shape, shape=SHAPES[shape], weights=Weights(seed=seed))
     made = []
-    for quant in [None] if form == "hf" else quants or [SOURCE_QUANT]:
-        try:
-            ready = _checkpoint(preparation, model) if quant is None else _gguf(preparation, model, quant)
-        except NotReady as failure:
-            print(f"harness: {failure}", file=sys.stderr)
-            return NOT_OK
-        made.append(_row(ready))
-        if not as_json:
-            progress.clear()
-            print(ready.path)
+    try:
+        for ready in _made(preparation, asked):
+            made.append(_row(ready))
+            if not as_json:
+                progress.clear()
+                print(ready.path)
+    except NotReady as failure:
+        print(f"harness: {failure}", file=sys.stderr)
+        return NOT_OK
     if as_json:
         print(json.dumps(made, indent=1))
     return OK
+
+
+def _mistake(asked: Asked) -> str | None:
+    """What is wrong with the command line, in a sentence."""
+    choices = [str(choice) for choice in stacks()[STACK].options["quant"].choices]
+    wanted = [("shape", asked.shape, [*SHAPES])]
+    wanted += [("quantization", quant, choices) for quant in asked.quants or ()]
+    for kind, name, known in wanted:
+        if name not in known:
+            return unknown(kind, name, known, "see harness theory --list-models")
+    if asked.quants and asked.form != "gguf":
+        is_what = "bf16" if asked.form == "hf" else f"packed in {asked.bits or 4} bits"
+        return f"--quant is of --format gguf; a checkpoint is {is_what}"
+    if asked.bits and asked.form != "gptq":
+        return "--bits is of --format gptq" + ("; AWQ has 4" if asked.form == "awq" else "")
+    if not 0 <= asked.seed < 2**63:
+        return f"--seed {asked.seed}: must be at least 0 and below 2**63"
+    return None
+
+
+def _made(preparation: Preparation, asked: Asked) -> Iterator[Ready]:
+    """Raises NotReady."""
+    model = Model(name=asked.shape, shape=SHAPES[asked.shape], weights=Weights(seed=asked.seed))
+    if asked.form in FORMATS:
+        packing = Packing(asked.form, asked.bits or 4)
+        yield preparation.packed(_cell(model, _built(PACKERS, PACKERS[0])), packing)
+    elif asked.form == "hf":
+        loading = [header.stack for header in stacks().values() if header.weights != "none"]
+        yield preparation.checkpoint(_cell(model, _built([STACK, *loading], STACK)))
+    else:
+        for quant in asked.quants or [SOURCE_QUANT]:
+            yield _gguf(preparation, model, quant)
 
 
 def _gguf(preparation: Preparation, model: Model, quant: str) -> Ready:
@@ -61,16 +96,17 @@ def _gguf(preparation: Preparation, model: Model, quant: str) -> Ready:
     return ready
 
 
-def _checkpoint(preparation: Preparation, model: Model) -> Ready:
-    """By any stack whose environment is there already; they all make the same."""
-    loading = [header for header in stacks().values() if header.weights != "none"]
-    built = [
-        header.stack
-        for header in loading
-        if (environment := header.environment_for("cpu")) and build.find(environment)
-    ]
-    stack = STACK if STACK in built or not built else built[0]
-    return preparation.checkpoint(Cell("synth", model, Variant(stack=stack, name="hf"), Decode()))
+def _cell(model: Model, stack: str) -> Cell:
+    return Cell("synth", model, Variant(stack=stack, name="hf"), Decode())
+
+
+def _built(names: Iterable[str], otherwise: str) -> str:
+    """The first of these stacks whose environment is there already; they all make the same."""
+    for name in names:
+        environment = stacks()[name].environment_for("cpu") if name in stacks() else None
+        if environment and build.find(environment):
+            return name
+    return otherwise
 
 
 def _row(ready: Ready) -> dict[str, Any]:

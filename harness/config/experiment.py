@@ -13,7 +13,8 @@ Scalar = str | int | float | bool
 
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$"
 DEVICE = r"^(cpu|cuda|cuda:[0-9]{1,3}|metal|vulkan|hip)$"
-REPO = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
+_PART = r"(?:[A-Za-z0-9]|\{[a-z]+\})(?:[A-Za-z0-9._-]|\{[a-z]+\})*"
+REPO = f"^{_PART}/{_PART}$"
 PATTERNS = {
     NAME: "must be at most 64 of A-Z a-z 0-9 . _ - and begin with a letter, a digit or _ (it names a folder)",
     DEVICE: "must be cpu, cuda, cuda:N, metal, vulkan or hip",
@@ -85,8 +86,8 @@ class Decode(Frozen):
 
 
 class Weights(Frozen):
-    """Where weights come from. `path` (absolute) and `file` may contain `{quant}`; of a `repo` without `file`
-    the checkpoint is meant."""
+    """Where weights come from. `path` (absolute), `repo` and `file` may contain `{quant}` and `{bits}`; of a
+    `repo` without `file` the checkpoint is meant."""
 
     kind: Literal["synthetic", "path", "hub"] = "synthetic"
     seed: Seed = 0
@@ -95,13 +96,39 @@ class Weights(Frozen):
     file: str | None = None
     revision: str | None = None
 
+    def filled(self, quant: str | None, bits: int | None) -> Weights:
+        """A variant's, in place of `{quant}` and `{bits}`; what it has not stays as it is."""
+        known = {"{quant}": quant, "{bits}": bits}
+        found: dict[str, str] = {}
+        for key in ("path", "repo", "file"):
+            text = getattr(self, key)
+            for placeholder, value in known.items():
+                if text is not None and value is not None:
+                    text = text.replace(placeholder, str(value))
+            found[key] = text
+        return self.model_copy(update=found)
+
 
 class Model(Frozen):
-    """A model to measure. `shape` is null only where the weights bring their own."""
+    """A model to measure. `shape` is null only where the weights bring their own. `weights`: for stacks of
+    all formats; or, with `of_format`, the first of those."""
 
     name: Name
     shape: Shape | None = None
     weights: Weights = Weights()
+    of_format: dict[str, Weights] = {}
+
+    def weights_for(self, form: str) -> Weights | None:
+        """What a stack of this format (gguf, hf, gptq or awq) is given; null: nothing that it could take.
+
+        GGUF files are converted from a checkpoint, and synthetic weights are packed.
+        """
+        if not self.of_format:
+            return self.weights
+        if form in self.of_format:
+            return self.of_format[form]
+        stored = self.of_format.get("hf")
+        return stored if stored and (form == "gguf" or stored.kind == "synthetic") else None
 
 
 class Variant(Frozen):

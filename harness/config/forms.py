@@ -75,7 +75,7 @@ class InlineShape(Frozen):
 
 
 class PathWeights(Frozen):
-    """A GGUF file or a checkpoint's folder here; `{quant}` stands for the variant's quantization."""
+    """A GGUF file or a checkpoint's folder here; `{quant}` and `{bits}` stand for the variant's."""
 
     path: Annotated[str, Field(min_length=1)]
     """Relative to this file's folder, absolute, or from ~."""
@@ -85,6 +85,7 @@ class HubWeights(Frozen):
     """A checkpoint of the Hugging Face hub, or one GGUF file of a repository there."""
 
     repo: Annotated[str, Field(pattern=REPO)]
+    """org/name; `{quant}` and `{bits}` stand for the variant's."""
     file: Annotated[str, Field(min_length=1)] | None = None
     """A GGUF in the repository, `{quant}` the variant's quantization; without it, the checkpoint."""
     revision: Annotated[str, Field(min_length=1)] = "main"
@@ -108,6 +109,19 @@ class SyntheticWeights(Frozen):
     seed: Seed = 0
 
 
+class FormatWeights(Frozen):
+    """Weights by the format that a stack loads, each as weights for all stacks are given."""
+
+    hf: Any = None
+    """A checkpoint of 16 or 32 bits; GGUF stacks without a file of their own convert it."""
+    gguf: Any = None
+    """A GGUF, for llama.cpp."""
+    gptq: Any = None
+    """A GPTQ checkpoint."""
+    awq: Any = None
+    """An AWQ checkpoint."""
+
+
 class ModelRow(Frozen):
     """A model: a shape, weights, or both."""
 
@@ -116,7 +130,8 @@ class ModelRow(Frozen):
     shape: Any = None
     """A known shape's name, or a shape spelled out; the weights may bring their own."""
     weights: Any = "synthetic"
-    """synthetic, a path, or a mapping: path; repo, file and revision; synthetic and seed."""
+    """synthetic, a path, or a mapping: path; repo, file and revision; synthetic and seed; or one of these by
+    format: hf, gguf, gptq, awq."""
 
 
 class VariantRow(Frozen):

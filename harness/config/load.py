@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import yaml_text
-from harness.config.experiment import Decode, Exclude, Experiment, Model, Protocol, Variant, resolved
+from harness.config.experiment import Decode, Exclude, Experiment, Model, Protocol, Variant, Weights, resolved
 from harness.config.forms import File
 from harness.config.mistakes import ConfigError, Loc, Mistakes, dotted, shortened, shown, suggestion
 from harness.config.rows import QUANT, model_of, safe_name, workload_of
-from harness.config.variants import MAX_CELLS, exclusion, expanded
+from harness.config.variants import MAX_CELLS, exclusion, expanded, weights_format
 from harness.config.yaml_text import Document
 from harness.envs.header import stacks
 
@@ -150,9 +150,13 @@ def _check_lengths(variants: Placed, workloads: list[Decode], protocol: Protocol
     prompt, new = max(((w.prompt_tokens or 0, w.new_tokens or 0) for w in lengths), key=sum)
     told = set()
     for loc, variant in variants:
-        for key, option in stacks()[variant.stack].options.items():
+        header = stacks()[variant.stack]
+        covered = {limit.covers for limit in header.limits}  # those refuse a cell, unless it is meant so
+        for key, option in header.options.items():
             given = variant.options.get(key)
-            if option.default_from != "tokens" or not isinstance(given, int) or given >= prompt + new:
+            if option.default_from != "tokens" or key in covered:
+                continue
+            if not isinstance(given, int) or given >= prompt + new:
                 continue
             if (loc, key, given) not in told:
                 told.add((loc, key, given))
@@ -190,7 +194,8 @@ def _check_combinations(
 
 
 def _unfilled_placeholder(model: Model, variant: Variant) -> str | None:
-    source = model.weights.path or model.weights.file or ""
+    given = model.weights_for(weights_format(variant)) or Weights()
+    source = f"{given.path or ''}{given.repo or ''}{given.file or ''}"
     option = stacks()[variant.stack].options.get("quant")
     if QUANT not in source or option is None or "quant" in variant.options or option.default:
         return None  # a stack without quantizations takes no such file: that is its cell's failure

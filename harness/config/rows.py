@@ -7,12 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.experiment import Decode, Model, Weights
-from harness.config.forms import WORKLOADS, HubWeights, InlineShape, ModelRow, PathWeights, SyntheticWeights
+from harness.config.forms import (
+    WORKLOADS,
+    FormatWeights,
+    HubWeights,
+    InlineShape,
+    ModelRow,
+    PathWeights,
+    SyntheticWeights,
+)
 from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
 from harness.theory.families import SHAPES
 from harness.theory.shapes import Shape
 
-QUANT = "{quant}"
+QUANT, BITS = "{quant}", "{bits}"
+_FORMATS = tuple(FormatWeights.model_fields)
 
 
 def model_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Model | None:
@@ -22,17 +31,23 @@ def model_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Model | 
         return None
     before = len(mistakes.found)
     shape = _shape(row.shape, (*loc, "shape"), mistakes)
-    weights = _weights(row.weights, (*loc, "weights"), folder, mistakes)
+    by_format = isinstance(row.weights, dict) and any(form in row.weights for form in _FORMATS)
+    of_format: dict[str, Weights] = {}
+    if by_format:
+        of_format = _of_format(row.weights, (*loc, "weights"), folder, mistakes)
+        weights = next(iter(of_format.values()), None)
+    else:
+        weights = _weights(row.weights, (*loc, "weights"), folder, mistakes)
     if weights is None or len(mistakes.found) > before:
         return None
-    if weights.kind == "synthetic" and shape is None:
+    if shape is None and any(given.kind == "synthetic" for given in (weights, *of_format.values())):
         mistakes.add(loc, "synthetic weights need a shape; harness theory --list-models has them")
         return None
     name = row.name or (row.shape if isinstance(row.shape, str) else _name_of(weights))
     if name is None:
         mistakes.add(loc, "a shape spelled out needs a name beside it")
         return None
-    return Model(name=name, shape=shape, weights=weights)
+    return Model(name=name, shape=shape, weights=weights, of_format=of_format)
 
 
 def _shape(given: Any, loc: Loc, mistakes: Mistakes) -> Shape | None:
@@ -48,6 +63,20 @@ def _shape(given: Any, loc: Loc, mistakes: Mistakes) -> Shape | None:
     return None
 
 
+def _of_format(given: dict[str, Any], loc: Loc, folder: Path, mistakes: Mistakes) -> dict[str, Weights]:
+    """Weights by format, in the order of the forms; those that are wrong are left out."""
+    if mistakes.checked(FormatWeights, given, loc) is None:
+        return {}
+    found: dict[str, Weights] = {}
+    for form in _FORMATS:
+        weights = _weights(given[form], (*loc, form), folder, mistakes) if form in given else None
+        if weights and weights.file is not None and form != "gguf":
+            mistakes.add((*loc, form, "file"), f"{form} weights are a checkpoint: a repo without file")
+        elif weights:
+            found[form] = weights
+    return found
+
+
 def _weights(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Weights | None:
     if isinstance(given, str):
         if given == "synthetic":
@@ -60,7 +89,11 @@ def _weights(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Weights 
         mistakes.add(loc, expected("synthetic, a path or a mapping", given))
     elif "repo" in given or "file" in given:
         hub = mistakes.checked(HubWeights, given, loc)
-        if hub and _known_placeholders(hub.file or "", (*loc, "file"), mistakes):
+        known = hub and [
+            _known_placeholders(text, (*loc, key), mistakes)
+            for key, text in (("repo", hub.repo), ("file", hub.file or ""))
+        ]
+        if hub and known and all(known):
             return Weights(kind="hub", **hub.model_dump())
     elif "path" in given:
         local = mistakes.checked(PathWeights, given, loc)
@@ -75,8 +108,9 @@ def _weights(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Weights 
         made = mistakes.checked(SyntheticWeights, given, loc)
         return Weights(seed=made.seed) if made else None
     else:
+        formats = () if loc[-1] in _FORMATS else _FORMATS
         for key in given:
-            hint = suggestion(key, ("path", "repo", "file", "synthetic"))
+            hint = suggestion(key, ("path", "repo", "file", "synthetic", *formats))
             mistakes.add((*loc, key), "unknown key" + hint)
         if not given:
             mistakes.add(loc, "expected path, repo, or synthetic: true")
@@ -84,19 +118,20 @@ def _weights(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Weights 
 
 
 def _known_placeholders(text: str, loc: Loc, mistakes: Mistakes) -> bool:
-    unknown = [found for found in re.findall(r"\{[^{}]*\}", text) if found != QUANT]
+    unknown = [found for found in re.findall(r"\{[^{}]*\}", text) if found not in (QUANT, BITS)]
     if unknown:
-        mistakes.add(loc, f"unknown placeholder {shown(unknown[0])}; known: {QUANT}")
+        mistakes.add(loc, f"unknown placeholder {shown(unknown[0])}; known: {QUANT}, {BITS}")
     return not unknown
 
 
 def _name_of(weights: Weights) -> str | None:
-    source = weights.path or weights.file
+    source = weights.path or weights.file or weights.repo
     if source is None:
-        return weights.repo and (safe_name(weights.repo.rpartition("/")[2]) or "model")
+        return None
     name = Path(source).name
-    stem = name[:-5] if name.lower().endswith(".gguf") else name  # a folder's name may have dots of its own
-    return safe_name(stem.replace(QUANT, "")) or "model"
+    is_file = source != weights.repo and name.lower().endswith(".gguf")
+    stem = name[:-5] if is_file else name  # a folder's name may have dots of its own
+    return safe_name(stem.replace(QUANT, "").replace(BITS, "")) or "model"
 
 
 def safe_name(text: str) -> str:

@@ -14,6 +14,7 @@ from pydantic.json_schema import models_json_schema
 from harness.config.forms import (
     WORKLOADS,
     File,
+    FormatWeights,
     HubWeights,
     InlineShape,
     ModelRow,
@@ -30,7 +31,7 @@ _JSON_TYPES = {"string": "string", "int": "integer", "float": "number", "bool": 
 def schema() -> dict[str, Any]:
     """The schema as plain data."""
     kinds: list[type[BaseModel]] = [File, ModelRow, InlineShape, PathWeights, HubWeights, SyntheticWeights]
-    kinds += [VariantRow, *WORKLOADS.values()]
+    kinds += [FormatWeights, VariantRow, *WORKLOADS.values()]
     _, made = models_json_schema([(kind, "validation") for kind in kinds])
     defs: dict[str, Any] = made["$defs"]
     file, row = defs.pop("File"), defs.pop("VariantRow")
@@ -39,8 +40,12 @@ def schema() -> dict[str, Any]:
         defs[kind.__name__]["properties"]["kind"] = {"const": name}
     model = defs["ModelRow"]["properties"]
     model["shape"]["anyOf"] = [{"enum": list(SHAPES)}, _ref("InlineShape")]
-    weights = ("PathWeights", "HubWeights", "SyntheticWeights")
-    model["weights"]["anyOf"] = [{"type": "string", "minLength": 1}, *map(_ref, weights)]
+    one = [{"type": "string", "minLength": 1}, *map(_ref, ("PathWeights", "HubWeights", "SyntheticWeights"))]
+    for form in (by_format := defs["FormatWeights"])["properties"].values():
+        form.pop("default")
+        form["anyOf"] = one
+    by_format["minProperties"] = 1
+    model["weights"]["anyOf"] = [*one, _ref("FormatWeights")]
     for stack, header in stacks().items():
         defs[f"{stack}-variant"] = _variant(header, row)
     defs["Variant"] = {"oneOf": [_ref(f"{stack}-variant") for stack in stacks()]}

@@ -73,6 +73,16 @@ def expanded(given: Any, loc: Loc, names: list[str], mistakes: Mistakes) -> list
     return found
 
 
+def weights_format(variant: Variant) -> str:
+    """What the variant's stack loads: gguf, hf, gptq, awq or none; of a header that names an option in
+    braces, that one's value."""
+    header = stacks()[variant.stack]
+    if not header.weights.startswith("{"):
+        return header.weights
+    option = header.options[header.weights[1:-1]]
+    return str(variant.options.get(option.name, option.default))
+
+
 def _variant_name(
     given: str | None,
     options: dict[str, Scalar],

@@ -18,6 +18,7 @@ from harness.models.gguf_header import GgufError
 from harness.models.gguf_shape import shape_of as gguf_shape_of
 from harness.models.safetensors_header import SafetensorsError
 from harness.theory import shapes
+from harness.theory.packed import Packing
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor
 
@@ -52,6 +53,7 @@ class Checkpoint:
     text, without a vision tower. `tied`: the lm_head is the input embedding; a copy stored beside it is not
     streamed. `synthetic`: our own synthesis made it. `quantization`: the name that the file or its
     config.json gives it; null for none. `config`, `files`: a checkpoint's config.json and safetensors files.
+    `packing`: how a GPTQ or AWQ checkpoint says that it is packed.
     """
 
     path: Path
@@ -64,6 +66,7 @@ class Checkpoint:
     quantization: str | None
     config: Path | None = None
     files: tuple[Path, ...] = ()
+    packing: Packing | None = None
 
     @property
     def loaded(self) -> tuple[Tensor, ...]:
@@ -232,9 +235,22 @@ def _safetensors(
         raise CheckpointError(f"{path}: has no lm_head, and its config.json does not tie it to the embedding")
     if shape:
         _check_sizes(path, shape, ours)
-    files = tuple(folder / name for name in shards)
+    packing, quantization = told.packing, told.quantization
+    if quantization is None and any(name.endswith(".qweight") for name in tensors):
+        beside = config_json.packing_beside(folder)
+        packing, quantization = (beside[1], beside[1].words) if beside else (None, None)
     return Checkpoint(
-        path, "safetensors", told.kind, shape, ours, tied, told.synthetic, told.quantization, config, files
+        path=path,
+        format="safetensors",
+        architecture=told.kind,
+        shape=shape,
+        tensors=ours,
+        tied=tied,
+        synthetic=told.synthetic,
+        quantization=quantization,
+        config=config,
+        files=tuple(folder / name for name in shards),
+        packing=packing,
     )
 
 

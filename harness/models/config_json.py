@@ -1,4 +1,4 @@
-"""Read what a checkpoint's config.json tells, or any other JSON object beside it."""
+"""Read what a checkpoint's config.json tells, how it is packed, or any other JSON object beside it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import Any
 
 from harness.models import safetensors_header
 from harness.theory.hf_config import ConfigJsonError, NoShape, quantization_of, shape_of
+from harness.theory.packed import Packing
+from harness.theory.packed_config import packing_in, packing_of
 from harness.theory.shapes import Shape
 
+# Where auto-gptq and the first autoawq wrote how weights are packed, and what is meant where it is not said.
+BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _LONGEST = 1 << 20  # real ones have a few kB
 
 
@@ -27,6 +31,7 @@ class Told:
     tied: bool = False
     synthetic: bool = False
     quantization: str | None = None
+    packing: Packing | None = None
 
 
 def read(path: Path, needs_shape: bool) -> Told:
@@ -35,6 +40,7 @@ def read(path: Path, needs_shape: bool) -> Told:
     shape: Shape | None = None
     try:
         quantization = quantization_of(config)
+        packing = packing_of(config)
         shape = shape_of(config)
     except ConfigJsonError as mistake:
         if needs_shape or not isinstance(mistake, NoShape):
@@ -46,7 +52,24 @@ def read(path: Path, needs_shape: bool) -> Told:
         tied=shape.tied if shape else config.get("tie_word_embeddings") is True,
         synthetic=config.get("harness_synthetic") is True,
         quantization=quantization,
+        packing=packing,
     )
+
+
+def packing_beside(folder: Path) -> tuple[Path, Packing] | None:
+    """The first file beside config.json that says how weights are packed, and what it says.
+
+    Raises ConfigFileError, OSError.
+    """
+    for name, method in BESIDE.items():
+        if (path := folder / name).exists():
+            try:
+                found = packing_in(object_of(path, _LONGEST), method=method)
+            except ConfigJsonError as mistake:
+                raise ConfigFileError(f"{path}: {mistake}") from mistake
+            if found:
+                return path, found
+    return None
 
 
 def object_of(path: Path, longest: int) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.cache import cache_folder
-from harness.config import Model
-from harness.models import checkpoint, gguf_header, hub
+from harness.models import checkpoint, gguf_header
 from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
+from harness.models.config_json import BESIDE
 from harness.theory import gguf_types
+from harness.theory.packed import KINDS, Packing
 from harness.theory.shapes import Shape, attention, parameters
 from harness.theory.tensors import bytes_by_type
 
@@ -37,10 +38,11 @@ class Ready:
     """Weights on this machine: a GGUF file or a folder, what their headers say, what tells them from others.
 
     `format`: gguf or hf. `quant`: a GGUF's type; of a checkpoint the type of its matrices (f32, f16, bf16),
-    or how it is quantized, in words. `tokenizer`: the file that the prompt is tokenized by, a GGUF with a
-    vocabulary or a tokenizer.json. `sizes`: model_bytes, parameters, bytes_by_type, input_embedding_bytes and
-    tied, as loaded. `attention`: layers, kv_heads, head_dim; null where they are not told. `revision`: the
-    commit on the hub. `header`: of a GGUF.
+    or how it is quantized, in words (gptq-int4). `tokenizer`: the file that the prompt is tokenized by, a
+    GGUF with a vocabulary or a tokenizer.json. `sizes`: model_bytes, parameters, bytes_by_type,
+    input_embedding_bytes and tied, as loaded. `attention`: layers, kv_heads, head_dim; null where they are
+    not told. `revision`: the commit on the hub. `header`: of a GGUF. `packing`: of GPTQ and AWQ. `shards`:
+    files that the weights are in.
     """
 
     path: Path
@@ -55,11 +57,13 @@ class Ready:
     attention: dict[str, int] | None
     revision: str | None = None
     header: gguf_header.GgufHeader | None = None
+    packing: Packing | None = None
+    shards: int = 1
 
 
 def synthetic_name(shape: Shape, seed: int) -> str:
     """What tells a synthetic model from any other: shape, seed and generator."""
-    return "synthetic-" + _digest({"shape": asdict(shape), "seed": seed, "synthesis": SYNTHESIS})
+    return "synthetic-" + digest({"shape": asdict(shape), "seed": seed, "synthesis": SYNTHESIS})
 
 
 def checkpoint_path(shape: Shape, seed: int) -> Path:
@@ -77,7 +81,7 @@ def converted_path(source: str, quant: str, quantizer: str) -> Path:
 
 def quantized_path(source: str, quant: str, quantizer: str) -> Path:
     """The cache's name of a quantized copy of a 16- or 32-bit GGUF of this fingerprint."""
-    return cache_folder() / "weights" / _digest([source, quantizer]) / f"{quant}.gguf"
+    return cache_folder() / "weights" / digest([source, quantizer]) / f"{quant}.gguf"
 
 
 def local(path: Path) -> Ready:
@@ -132,22 +136,27 @@ def _checkpoint(found: Checkpoint) -> Ready:
         format="hf",
         fingerprint=_fingerprint(found),
         architecture=found.architecture,
-        quant=found.quantization or _widest_type(found),
+        quant=found.packing.words if found.packing else found.quantization or _widest_type(found),
         synthetic=found.synthetic,
         vocab_size=shape.vocab_size if shape else embedding.dims[0] if embedding else None,
         tokenizer=tokenizer if tokenizer.exists() else None,
         sizes=_sizes(found),
         attention=attention(shape) if shape else None,
+        packing=found.packing,
+        shards=len(found.files),
     )
 
 
 def _sizes(found: Checkpoint) -> dict[str, Any]:
-    """As GgufHeader.weights, of what transformers loads."""
+    """As GgufHeader.weights, of what transformers loads; of packed tensors by what they hold."""
     kept = found.loaded
     packed = any(tensor.type not in FLOATS for tensor in kept)
     if packed and found.shape is None:
         raise WeightsError(f"{found.path}: is packed, and of an architecture whose sizes are not known")
-    by_type = bytes_by_type(kept)
+    by_type = bytes_by_type(
+        replace(tensor, type=kind) if (kind := tensor.name.rpartition(".")[2]) in KINDS else tensor
+        for tensor in kept
+    )
     return {
         "model_bytes": sum(by_type.values()),
         "parameters": parameters(found.shape)
@@ -166,15 +175,16 @@ def _widest_type(found: Checkpoint) -> str | None:
 
 
 def _fingerprint(found: Checkpoint) -> str:
-    """Digest of config.json, of every file's header, and of sizes and times, those of the tokenizer and of
-    Python code too."""
+    """Digest of config.json, of every file's header, and of sizes and times, those of the tokenizer, of
+    settings beside config.json and of Python code too."""
     assert found.config is not None  # the caller has looked
     digest = hashlib.sha256(found.config.read_bytes())
     for path in found.files:
         with path.open("rb") as file:
             start = file.read(8)
             digest.update(start + file.read(int.from_bytes(start, "little")))
-    for path in (*found.files, found.path / _TOKENIZER, *sorted(found.path.glob("*.py"))):
+    beside = (found.path / name for name in (_TOKENIZER, *BESIDE))
+    for path in (*found.files, *beside, *sorted(found.path.glob("*.py"))):
         if path.exists():
             status = path.stat()
             digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns} ".encode())
@@ -220,6 +230,11 @@ def check_shape(ready: Ready, shape: Shape) -> None:
             raise WeightsError(f"{ready.path}: has {what} {value}, and the shape beside it says {named[key]}")
 
 
+def not_named(model: str, form: str) -> WeightsError:
+    """Of a model whose weights are named by format, for a stack of a format that is not among them."""
+    return WeightsError(f"model {model} has no {form} weights: name them in the config, as weights.{form}")
+
+
 def check_loadable(ready: Ready, stack: str) -> None:
     """Raises WeightsError for a GGUF, which no stack of checkpoints loads."""
     if ready.format != "hf":
@@ -249,58 +264,6 @@ def drop(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def from_hub(model: Model, quant: str | None) -> Ready:
-    """A model's GGUF or checkpoint of the hub: of the hub's cache if that has it whole, else downloaded.
-
-    Raises WeightsError.
-    """
-    repo, revision = str(model.weights.repo), model.weights.revision or "main"
-    found = _in_hub_cache(model, quant)
-    if isinstance(found, Ready):
-        return found
-    cached = f"what the cache has cannot be used ({found})" if found else "is not whole in the cache"
-    try:  # what cannot be used is cut off, most likely: a download completes it, or says what is wrong
-        if model.weights.file is None:
-            return _of_commit(hub.download_checkpoint(repo, revision))
-        file = named_path(model, quant)
-        return _of_commit(hub.download_file(repo, file, revision), file)
-    except hub.Unreachable as silence:
-        raise WeightsError(f"hub {repo}: {cached}, and {silence}") from silence
-    except hub.HubError as refusal:
-        raise WeightsError(f"{refusal}; {cached}" if found else str(refusal)) from refusal
-
-
-def in_hub_cache(model: Model, quant: str | None) -> Ready | None:
-    """Weights that the hub's cache has whole, found without asking the hub; null where it has not."""
-    found = _in_hub_cache(model, quant)
-    return found if isinstance(found, Ready) else None
-
-
-def _in_hub_cache(model: Model, quant: str | None) -> Ready | WeightsError | None:
-    """What is wrong where that which is there cannot be used. Raises WeightsError where the cache cannot."""
-    repo, revision = str(model.weights.repo), model.weights.revision or "main"
-    file = None if model.weights.file is None else named_path(model, quant)
-    try:
-        path = hub.cached_file(repo, file, revision) if file else hub.cached_checkpoint(repo, revision)
-    except hub.HubError as mistake:
-        raise WeightsError(str(mistake)) from mistake
-    try:
-        return _of_commit(path, file) if path else None
-    except WeightsError as damage:
-        return damage
-
-
-def _of_commit(path: Path, file: str | None = None) -> Ready:
-    """Of a folder snapshots/COMMIT in the hub's cache, or a file in one."""
-    commit = path if file is None else path.parents[file.count("/")]
-    return replace(local(path), revision=commit.name)
-
-
-def named_path(model: Model, quant: str | None) -> str:
-    """The path or hub file of a model, `{quant}` filled in."""
-    name = str(model.weights.path or model.weights.file)
-    return name.replace("{quant}", quant) if quant else name
-
-
-def _digest(asked: object) -> str:
+def digest(asked: object) -> str:
+    """16 digits of a hash of plain data, for names in the cache."""
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]

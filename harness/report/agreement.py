@@ -13,7 +13,8 @@ from harness.report.study import Row, figure
 HEADING = "Same model? Logits against the 16-bit reference"
 MEANING = (
     "Every variant reads the same ids, and its logits are held against those of the model's own 16-bit"
-    " weights: after each of the last tokens of the prompt, and of those before a depth n, the latter fed one"
+    " weights (those of a GPTQ or AWQ checkpoint, against its own weights, unpacked): after each of the last"
+    " tokens of the prompt, and of those before a depth n, the latter fed one"
     " by one as in decoding. Off: the length of the difference over the reference's, mean over the positions;"
     " two models that have nothing in common are 141% off. Same first: the share of positions at which the"
     " same token comes first; near are those where it does not, and the reference itself hardly prefers one."
@@ -58,6 +59,7 @@ def told(checks: Sequence[Row]) -> list[str]:
     reasons = [f"{check['name']}: {check['reason']}" for check in checks if check["reason"]]
     left = [check for check in checks if check["left_out_n"]]
     late = [f"{check['name']}: n = {', '.join(f'{n:,}' for n in check['left_out_n'])}" for check in left]
+    reasons += [f"{check['name']}: {_unfused(check)}" for check in checks if check["unfused"]]
     return reasons + [f"not compared, as it would have taken too long: {said}" for said in late]
 
 
@@ -103,3 +105,9 @@ def _first(depth: Row | None) -> str:
     if depth is None or share is None:
         return NONE
     return f"{share:.0%}" + (f" ({ties:.0f} near)" if (ties := figure(depth, "near_ties")) else "")
+
+
+def _unfused(check: Row) -> str:
+    worst = max(check["unfused"], key=lambda depth: figure(depth, "relative_error") or 0.0)
+    off = f"fused layers are {_off(worst)} off the unfused up to n = {worst['n']:,}"
+    return f"{off}, and the same token comes first at {_first(worst)} of the positions"

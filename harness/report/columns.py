@@ -156,6 +156,7 @@ def _mb(heading: str, key: str, meaning: str) -> Column:
 
 
 SPEED: tuple[Column, ...] = (
+    _number("Nominal", "nominal_bits", "{:.0f}", "bits that the type's name promises"),
     _number("BPW", "bpw", "{:.2f}", "bits per weight: all tensors over the parameters"),
     _number("perplexity", "perplexity", "{:.2f}", "as measured or reported; less is better"),
     _number("TTFT ms", "ttft_ms", "{:.1f}", "time to the first token: the prompt's prefill", telling=True),

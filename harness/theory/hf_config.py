@@ -7,7 +7,7 @@ Defaults and biases: configuration_*.py and modeling_*.py of transformers' llama
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,13 +95,20 @@ def quantization_of(config: Mapping[str, Any]) -> str | None:
 
     A detail that makes no sense is left out; a method that is no name is a ConfigJsonError.
     """
+    for key, given in quantization_configs(config):
+        if found := _quantization(given, key):
+            return found
+    return None
+
+
+def quantization_configs(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What a config.json says of quantization, by its keys. Raises ConfigJsonError."""
     config = _mapping(config, "config.json")
     for place in (config, config.get("text_config")):
         for key in ("quantization_config", "compression_config", "quantization"):  # the last is MLX's own
             given = place.get(key) if isinstance(place, Mapping) else None
-            if given is not None and (found := _quantization(_mapping(given, key), key)):
-                return found
-    return None
+            if given is not None:
+                yield key, _mapping(given, key)
 
 
 def _quantization(given: Mapping[str, Any], key: str) -> str | None:
@@ -112,7 +119,7 @@ def _quantization(given: Mapping[str, Any], key: str) -> str | None:
         flags = {"load_in_4bit", "load_in_8bit"} & given.keys()
         method = "bitsandbytes" if flags else "mlx" if "bits" in given else "unnamed"
     if not isinstance(method, str) or not _NAME.fullmatch(method):
-        raise ConfigJsonError(f"{key}.quant_method must be a name, not {_shown(method)}")
+        raise ConfigJsonError(f"{key}.quant_method must be a name, not {shown(method)}")
     bits, group, blocks = _details(given)
     found = method.lower() + (f" {bits}-bit" if bits else "")
     if bits == 4 and given.get("bnb_4bit_quant_type") in ("nf4", "fp4"):
@@ -152,13 +159,13 @@ def _decoder(config: Mapping[str, Any], nested: bool = False) -> tuple[str, Mapp
         if not nested and isinstance(inner, Mapping):
             return _decoder(inner, nested=True)
         what = "text_config.model_type" if nested else "model_type"
-        said = f"{what} is missing" if kind is None else f"{what} {_shown(kind)} is not known"
+        said = f"{what} is missing" if kind is None else f"{what} {shown(kind)} is not known"
         mistake = NoShape if isinstance(kind, str) else ConfigJsonError
         raise mistake(f"{said}; known: {', '.join(_FAMILIES)}")
     if config.get("architectures") is not None and not _is_causal(config, kind):
         names = config["architectures"]
         first = names[0] if isinstance(names, list) and names else names
-        raise ConfigJsonError(f"architectures must name {_FAMILIES[kind].causal}, not {_shown(first)}")
+        raise ConfigJsonError(f"architectures must name {_FAMILIES[kind].causal}, not {shown(first)}")
     return kind, config
 
 
@@ -200,7 +207,7 @@ def _window(config: Mapping[str, Any], kind: str, layers: int) -> int | None:
 
 def _mapping(given: object, what: str) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
-        raise ConfigJsonError(f"{what} must be a mapping, not {_shown(given)}")
+        raise ConfigJsonError(f"{what} must be a mapping, not {shown(given)}")
     return given
 
 
@@ -217,7 +224,7 @@ def _count(
             raise ConfigJsonError(f"{key} is missing")
         given = default
     if not _within(given, most, least):
-        raise ConfigJsonError(f"{key} must be a whole number from {least} to {most}, not {_shown(given)}")
+        raise ConfigJsonError(f"{key} must be a whole number from {least} to {most}, not {shown(given)}")
     return int(given)
 
 
@@ -226,18 +233,18 @@ def _number(config: Mapping[str, Any], key: str, below: float, default: float | 
     if given is None:
         given = default
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < below:
-        raise ConfigJsonError(f"{key} must be a number between 0 and {below:g}, not {_shown(given)}")
+        raise ConfigJsonError(f"{key} must be a number between 0 and {below:g}, not {shown(given)}")
     return float(given)
 
 
 def _flag(config: Mapping[str, Any], key: str) -> bool:
     given = config.get(key)
     if given is not None and not isinstance(given, bool):
-        raise ConfigJsonError(f"{key} must be true or false, not {_shown(given)}")
+        raise ConfigJsonError(f"{key} must be true or false, not {shown(given)}")
     return bool(given)
 
 
-def _shown(given: object) -> str:
+def shown(given: object) -> str:
     """A value as a message quotes it: short, printable, on one line."""
     if given is None or isinstance(given, bool):
         return {None: "null", True: "true", False: "false"}[given]

@@ -1,0 +1,247 @@
+"""What a cell will take, and why it cannot work, as far as its config and weights that are here tell. Starts
+nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import machine, plan
+from harness.config import Experiment
+from harness.limits import Broken
+from harness.models import checkpoint, packed, weights
+from harness.models.hub_weights import in_hub_cache
+from harness.models.weights import Ready, WeightsError
+from harness.plan import Cell
+from harness.theory.estimate import estimate
+from harness.theory.ggml import element_bytes
+from harness.theory.loaded import ELEMENT_BYTES, loaded_bytes
+from harness.theory.machines import MACHINES
+from harness.theory.packed import Packing, packed_bytes
+from harness.theory.shapes import Shape, kv_elements_per_token
+from harness.theory.tensors import Tensor, of_shape
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a config is for: `family` of devices, `name` in a sentence. What is null is not known. `absent`:
+    why it is not here."""
+
+    family: str
+    name: str
+    memory_bytes: int | None
+    compute_capability: tuple[int, int] | None = None
+    absent: str | None = None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Memory while running and seconds of one repeat, roughly. `broken`: what its stack cannot do. `no_room`:
+    why it does not fit, a sentence. What is null is not known; `no_room` is null where it `fits`, too."""
+
+    memory_bytes: int | None
+    seconds: float | None
+    broken: tuple[Broken, ...]
+    fits: bool | None
+    no_room: str | None
+
+    @property
+    def failures(self) -> list[str]:
+        """Every reason why it cannot work."""
+        return [each.reason for each in self.broken] + ([self.no_room] if self.no_room else [])
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it is not to be started, and what its library says of it; null: it is."""
+        refusing = [each for each in self.broken if each.refuses]
+        said = [b.reason if b.reason == b.says else f"{b.reason} ({b.says})" for b in refusing]
+        return "; ".join(said) or None
+
+
+def device_of(experiment: Experiment) -> Device:
+    """The device that is here; in place of a GPU that is not, what is known of the one the config names."""
+    family = experiment.device.partition(":")[0]
+    facts = machine.facts()
+    try:
+        device_id = machine.device_id(experiment.device, experiment.gpu)
+    except machine.DeviceError as absent:
+        name, memory, capability = _named(experiment.gpu) if family == "cuda" else ("the GPU", None, None)
+        return Device(family, name, memory, capability, str(absent))
+    if family == "cpu":
+        return Device(family, "this machine", facts["memory_bytes"])
+    for gpu in facts["gpus"]:
+        if gpu["uuid"] == device_id:
+            major, _, minor = (gpu["compute_capability"] or "").partition(".")
+            capability = (int(major), int(minor)) if major else None
+            return Device(family, f"the {gpu['name']}", gpu["memory_bytes"], capability)
+    return Device(family, "the GPU", None)
+
+
+def _named(gpu: str | None) -> tuple[str, int | None, tuple[int, int] | None]:
+    """The NVIDIA GPU of this name, or part of it: what to call it, its memory and compute capability. Of
+    several it is the one with the least memory, so that nothing is said to fit that may not."""
+    if gpu is None:
+        return "the GPU", None, None
+    part = gpu.lower().removeprefix("nvidia ")
+    known = [m for m in MACHINES.values() if m.compute_capability and part in m.name.lower()]
+    if not known:
+        return f"the {gpu}", None, None
+    least = min(known, key=lambda found: found.memory_bytes)
+    return f"the {gpu}", least.memory_bytes, least.compute_capability
+
+
+def at_hand(cell: Cell) -> Ready | None:
+    """The weights of a cell that are here as they are given; null where they are to be made or downloaded.
+
+    Raises WeightsError: there are none, or its stack can neither load them nor make its own of them.
+    """
+    source = cell.source
+    if cell.weights_format == "none":
+        return None
+    if source is None:
+        raise weights.not_named(cell.model.name, cell.weights_format)
+    if source.kind == "synthetic":
+        if cell.packing and cell.model.shape:
+            packed.grouped(cell.packing, cell.model.shape)
+        return None
+    ready = weights.local(Path(str(source.path))) if source.kind == "path" else in_hub_cache(source)
+    if ready is not None:
+        _check(cell, ready)
+    return ready
+
+
+def _check(cell: Cell, ready: Ready) -> None:
+    if cell.weights_format != "gguf":
+        weights.check_loadable(ready, cell.variant.stack)
+        if cell.packing:
+            packed.check(ready, cell.packing, cell.variant.stack)
+    elif ready.format == "hf":
+        weights.check_convertible(ready)
+    elif cell.quant not in (None, ready.quant):
+        weights.check_quantizable(ready, str(cell.quant))
+
+
+def expected(cell: Cell, device: Device, threads: int) -> Forecast:
+    """The forecast of a cell before anything is made or downloaded for it."""
+    try:
+        return forecast(cell, at_hand(cell), device, threads)
+    except WeightsError:  # a failure of its own, told when its turn comes
+        return forecast(cell, None, device, threads)
+
+
+def known_failures(experiment: Experiment, cells: Sequence[Cell]) -> dict[str, list[str]]:
+    """By cell, why it cannot work here, each reason a sentence; empty where no reason is known."""
+    device = device_of(experiment)
+    threads = experiment.protocol.threads or machine.physical_cores()
+    return {cell.id: expected(cell, device, threads).failures for cell in cells}
+
+
+def forecast(
+    cell: Cell, ready: Ready | None, device: Device, threads: int, bandwidth: float | None = None
+) -> Forecast:
+    """What is to be expected of a cell. `ready`: its weights, if they are here. `bandwidth`: bytes/s that the
+    device reads, for the time."""
+    capability, shape = device.compute_capability, _shape(cell, ready)
+    packing = packing_of(cell, shape, ready)
+    shards = ready.shards if ready and ready.packing == packing else None
+    broken = plan.known_failures(cell, threads, device.family, capability, shape, packing, shards)
+    sizes = _sizes(cell, ready)
+    if sizes is None:
+        return Forecast(None, None, tuple(broken), None, None)
+    prompt, new = int(cell.workload.prompt_tokens or 0), int(cell.workload.new_tokens or 0)
+    options = cell.options(threads)
+    static = options.get("cache") == "static"
+    guess = estimate(
+        weight_bytes=sizes[0],
+        kv_bytes_per_token=sizes[1] * _kv_element_bytes(options),
+        prompt_tokens=prompt,
+        new_tokens=new,
+        n_ctx=_held_tokens(options, prompt + new),
+        bandwidth_bytes_per_s=bandwidth,
+        weights_format=cell.weights_format,
+        reads_all_kv=static,
+        on_gpu=device.family != "cpu",
+    )
+    memory, has = round(guess.memory_bytes), device.memory_bytes
+    if device.family != "cpu" and options.get("gpu_layers", -1) != -1:
+        has = None  # what is offloaded is not counted apart
+    fits = None if has is None else memory <= has
+    # Where a stack is only functional, it is not the bandwidth that takes the time.
+    seconds = None if device.family in cell.header.functional else guess.seconds
+    no_room = f"will not fit: {has / 1e9:.1f} GB on {device.name}" if has and not fits else None
+    return Forecast(memory, seconds, tuple(broken), fits, no_room)
+
+
+def _held_tokens(options: dict[str, Any], tokens: int) -> int:
+    """Tokens that the cache holds room for."""
+    if options.get("fuse_layers"):  # autoawq allocates its fused layers' cache for max_seq_len
+        return int(options["max_seq_len"])
+    has_n_ctx = options.get("cache") == "static" or "cache" not in options
+    return int((has_n_ctx and options.get("n_ctx")) or tokens)  # a dynamic one is as long as what it holds
+
+
+def _kv_element_bytes(options: dict[str, Any]) -> float:
+    """Bytes of a K or V element, their mean; 16 bits in stacks that leave no choice."""
+    if "dtype" in options:
+        return ELEMENT_BYTES[options["dtype"]]
+    return (element_bytes(options.get("type_k", "f16")) + element_bytes(options.get("type_v", "f16"))) / 2
+
+
+def _shape(cell: Cell, ready: Ready | None) -> Shape | None:
+    if cell.model.shape or ready is None or ready.format != "hf":
+        return cell.model.shape
+    return checkpoint.read(ready.path, needs_shape=False).shape
+
+
+def packing_of(cell: Cell, shape: Shape | None, ready: Ready | None) -> Packing | None:
+    """How the weights of a cell are packed, or will be where they are made here."""
+    if ready and ready.packing:
+        return ready.packing
+    made_here = ready is not None or (cell.source is not None and cell.source.kind == "synthetic")
+    if cell.packing and made_here and shape:
+        with contextlib.suppress(WeightsError):  # a failure of its own, told when its turn comes
+            return packed.grouped(cell.packing, shape)
+    return cell.packing
+
+
+def _sizes(cell: Cell, ready: Ready | None) -> tuple[float, float] | None:
+    """Bytes of the weights as the cell's stack holds them, and KV elements a token; null where neither shape
+    nor weights tell."""
+    shape = _shape(cell, ready)
+    if cell.weights_format == "none" or (ready is None and shape is None):
+        return None
+    kv = float(kv_elements_per_token(shape)) if shape else None
+    if ready and (told := ready.attention):
+        kv = 2.0 * told["layers"] * told["kv_heads"] * told["head_dim"]
+    loaded = bytes_of_shape(cell, shape) if shape else None
+    if ready:
+        loaded = _bytes_of(cell, ready) or loaded
+    return None if kv is None or loaded is None else (loaded, kv)
+
+
+def bytes_of_shape(cell: Cell, shape: Shape) -> float:
+    """Bytes of the weights of a shape as the cell's stack holds them."""
+    if packing := packing_of(cell, shape, None):
+        return sum(packed_bytes(of_shape(shape), packing).values())
+    if cell.weights_format == "hf":
+        return _as_loaded(cell, of_shape(shape))
+    return weights.synthetic_bytes(shape, cell.quant or weights.SOURCE_QUANT)
+
+
+def _bytes_of(cell: Cell, ready: Ready) -> float | None:
+    """As bytes_of_shape, of weights that are here; null where others are made of them."""
+    if cell.packing and not ready.packing:
+        return None
+    if cell.weights_format == "hf" and ready.quant in weights.FULL_TYPES:
+        return _as_loaded(cell, checkpoint.read(ready.path, needs_shape=False).loaded)
+    if cell.weights_format != "gguf" or cell.quant in (None, ready.quant):
+        return float(ready.sizes["model_bytes"])
+    return weights.quantized_bytes(ready.header, str(cell.quant)) if ready.header else None
+
+
+def _as_loaded(cell: Cell, tensors: Sequence[Tensor]) -> float:
+    options = cell.options(1)
+    return loaded_bytes(tensors, options["dtype"], cell.quant, bool(options.get("double_quant")))

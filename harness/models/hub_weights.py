@@ -1,0 +1,58 @@
+"""Weights that the Hugging Face hub has: found in its cache, else downloaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from harness.config import Weights
+from harness.models import hub
+from harness.models.weights import Ready, WeightsError, local
+
+
+def from_hub(source: Weights) -> Ready:
+    """A GGUF or a checkpoint, no placeholder left: of the hub's cache if that has it whole, else downloaded.
+
+    Raises WeightsError.
+    """
+    repo, revision = str(source.repo), source.revision or "main"
+    found = _in_cache(source)
+    if isinstance(found, Ready):
+        return found
+    cached = f"what the cache has cannot be used ({found})" if found else "is not whole in the cache"
+    try:  # what cannot be used is cut off, most likely: a download completes it, or says what is wrong
+        if source.file is None:
+            return _of_commit(hub.download_checkpoint(repo, revision))
+        return _of_commit(hub.download_file(repo, source.file, revision), source.file)
+    except hub.Unreachable as silence:
+        raise WeightsError(f"hub {repo}: {cached}, and {silence}") from silence
+    except hub.HubError as refusal:
+        raise WeightsError(f"{refusal}; {cached}" if found else str(refusal)) from refusal
+
+
+def in_hub_cache(source: Weights) -> Ready | None:
+    """Weights that the hub's cache has whole, found without asking the hub; null where it has not.
+
+    Raises WeightsError where the cache itself cannot be used.
+    """
+    found = _in_cache(source)
+    return found if isinstance(found, Ready) else None
+
+
+def _in_cache(source: Weights) -> Ready | WeightsError | None:
+    """What is wrong where that which is there cannot be used. Raises WeightsError where the cache cannot."""
+    repo, file, revision = str(source.repo), source.file, source.revision or "main"
+    try:
+        path = hub.cached_file(repo, file, revision) if file else hub.cached_checkpoint(repo, revision)
+    except hub.HubError as mistake:
+        raise WeightsError(str(mistake)) from mistake
+    try:
+        return _of_commit(path, file) if path else None
+    except WeightsError as damage:
+        return damage
+
+
+def _of_commit(path: Path, file: str | None = None) -> Ready:
+    """Of a folder snapshots/COMMIT in the hub's cache, or a file in one."""
+    commit = path if file is None else path.parents[file.count("/")]
+    return replace(local(path), revision=commit.name)

@@ -1,0 +1,516 @@
+"""GPTQ and AWQ checkpoints: what is told of one, what is refused before it is loaded, and those made here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_checkpoint import ENTRY, TINY, entries, write_config, write_safetensors
+from test_weights import SEED, cell, write_checkpoint, write_gguf
+
+from harness import config, plan
+from harness.campaign.prepare import NotReady, Preparation
+from harness.config import Model, Weights
+from harness.models import checkpoint, packed, weights
+from harness.models.config_json import BESIDE
+from harness.models.weights import WeightsError
+from harness.theory import shapes
+from harness.theory.families import SHAPES
+from harness.theory.hf_config import ConfigJsonError
+from harness.theory.packed import Packing, linears, packed_bytes
+from harness.theory.packed_config import packing_in, packing_of
+from harness.theory.tensors import of_shape
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+LAYER = "model.layers.0.self_attn.q_proj"
+
+
+def packed_entries(shape: shapes.Shape, packing: Packing) -> dict[str, ENTRY]:
+    """A shape's tensors as the libraries store them, the rest in f16."""
+    found: dict[str, ENTRY] = {}
+    for name, (_, dims, _) in entries(shape).items():
+        if not name.endswith("_proj.weight"):
+            found[name] = ("F16", dims, 2)
+            continue
+        layer, (n_out, n_in) = name.removesuffix(".weight"), dims
+        groups = 1 if packing.group_size == -1 else n_in // packing.group_size
+        per = 32 // packing.bits
+        rows, columns = (n_in // per, n_out) if packing.method == "gptq" else (n_in, n_out // per)
+        found[f"{layer}.qweight"] = ("I32", [rows, columns], 4)
+        found[f"{layer}.qzeros"] = ("I32", [groups, n_out // per], 4)
+        found[f"{layer}.scales"] = ("F16", [groups, n_out], 2)
+        if packing.method == "gptq":
+            found[f"{layer}.g_idx"] = ("I32", [n_in], 4)
+    return found
+
+
+def write_packed(folder: Path, settings: dict[str, Any], beside: str = "", **changed: ENTRY | None) -> Path:
+    """A checkpoint packed as `settings` say, in config.json or in a file beside it; `changed`: tensors of
+    LAYER that are others, or missing."""
+    folder.mkdir(exist_ok=True)
+    packing = packing_in(settings, method=BESIDE.get(beside))
+    assert packing is not None
+    stored = packed_entries(TINY, packing)
+    for kind, entry in changed.items():
+        stored.pop(f"{LAYER}.{kind}", None)
+        if entry:
+            stored[f"{LAYER}.{kind}"] = entry
+    write_safetensors(folder / "model.safetensors", stored, {"format": "pt"})
+    if beside:
+        (folder / beside).write_text(json.dumps(settings))
+        return write_config(folder)
+    return write_config(folder, quantization_config=settings)
+
+
+@pytest.fixture
+def preparation() -> Preparation:
+    return Preparation("cpu", None, 2, lambda line: None)
+
+
+# --- what is asked ------------------------------------------------------------------------------------------
+
+
+def test_ids_of_before_weights_had_formats_are_kept():
+    first = plan.cells(config.load(CONFIGS / "cpu-qwen15-0.5b.yaml"))[0]
+    assert first.id == "qwen1.5-0.5b.llamacpp.q8_0.decode.e53e9853"
+    assert plan.content_key(first, {}, [], "f", "m", "d") == "c1281e4570382c8939b4"
+
+
+def test_an_id_names_the_weights_of_its_own_format_alone():
+    """Another path for one format does not measure the others again."""
+    hub, here = Weights(kind="hub", repo="a/b", revision="main"), Weights(kind="path", path="/c")
+    plain = Model(name="m", weights=hub)
+    by_format = Model(name="m", weights=hub, of_format={"hf": hub, "awq": here})
+    changed = Model(name="m", weights=hub, of_format={"hf": hub, "awq": hub})
+    options, workload = {"kernel": "gemm"}, cell("hf").workload
+
+    def id_of(stack: str, model: Model) -> str:
+        variant = config.Variant(stack=stack, name="v", options=options if stack == "autoawq" else {})
+        experiment = config.Experiment(name="e", models=(model,), variants=(variant,), workloads=(workload,))
+        return plan.cells(experiment)[0].id
+
+    assert id_of("hf", plain) == id_of("hf", by_format) == id_of("hf", changed)
+    assert id_of("autoawq", plain) == id_of("autoawq", changed) != id_of("autoawq", by_format)
+
+
+def test_a_cell_asks_for_the_format_and_the_bits_of_its_stack():
+    assert cell("gptq", bits=8).packing == Packing("gptq", 8)
+    assert cell("gptq").packing == Packing("gptq", 4)
+    assert cell("autoawq").packing == Packing("awq", 4)
+    assert (cell("bnb").packing, cell("llamacpp").packing, cell("fake").packing) == (None, None, None)
+    formats = {stack: cell(stack).weights_format for stack in ("gptq", "autoawq", "hf", "llamacpp", "fake")}
+    assert formats == {"gptq": "gptq", "autoawq": "awq", "hf": "hf", "llamacpp": "gguf", "fake": "none"}
+
+
+def test_bits_and_quant_are_filled_into_the_source():
+    model = Model(name="m", weights=Weights(kind="path", path="/m/{quant}/Int{bits}"))
+    asked = replace(cell("gptq", bits=8), model=model)
+    assert asked.source is not None
+    assert asked.source.path == "/m/{quant}/Int8"  # it has no quant
+    asked = replace(cell("llamacpp", quant="q4_0"), model=model)
+    assert asked.source is not None
+    assert asked.source.path == "/m/q4_0/Int{bits}"
+
+
+# --- what is told -------------------------------------------------------------------------------------------
+
+
+TOLD = {
+    "of auto-gptq": (GPTQ | {"damp_percent": 0.01, "static_groups": False}, Packing("gptq", layout="gptq")),
+    "with act-order": (
+        GPTQ | {"desc_act": True, "bits": 8},
+        Packing("gptq", 8, act_order=True, layout="gptq"),
+    ),
+    "of gptqmodel": (GPTQ | {"checkpoint_format": "gptq_v2"}, Packing("gptq", layout="gptq_v2")),
+    "asymmetric": (GPTQ | {"sym": False, "group_size": -1}, Packing("gptq", 4, -1, False, layout="gptq")),
+    "for Marlin": (GPTQ | {"is_marlin_format": True}, Packing("gptq", layout="marlin")),
+    "of autoawq": (AWQ | {"version": "GEMM"}, Packing("awq", symmetric=False, layout="gemm")),
+    "of another layout": (
+        AWQ | {"version": "gemv_fast"},
+        Packing("awq", symmetric=False, layout="gemv_fast"),
+    ),
+    "of bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, None),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_config_says_how_weights_are_packed(name):
+    settings, packing = TOLD[name]
+    assert packing_of({"quantization_config": settings}) == packing
+    assert packing_of({"text_config": {"quantization_config": settings}}) == packing
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"bits": "four"}, "quantization_config.bits must be from 2 to 8, not 'four'"),
+        ({"bits": True}, "quantization_config.bits must be from 2 to 8, not true"),
+        ({"bits": 16}, "quantization_config.bits must be from 2 to 8, not 16"),
+        ({"bits": None}, "quantization_config.bits is missing"),
+        (
+            {"group_size": 0},
+            "quantization_config.group_size must be a size, or -1 for a whole column, not 0",
+        ),
+        (
+            {"group_size": 1.5},
+            "quantization_config.group_size must be a size, or -1 for a whole column, not 1.5",
+        ),
+        ({"desc_act": "no"}, "quantization_config.desc_act must be true or false, not 'no'"),
+        ({"sym": 1}, "quantization_config.sym must be true or false, not 1"),
+        ({"checkpoint_format": ["gptq"]}, "quantization_config.checkpoint_format must be a name, not a list"),
+    ],
+)
+def test_settings_that_make_no_sense_are_a_sentence(changed, sentence):
+    with pytest.raises(ConfigJsonError) as wrong:
+        packing_of({"quantization_config": GPTQ | changed})
+    assert str(wrong.value) == sentence
+
+
+@pytest.mark.parametrize("settings", [GPTQ, GPTQ | {"bits": 8}, AWQ, GPTQ | {"group_size": -1}])
+def test_bytes_of_a_packed_checkpoint_are_told_by_what_they_hold(tmp_path, settings):
+    ready = weights.local(write_packed(tmp_path, settings))
+    packing = packing_of({"quantization_config": settings})
+    assert packing is not None
+    assert (ready.packing, ready.quant, ready.shards) == (packing, packing.words, 1)
+    expected = packed_bytes(of_shape(TINY), packing)
+    assert ready.sizes["bytes_by_type"] == expected
+    assert ready.sizes["model_bytes"] == sum(expected.values())
+    assert ready.sizes["parameters"] == shapes.parameters(TINY)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 128, "desc_act": False, "sym": True}),
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 128, "zero_point": True, "version": "GEMM"}),
+    ],
+)
+def test_settings_may_stand_in_a_file_of_their_own(tmp_path, name, settings):
+    folder = write_packed(tmp_path, settings, beside=name)
+    ready = weights.local(folder)
+    stack = "gptq" if name.startswith("quantize") else "autoawq"
+    asked = cell(stack).packing
+    assert ready.packing is not None
+    assert asked is not None
+    assert (ready.packing.method, ready.quant) == (asked.method, f"{asked.method}-int4")
+    packed.check(ready, asked, stack)
+    (folder / name).write_text(json.dumps(settings | {"damp_percent": 0.1}))
+    assert weights.local(folder).fingerprint != ready.fingerprint  # libraries load by it
+    (folder / name).write_text("{")
+    with pytest.raises(WeightsError, match=f"{name}: is not JSON"):
+        weights.local(folder)
+
+
+def test_shards_are_counted(tmp_path):
+    stored = list(packed_entries(TINY, Packing("awq")).items())
+    write_config(tmp_path, quantization_config=AWQ)
+    names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    for i, name in enumerate(names):
+        write_safetensors(tmp_path / name, dict(stored[i::2]), {"format": "pt"})
+    weight_map = {tensor: names[i % 2] for i, (tensor, _) in enumerate(stored)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert weights.local(tmp_path).shards == 2
+
+
+# --- what is refused ----------------------------------------------------------------------------------------
+
+
+def _packed(settings: dict[str, Any], **changed: ENTRY | None) -> Callable[[Path], Path]:
+    return lambda folder: write_packed(folder, settings, **changed)
+
+
+def _contradicted(folder: Path) -> Path:
+    (folder / "quantize_config.json").write_text(json.dumps(GPTQ | {"group_size": 64}))
+    return write_packed(folder, GPTQ)
+
+
+def _marlin_beside(folder: Path) -> Path:
+    (folder / "quantize_config.json").write_text(json.dumps(GPTQ | {"is_marlin_format": True}))
+    return write_packed(folder, GPTQ)
+
+
+def _saying(**settings: Any) -> Callable[[Path], Path]:
+    """GPTQ weights of 4 bits in groups of 128, and a config.json that says otherwise."""
+
+    def make(folder: Path) -> Path:
+        write_packed(folder, GPTQ)
+        return write_config(folder, quantization_config=GPTQ | settings)
+
+    return make
+
+
+def _awq_saying(**settings: Any) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        write_packed(folder, AWQ)
+        return write_config(folder, quantization_config=AWQ | settings)
+
+    return make
+
+
+def _unsaid(folder: Path) -> Path:
+    write_packed(folder, GPTQ)
+    return write_config(folder)
+
+
+GIVEN: dict[str, tuple[str, dict[str, Any], Callable[[Path], Path], str]] = {
+    "GPTQ to AWQ": (
+        "autoawq",
+        {},
+        _packed(GPTQ),
+        "stack autoawq needs AWQ weights, and PATH is GPTQ (4 bits)",
+    ),
+    "AWQ to GPTQ": ("gptq", {}, _packed(AWQ), "stack gptq needs GPTQ weights, and PATH is AWQ (4 bits)"),
+    "16 bits to GPTQ": (
+        "gptq",
+        {},
+        write_checkpoint,
+        "PATH: is bf16; quantizing to GPTQ needs calibration data, which the harness does not do: name a "
+        "quantized checkpoint",
+    ),
+    "16 bits to AWQ": (
+        "autoawq",
+        {},
+        write_checkpoint,
+        "PATH: is bf16; quantizing to AWQ needs calibration data, which the harness does not do: name a "
+        "quantized checkpoint",
+    ),
+    "a GGUF": (
+        "gptq",
+        {},
+        lambda folder: write_gguf(folder / "m.gguf"),
+        "stack gptq needs a Hugging Face checkpoint, and PATH is a GGUF",
+    ),
+    "another method": (
+        "autoawq",
+        {},
+        lambda folder: write_checkpoint(folder, quantization_config={"quant_method": "fp8"}),
+        "stack autoawq needs AWQ weights, and PATH is fp8",
+    ),
+    "packed, and nothing says how": (
+        "gptq",
+        {},
+        _unsaid,
+        "stack gptq needs GPTQ weights, and PATH is packed, and nothing beside it says how",
+    ),
+    "other bits than asked": (
+        "gptq",
+        {"bits": 8},
+        _packed(GPTQ),
+        "PATH: has 4 bits, and stack gptq was asked for 8",
+    ),
+    "other bits than the default": (
+        "gptq",
+        {},
+        _packed(GPTQ | {"bits": 8}),
+        "PATH: has 8 bits, and stack gptq was asked for 4",
+    ),
+    **{
+        f"no {kind}": ("gptq", {}, _packed(GPTQ, **{kind: None}), f"PATH: {LAYER} lacks its {kind}")
+        for kind in ("qweight", "qzeros", "scales", "g_idx")
+    },
+    "AWQ without scales": ("autoawq", {}, _packed(AWQ, scales=None), f"PATH: {LAYER} lacks its scales"),
+    "another group size": (
+        "gptq",
+        {},
+        _saying(group_size=64),
+        f"PATH: its config.json says group_size 64, and {LAYER}.scales has groups of 128",
+    ),
+    "one group": (
+        "gptq",
+        {},
+        _saying(group_size=-1),
+        f"PATH: its config.json says group_size -1, and {LAYER}.scales has groups of 128",
+    ),
+    "another group size of AWQ": (
+        "autoawq",
+        {},
+        _awq_saying(group_size=32),
+        f"PATH: its config.json says group_size 32, and {LAYER}.scales has groups of 128",
+    ),
+    "other bits inside": (
+        "gptq",
+        {"bits": 8},
+        _saying(bits=8),
+        f"PATH: its config.json says 8 bits, and {LAYER}.qweight holds 4",
+    ),
+    "zeros of another size": (
+        "gptq",
+        {},
+        _packed(GPTQ, qzeros=("I32", [2, 16], 4)),
+        f"PATH: its config.json says gptq-int4, by which {LAYER}.qzeros is 2 x 32, and it is 2 x 16",
+    ),
+    "a scale that is a number": (
+        "gptq",
+        {},
+        _packed(GPTQ, scales=("F16", [], 2)),
+        f"PATH: its config.json says gptq-int4, and {LAYER}.scales is a number",
+    ),
+    "nothing packed": (
+        "gptq",
+        {},
+        lambda folder: write_checkpoint(folder, quantization_config=GPTQ),
+        "PATH: its config.json says gptq-int4, and none of its tensors is packed",
+    ),
+    "AWQ for gemv": (
+        "autoawq",
+        {},
+        _awq_saying(version="gemv"),
+        "PATH: is AWQ in the layout gemv; only gemm is loaded here",
+    ),
+    "GPTQ for Marlin": (
+        "gptq",
+        {},
+        _saying(checkpoint_format="marlin"),
+        "PATH: is GPTQ in the layout marlin; only gptq or gptq_v2 is loaded here",
+    ),
+    "GPTQ for Marlin by the other file": (
+        "gptq",
+        {},
+        _marlin_beside,
+        "PATH: is GPTQ in the layout marlin; only gptq or gptq_v2 is loaded here",
+    ),
+    "files that contradict each other": (
+        "gptq",
+        {},
+        _contradicted,
+        "PATH: its config.json says group_size 128, and quantize_config.json 64",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_weights_that_a_stack_cannot_take_are_refused_in_a_sentence(tmp_path, preparation, name):
+    stack, options, make, sentence = GIVEN[name]
+    path = make(tmp_path)
+    asked = cell(stack, path, **options)
+    with pytest.raises(NotReady) as refused:
+        preparation.weights(asked)
+    assert (refused.value.outcome, str(refused.value)) == ("error", sentence.replace("PATH", str(path)))
+    assert preparation.fingerprint(asked) is None
+
+
+@pytest.mark.parametrize(
+    ("stack", "settings", "options"),
+    [
+        ("gptq", GPTQ, {}),
+        ("gptq", GPTQ | {"bits": 8}, {"bits": 8}),
+        ("gptq", GPTQ | {"desc_act": True, "sym": False}, {}),
+        ("gptq", GPTQ | {"group_size": 64}, {}),
+        ("gptq", GPTQ | {"group_size": -1}, {}),
+        ("autoawq", AWQ, {}),
+    ],
+)
+def test_weights_that_are_as_they_say_are_taken_as_they_are(tmp_path, preparation, stack, settings, options):
+    folder = write_packed(tmp_path, settings)
+    ready = preparation.weights(cell(stack, folder, **options))
+    assert ready is not None
+    assert (ready.path, ready.format) == (folder, "hf")
+    assert preparation.fingerprint(cell(stack, folder, **options)) == f"{ready.fingerprint}-None"
+
+
+def test_a_quantized_checkpoint_is_not_converted_to_gguf(tmp_path, preparation):
+    with pytest.raises(NotReady, match="is awq-int4; only 16- and 32-bit weights are converted to GGUF"):
+        preparation.weights(cell("llamacpp", write_packed(tmp_path, AWQ)))
+
+
+def test_a_format_that_is_not_named_fails_its_cells_and_the_campaign_goes_on(
+    tmp_path, harness, hf_interpreter
+):
+    write_packed(tmp_path / "m", GPTQ)
+    settings = {"new_tokens": 8, "repeats": 1, "measure_bandwidth": False}
+    models = [{"name": "m", "weights": {"gptq": "m"}}]
+    variants = [{"stack": "hf"}, {"stack": "fake", "name": "f"}]
+    text = json.dumps({"protocol": settings, "models": models, "variants": variants})
+    (tmp_path / "c.yaml").write_text(text)
+    failed, fine = harness("run", "c.yaml", "--json").json
+    assert (failed["stack"], failed["status"]) == ("hf", "error")
+    assert failed["reasons"] == ["model m has no hf weights: name them in the config, as weights.hf"]
+    assert (fine["stack"], fine["status"]) == ("fake", "ok")
+
+
+# --- what is made -------------------------------------------------------------------------------------------
+
+
+def test_synthetic_weights_are_packed_once_for_all_stacks_and_unpacked_for_a_reference(hf_interpreter, cache):
+    said: list[str] = []
+    preparation = Preparation("cpu", None, 2, said.append)
+    shape = SHAPES["tiny-qwen2"]
+    for asked, stack in ((Packing("gptq"), "gptq"), (Packing("awq"), "autoawq")):
+        made = preparation.packed(cell("hf"), asked)
+        assert made.packing is not None
+        assert (made.quant, made.synthetic, made.packing.group_size) == (asked.words, True, 128)
+        assert made.sizes["bytes_by_type"] == packed_bytes(of_shape(shape), made.packing)
+        assert f"pack tiny-qwen2 {asked.words}: flushing to disk" in said
+        said.clear()
+        assert preparation.weights(cell(stack)) == made  # no environment of that stack is there, nor needed
+        parent = made.path.parent.name
+        assert preparation.fingerprint(cell(stack)) == f"{_name()}-{parent}-{asked.words}"
+        assert not said
+    reference = preparation._producer.unpacked(cell("hf"), made)
+    assert (reference.quant, reference.packing, reference.format) == ("f16", None, "hf")
+    assert reference.sizes["bytes_by_type"] == {"f16": 2 * shapes.parameters(shape)}
+    assert preparation.unpacked(cell(stack)) == reference
+    assert said.count("unpack tiny-qwen2 f16: import") == 1
+
+
+def _name() -> str:
+    return weights.synthetic_name(SHAPES["tiny-qwen2"], SEED)
+
+
+def test_a_synthetic_checkpoint_at_a_path_is_packed_too(tmp_path, hf_interpreter, preparation):
+    """Its stack would do it by itself; another's environment is at hand here."""
+    folder = preparation.checkpoint(cell("hf")).path
+    given = weights.local(folder)
+    packed.check(given, Packing("gptq"), "gptq")
+    made = preparation._producer.packed(cell("hf", folder), Packing("gptq"), given)
+    asked = cell("gptq", folder)
+    assert preparation.weights(asked) == made
+    assert preparation.fingerprint(asked) == f"{given.fingerprint}-{made.path.parent.name}-gptq-int4"
+    assert checkpoint.read(made.path).shape == SHAPES["tiny-qwen2"]
+
+
+@pytest.mark.parametrize(("hidden", "ffn", "group_size"), [(256, 512, 128), (320, 512, 64), (256, 480, 32)])
+def test_groups_are_as_large_as_divides_every_input(hidden, ffn, group_size):
+    shape = replace(SHAPES["tiny-qwen2"], hidden_size=hidden, intermediate_size=ffn)
+    assert packed.grouped(Packing("gptq"), shape).group_size == group_size
+    assert {tensor.dims[1] for tensor in linears(shape)} == {256, hidden, ffn}
+
+
+def test_inputs_that_no_group_divides_are_a_sentence():
+    shape = replace(SHAPES["tiny-qwen2"], intermediate_size=500)
+    with pytest.raises(WeightsError) as odd:
+        packed.grouped(Packing("awq"), shape)
+    assert str(odd.value) == "cannot be packed: 500 inputs of a matrix are no whole groups of 32"
+
+
+def test_synth_packs_and_says_the_exact_sizes(harness, hf_interpreter):
+    asked = ("synth", "tiny-llama", "--format", "gptq", "--bits", "8")
+    (row,) = harness(*asked, "--json").json
+    expected = packed_bytes(of_shape(TINY), Packing("gptq", 8))
+    assert (row["format"], row["quant"], row["bytes_by_type"]) == ("hf", "gptq-int8", expected)
+    assert row["bpw"] == 8 * sum(expected.values()) / shapes.parameters(TINY)
+    stored = checkpoint.read(Path(row["path"]))
+    assert sum(tensor.bytes for tensor in stored.tensors) == row["model_bytes"]
+    assert harness(*asked).out.strip() == row["path"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            ("--format", "gptq", "--quant", "q4_0"),
+            "--quant is of --format gguf; a checkpoint is packed in 4 bits",
+        ),
+        (("--format", "awq", "--bits", "8"), "--bits is of --format gptq; AWQ has 4"),
+        (("--bits", "4"), "--bits is of --format gptq"),
+    ],
+)
+def test_what_synth_cannot_make_is_a_sentence(harness, options, sentence):
+    ran = harness("synth", "tiny-llama", *options)
+    assert (ran.code, ran.out, ran.err) == (2, "", f"harness: {sentence}\n")

@@ -73,18 +73,29 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
-from transformers.cache_utils import StaticLayer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from runners import hf_loaded, teacher_forced, torch_device
+from runners.hf_cache import TransformersCache
+from runners.packed import pack, unpack
 from runners.protocol import Request, Say
 from runners.synthetic import synthesize
 from runners.torch_device import DTYPES
 from runners.torch_probe import probe
 
-__all__ = ["DOES_NOT_FIT", "HfSession", "load", "load_model", "logits", "probe", "synthesize"]
+__all__ = [
+    "DOES_NOT_FIT",
+    "HfSession",
+    "load",
+    "load_model",
+    "logits",
+    "pack",
+    "probe",
+    "synthesize",
+    "unpack",
+]
 
-DOES_NOT_FIT: tuple[type[BaseException], ...] = (torch.OutOfMemoryError, MemoryError)
+DOES_NOT_FIT: tuple[type[BaseException], ...] = (torch_device.OUT_OF_MEMORY, MemoryError)
 QUANTS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}  # as weights of these types are named elsewhere
 TRUSTED = "trust_remote_code: true"
 FIRST_REHEARSED = 32  # tokens of context; shorter ones are the warm-up's
@@ -140,22 +151,27 @@ class HfSession:
     """One model and its cache; see runners.protocol.Session."""
 
     def __init__(
-        self, request: Request, model: torch.nn.Module, describe: Callable[[], dict[str, Any]]
+        self,
+        request: Request,
+        model: torch.nn.Module,
+        describe: Callable[[], dict[str, Any]],
+        context: Any = None,
     ) -> None:
         """`describe`: what the stack says of the model as it is, whenever facts are asked for; its `options`
-        are those that the stack itself resolves."""
-        self._options = request.options
+        are those that the stack itself resolves. `context`: what holds it, where that is no cache of
+        transformers': all that a TransformersCache has."""
+        self._options = options = request.options
         self.model = model
         self._describe = describe
         self._device = next(model.parameters()).device
-        self._static: StaticCache | None = None
-        if self._options["cache"] == "static":
-            self._static = StaticCache(config=model.config, max_cache_len=self._options["n_ctx"])
-        self._cache = self._emptied()
+        dtype = model.get_input_embeddings().weight.dtype
+        self._context = context or TransformersCache(
+            model.config, options["cache"], options["n_ctx"], dtype, self._device
+        )
         self._mode: str | None = None
         self._stepping = model
-        if self._options.get("compile"):
-            self._mode = torch_device.compile_mode(self._device, hf_loaded.all_are(StaticLayer, self._cache))
+        if options.get("compile"):
+            self._mode = torch_device.compile_mode(self._device, self._context.same_buffers)
             self._stepping = torch_device.compiled(model, self._mode)
         self._clock = torch_device.Clock(self._device)
         self._allocator = torch_device.Allocator(self._device)
@@ -169,19 +185,16 @@ class HfSession:
         On a GPU take more, at 32, 64 ... tokens of context: which kernels run depends on the length, and CUDA
         loads each when it first runs. A static cache has one length, which the warm-up meets.
         """
-        if self._static is not None:
-            hf_loaded.allocate(self._static, self.model.config, DTYPES[self._options["dtype"]], self._device)
+        self._context.allocate()
         self.empty(0)
         self._forward(self.model, self._tensor([0]), 1)
-        one, depth = self._cache, FIRST_REHEARSED
-        while self._device.type == "cuda" and self._static is None and depth <= self._options["n_ctx"]:
+        depth = FIRST_REHEARSED
+        while self._device.type == "cuda" and depth <= self._context.capacity:
             try:
-                deep = hf_loaded.deepened(one, depth, self.model.config)
-                if deep is None:
+                if not self._context.deepen(depth):
                     break
-                self._cache = deep
                 self._forward(self._stepping, self._tensor([0]), 1)
-            except (torch.OutOfMemoryError, MemoryError):
+            except DOES_NOT_FIT:
                 break  # how far it gets is what decoding shows
             depth *= 2
         self.empty(0)
@@ -197,13 +210,6 @@ class HfSession:
         self._allocator.begin()
         self._compilations = torch_device.compilations()
         return self._decode(prompt, new_tokens)
-
-    @torch.inference_mode()  # what it wrote, a static cache can only be zeroed in
-    def _emptied(self) -> DynamicCache | StaticCache:
-        if self._static is None:
-            return DynamicCache(config=self.model.config)
-        self._static.reset()
-        return self._static
 
     def _decode(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         clock, allocator = self._clock, self._allocator
@@ -229,24 +235,23 @@ class HfSession:
     @torch.inference_mode()
     def _forward(self, model: torch.nn.Module, ids: torch.Tensor, keep: int) -> torch.Tensor:
         """Logits after the last `keep` of `ids` (1, tokens), these added to the cache: (keep, vocabulary)."""
-        out = model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=keep)
+        out = model(input_ids=ids, logits_to_keep=keep, **self._context.arguments())
         return out.logits[0]
 
     def _tensor(self, ids: list[int]) -> torch.Tensor:
         return torch.tensor([ids], device=self._device)
 
     def empty(self, tokens: int) -> None:
-        """Begin afresh, with room for so many tokens. Raises ValueError for a static cache that has none."""
-        n_ctx = self._options["n_ctx"]
-        if self._static is not None and tokens > n_ctx:
-            raise ValueError(f"a static cache of n_ctx {n_ctx} cannot hold the {tokens} tokens asked for")
-        self._cache = self._emptied()
+        """Begin afresh, with room for so many tokens. Raises ValueError where there is none."""
+        self._context.empty(tokens)
 
     def feed(self, ids: list[int], keep: int) -> np.ndarray:
         """Logits after the last `keep` of `ids`, evaluated after those before: float32 (keep, vocabulary).
 
         One id takes the path of a decode step.
         """
+        if len(ids) > 1 and self._context.tokens() and not self._context.in_chunks:
+            return np.concatenate([self.feed([one], 1) for one in ids])[-keep:]
         model = self._stepping if len(ids) == 1 else self.model
         return self._forward(model, self._tensor(ids), keep).float().cpu().numpy()
 
@@ -254,7 +259,7 @@ class HfSession:
         """What the cache holds; on CUDA each token by the device's own clock, and the allocator's state."""
         self._check_numbers()
         return {
-            "evaluated_tokens": int(self._cache.get_seq_length()),
+            "evaluated_tokens": self._context.tokens(),
             "compilations": torch_device.compilations() - self._compilations,
             **self._clock.counters(),
             **self._allocator.counters(),
@@ -263,15 +268,12 @@ class HfSession:
     def facts(self) -> dict[str, Any]:
         """As transformers has it after loading: counted from the modules, not from what was asked."""
         options, config, model = self._options, self.model.config, self._describe()
-        settings = torch_device.settings(self._device)
-        cache = hf_loaded.cache_facts(config, self._cache, DTYPES[options["dtype"]])
+        settings, context = torch_device.settings(self._device), self._context.facts()
         resolved = {
             "threads": torch.get_num_threads(),
             "expandable_segments": bool(settings.get("allocator", {}).get("expandable_segments")),
             "dtype": hf_loaded.compute_dtype(self.model),
             "attn": config._attn_implementation,
-            "cache": "dynamic" if self._static is None else "static",
-            "n_ctx": self._static and self._static.get_max_length(),
             "compile": self._mode is not None,
         }
         return {
@@ -280,14 +282,14 @@ class HfSession:
             "settings": settings | {"compile_mode": self._mode},
             "allocator": self._allocator.state(),
             **model,
-            "options": options | resolved | model.get("options", {}),
-            "devices": model["devices"] | {"cache": cache.pop("devices")},
-            "memory": model["memory"] | {"kv": cache.pop("memory")},
-            **cache,
+            **context,
+            "options": options | resolved | context["options"] | model.get("options", {}),
+            "devices": model["devices"] | {"cache": context["devices"]},
+            "memory": model["memory"] | {"kv": context["memory"]},
         }
 
     def close(self) -> None:
-        del self._cache, self._static, self._stepping, self.model
+        del self._context, self._stepping, self.model
 
 
 def logits(request: Request, say: Say) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+OUT_OF_MEMORY = torch.cuda.OutOfMemoryError  # by the name that torch 2.2 has too; on a CPU it is MemoryError
+BF16_SINCE = (8, 0)  # compute capability
 STATISTICS = {
     "allocated_bytes": "allocated_bytes.all.current",
     "reserved_bytes": "reserved_bytes.all.current",
@@ -40,9 +42,9 @@ def prepare(device: torch.device, dtype: torch.dtype, threads: int, expandable_s
     if device.type != "cuda":
         return
     if expandable_segments:
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-    if dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
-        major, minor = torch.cuda.get_device_capability(device)
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    major, minor = torch.cuda.get_device_capability(device)
+    if dtype is torch.bfloat16 and (major, minor) < BF16_SINCE:
         name = torch.cuda.get_device_name(device)
         raise ValueError(f"{name} (compute capability {major}.{minor}) has no bf16; ask for fp16")
 
@@ -53,7 +55,7 @@ def memory_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as refusal:
-        if _NO_ROOM.search(str(refusal)) and not isinstance(refusal, torch.OutOfMemoryError):
+        if _NO_ROOM.search(str(refusal)) and not isinstance(refusal, OUT_OF_MEMORY):
             raise MemoryError(_WHERE.sub("", str(refusal).splitlines()[0])) from refusal
         raise
 
@@ -94,7 +96,7 @@ def settings(device: torch.device) -> dict[str, Any]:
             "sdp_flash": backend.flash_sdp_enabled(),
             "sdp_memory_efficient": backend.mem_efficient_sdp_enabled(),
             "sdp_math": backend.math_sdp_enabled(),
-            "sdp_cudnn": backend.cudnn_sdp_enabled(),
+            "sdp_cudnn": hasattr(backend, "cudnn_sdp_enabled") and backend.cudnn_sdp_enabled(),
             "allocator": torch.cuda.memory._snapshot()["allocator_settings"],
         }
     return found | {

@@ -55,10 +55,17 @@ def main(request_path: Path, events_fd: int, controller_pid: int) -> int:
             emit(Done({**answer, "peak_rss_bytes": peak_rss_bytes()}))
     except BaseException as failure:
         traceback.print_exc()
-        first_line = (str(failure).strip() or type(failure).__name__).splitlines()[0]
-        emit(Failed("oom" if isinstance(failure, does_not_fit) else "error", first_line[:500]))
+        emit(Failed("oom" if isinstance(failure, does_not_fit) else "error", _reason(failure)[:500]))
         return 1
     return 0
+
+
+def _reason(failure: BaseException) -> str:
+    """What an exception says, in a line; of one that says nothing, as a bare assert, where it was raised."""
+    if said := str(failure).strip():
+        return said.splitlines()[0]
+    raised = traceback.extract_tb(failure.__traceback__)[-1]
+    return f"{type(failure).__name__}: {raised.line} ({Path(raised.filename).name}:{raised.lineno})"
 
 
 def die_with(controller_pid: int) -> None:

@@ -148,6 +148,51 @@ def bnb_interpreter(cache: Path) -> Interpreter:
 
 
 @pytest.fixture(scope="session")
+def gptq_interpreter(cache: Path) -> Interpreter:
+    """The real auto-gptq environment for CPUs: it unpacks, as it has no kernel for them."""
+    return build.create(stacks()["gptq"].environments["cpu"], print)
+
+
+@pytest.fixture(scope="session")
+def autoawq_interpreter(cache: Path) -> Interpreter:
+    """The real autoawq environment for CPUs: it unpacks, as it has no kernel for them."""
+    return build.create(stacks()["autoawq"].environments["cpu"], print)
+
+
+@pytest.fixture(scope="session")
+def gptqm_interpreter(cache: Path) -> Interpreter:
+    """The real gptqmodel environment for CPUs."""
+    return build.create(stacks()["gptqm"].environments["cpu"], print)
+
+
+@pytest.fixture(scope="session")
+def packed(
+    checkpoint: Callable[..., Path], hf_interpreter: Interpreter, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """The folder of a synthetic checkpoint, packed, made once a session: `packed("tiny-llama", "awq")`;
+    `unpack` is what it is in 16 bits."""
+    root = tmp_path_factory.mktemp("packed")
+
+    def made(name: str, format: str, bits: int = 4, unpack: bool = False, **changed: Any) -> Path:
+        source = checkpoint(name, **changed)
+        target = root / f"{source.name}-{format}{bits}"
+        if not target.exists():
+            run("pack", source, target, format=format, bits=bits, group_size=128)
+        whole = target.with_name(f"{target.name}-unpacked")
+        if unpack and not whole.exists():
+            run("unpack", target, whole)
+        return whole if unpack else target
+
+    def run(job: str, source: Path, target: Path, **options: Any) -> None:
+        files = {"source": str(source), "target": str(target)}
+        model = {"name": "m", "path": str(source), "shape": None}
+        request = Request(job, "hf", "cpu", model, options | {"threads": 1}, files=files)
+        launch.facts_of(launch.run_job(request, hf_interpreter, root, 60))
+
+    return made
+
+
+@pytest.fixture(scope="session")
 def checkpoint(hf_interpreter: Interpreter, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """The folder of a synthetic checkpoint, made once a session: `checkpoint("tiny-llama", tied=True)`."""
     root = tmp_path_factory.mktemp("checkpoints")

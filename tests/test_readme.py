@@ -64,8 +64,17 @@ def test_every_key_of_a_config_and_every_option_of_llamacpp_is_documented():
         assert value in text
 
 
-@pytest.mark.parametrize(("stack", "heading"), [("hf", "transformers"), ("bnb", "bitsandbytes")])
-def test_every_option_of_transformers_and_bitsandbytes_is_documented(stack, heading):
+@pytest.mark.parametrize(
+    ("stack", "heading"),
+    [
+        ("hf", "transformers"),
+        ("bnb", "bitsandbytes"),
+        ("gptq", "auto-gptq"),
+        ("autoawq", "autoawq"),
+        ("gptqm", "gptqmodel"),
+    ],
+)
+def test_every_option_of_the_stacks_that_load_checkpoints_is_documented(stack, heading):
     sections = (ROOT / "docs" / "stacks.md").read_text().split("\n## ")
     (section,) = (text for text in sections if text.startswith(f"{heading} (`stack: {stack}`)"))
     rows = "\n".join(line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `"))
@@ -103,4 +112,4 @@ if __name__ == "__main__":  # the table, to paste
 def test_the_readmes_own_configuration_is_right(tmp_path):
     path = tmp_path / "readme.yaml"
     path.write_text(re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)[0])
-    assert {variant.stack for variant in config.load(path).variants} == {"llamacpp", "hf", "bnb"}
+    assert {variant.stack for variant in config.load(path).variants} == {"llamacpp", "hf", "bnb", "gptqm"}

@@ -101,12 +101,13 @@ def test_a_context_beyond_the_trained_one_is_a_remark_and_no_failure(harness, tm
     assert "beyond_trained_context" in {flag["code"] for flag in row["flags"]}
 
 
-def test_a_configuration_of_three_stacks_needs_none_of_them_to_be_planned(harness):
+def test_a_configuration_of_several_stacks_needs_none_of_them_to_be_planned(harness):
     folder = Path(__file__).parent.parent / "configs"
-    for name in ("quickstart-all", "4090-qwen15"):
+    three = {"llamacpp", "hf", "bnb"}
+    for name, stacks in (("quickstart-all", three), ("4090-qwen15", three | {"gptq", "autoawq"})):
         path = folder / f"{name}.yaml"
         cells = plan.cells(load(path))
-        assert {cell.variant.stack for cell in cells} == {"llamacpp", "hf", "bnb"}
+        assert {cell.variant.stack for cell in cells} == stacks
         lines = harness("run", path, "--dry-run", "--json").json
         assert [line["cell"] for line in lines] == [cell.id for cell in cells]
         assert all(line["memory_bytes"] > 0 for line in lines)

@@ -1,0 +1,258 @@
+"""One AWQ checkpoint in autoawq, the kernel asked for by name, fused or not; decoded by hf's loop."""
+# /// script
+# requires-python = ">=3.10"
+#
+# [tool.harness]
+# summary = "autoawq: AWQ checkpoints (gemm), by each of its kernels, with fused layers and without"
+# weights = "awq"
+# named = ["kernel"]
+# functional = { cpu = "every product unpacks the whole matrix first" }
+# borrows = { hf = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "trust_remote_code"] }
+#
+# [tool.harness.options.kernel]
+# type = "string"
+# choices = ["gemm", "exllama", "exllamav2", "torch"]
+# default = "gemm"
+# help = "who multiplies by the packed matrices; gemm is autoawq's own, torch unpacks and multiplies"
+#
+# [tool.harness.options.fuse_layers]
+# type = "bool"
+# default = false
+# help = "one matrix for q, k and v, flash-attn, and a cache of max_seq_len tokens allocated at once"
+#
+# [tool.harness.options.max_seq_len]
+# type = "int"
+# minimum = 1
+# default-from = "tokens"
+# help = "tokens that the cache of fused layers holds; without them it is not heeded"
+#
+# [tool.harness.options.allow_window]
+# type = "bool"
+# default = false
+# help = "let fused layers decode past max_seq_len, where they lose what they held; the record is invalid"
+#
+# [[tool.harness.limits]]
+# when = { fuse_layers = true, allow_window = false }
+# covers = "max_seq_len"
+# refuses = true
+# says = "past it autoawq zeroes heads of the cache, without a word"
+#
+# [[tool.harness.limits]]
+# when = { fuse_layers = true, cache = "static" }
+# never = true
+# refuses = true
+# says = "fused layers have a cache of their own, and take no other"
+#
+# [[tool.harness.limits]]
+# when = { kernel = ["gemm", "exllama", "exllamav2"] }
+# device = "cuda"
+# says = "autoawq falls back to unpacking in PyTorch, or asserts a CUDA device"
+#
+# [[tool.harness.limits]]
+# when = { fuse_layers = true }
+# device = "cuda"
+# says = "Skipping fusing modules because AWQ extension is not installed."
+#
+# [[tool.harness.limits]]
+# bits = [4]
+# says = "Only 4-bit are supported for now."
+#
+# [[tool.harness.limits]]
+# out_features_multiple_of = 8
+# says = "AssertionError"
+#
+# [tool.harness.env.cpu]
+# device = "cpu"
+# dependencies = [
+#   "torch==2.13.0", "transformers==4.56.2", "accelerate==1.15.0", "autoawq==0.2.9", "numpy==2.2.6",
+#   "setuptools==84.2.1", "wheel==0.48.0",
+# ]
+# no-build-isolation = ["autoawq"]
+# variables = { UV_TORCH_BACKEND = "cpu" }
+#
+# # The kernels' wheel is built against torch 2.6. Fused layers alone need flash-attn, whose build takes an
+# # hour where its authors' wheel cannot be had.
+# [tool.harness.env.cuda]
+# device = "cuda"
+# dependencies = [
+#   "torch==2.6.0", "transformers==4.56.2", "accelerate==1.15.0", "autoawq==0.2.9", "autoawq-kernels==0.0.9",
+#   "numpy==2.2.6", "setuptools==84.2.1", "wheel==0.48.0",
+# ]
+# no-build-isolation = ["autoawq", "autoawq-kernels", "flash-attn"]
+# optional = ["flash-attn==2.7.4.post1"]
+# imports = ["awq_ext", "exl_ext", "exlv2_ext"]
+# ///
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+import awq.models.base
+import awq.modules.linear.gemm
+import torch
+from awq import AutoAWQForCausalLM
+from torch import nn
+
+from runners import hf_loaded, teacher_forced, torch_device
+from runners.hf import DOES_NOT_FIT, HfSession
+from runners.packed import pack, unpack
+from runners.packed_loaded import UNPACKS, check_whole, kernel_facts, lacks
+from runners.protocol import Request, Say
+from runners.synthetic import synthesize
+from runners.torch_probe import probe as torch_probe
+
+__all__ = ["DOES_NOT_FIT", "load", "logits", "pack", "probe", "synthesize", "unpack"]
+
+PACKAGES = ("autoawq",)
+MODULES = {"gemm": "awq_ext", "exllama": "exl_ext", "exllamav2": "exlv2_ext"}  # compiled code of each kernel
+KERNELS = {
+    "gemm": "WQLinear_GEMM[awq_ext]",
+    "exllama": "WQLinear_Exllama",
+    "exllamav2": "WQLinear_ExllamaV2",
+    "torch": "WQLinear_GEMM[torch]",
+}
+LONGEST_INPUT = 2048  # autoawq's own: exllamav2's scratch memory is for so many tokens at once
+SPARE = 1  # flash-attn, told of the latest token, appends it once more: the last has to have room for that
+_gemm = awq.modules.linear.gemm
+
+
+def load(request: Request) -> HfSession:
+    """Load an AWQ checkpoint. Raises what autoawq says, ValueError for one that lacks tensors."""
+    options, device = request.options, torch_device.of(request.device)
+    torch_device.prepare(device, torch.float16, options["threads"], options["expandable_segments"])
+    kernel, fuse, source = options["kernel"], options["fuse_layers"], Path(request.model["path"])
+    check_whole(source, options["trust_remote_code"])
+    if device.type == "cpu":  # else it asks for an extension of Intel's that no torch of today has
+        awq.models.base.get_best_device = lambda: "cuda:0"
+        _gemm.TRITON_AVAILABLE = False
+    if kernel == "torch":
+        _gemm.awq_ext, _gemm.TRITON_AVAILABLE = None, False
+    with torch_device.memory_errors():
+        model = AutoAWQForCausalLM.from_quantized(
+            str(source),
+            max_seq_len=options["max_seq_len"] + SPARE if fuse else LONGEST_INPUT,
+            fuse_layers=fuse,
+            use_exllama=kernel == "exllama",
+            use_exllama_v2=kernel == "exllamav2",
+            torch_dtype=torch.float16,
+            device_map={"": str(device)},
+            safetensors=True,
+            trust_remote_code=options["trust_remote_code"],
+        ).model
+    model.set_attn_implementation(options["attn"])
+    hf_loaded.page_in(model)
+    context = FusedCache(model, options["allow_window"]) if _fused(model) else None
+    session = HfSession(request, model, lambda: _facts(model, kernel), context)
+    session.settle()
+    return session
+
+
+class FusedCache:
+    """The caches that fused layers allocate for themselves; see hf_cache.TransformersCache.
+
+    Several tokens at once begin afresh there, whatever came before them. Past its end it is rolled along the
+    wrong dimension, and heads are zeroed instead of tokens (autoawq 0.2.9, modules/fused/cache.py).
+    """
+
+    in_chunks = False
+    same_buffers = True
+
+    def __init__(self, model: nn.Module, allow_window: bool) -> None:
+        self._model, self._allow_window = model.model, allow_window
+        self._attention = [block.attn for block in model.model.blocks]
+        self.capacity = self._attention[0].max_seq_len - SPARE
+        self._rolls = False
+
+    def allocate(self) -> None:
+        """It is already."""
+
+    def empty(self, tokens: int) -> None:
+        self._rolls = tokens > self.capacity
+        if self._rolls and not self._allow_window:
+            raise ValueError(
+                f"fused layers of max_seq_len {self.capacity} cannot hold the {tokens} tokens asked for"
+            )
+        self._at(0)
+        self._model.last_forward_num_tokens = 0
+
+    def _at(self, position: int) -> None:
+        for attention in self._attention:
+            attention.start_pos = position
+
+    def deepen(self, tokens: int) -> bool:
+        if tokens >= self.capacity:
+            return False
+        self._at(tokens)
+        return True
+
+    def arguments(self) -> dict[str, Any]:
+        return {}
+
+    def tokens(self) -> int | None:
+        """Null once it may have rolled: nobody counts then."""
+        held = self._attention[0].start_pos
+        return None if self._rolls and held else int(held)
+
+    def facts(self) -> dict[str, Any]:
+        held = [tensor for attention in self._attention for tensor in (attention.cache.k, attention.cache.v)]
+        total = sum(tensor.nbytes for tensor in held)
+        place = str(held[0].device)
+        return {
+            "options": {"cache": None, "n_ctx": None, "max_seq_len": self.capacity},
+            "kv_read": "grows",
+            "window": None,
+            "kv_bytes_per_token": total // (self.capacity + SPARE),
+            "kv_layers": {"WindowedCache": len(self._attention)},
+            "holds_tokens": self.capacity,
+            "memory": {place: total},
+            "devices": {place: len(held)},
+        }
+
+
+def _fused(model: nn.Module) -> int:
+    """Layers that are fused."""
+    return sum(type(module).__name__ == "QuantAttentionFused" for module in model.modules())
+
+
+def _name(module: nn.Module) -> str | None:
+    """The kernel that a layer's forward calls; null where it is none of autoawq's. Its gemm takes another
+    for a want of compiled code, at each call; and 1,024 tokens or more at once it unpacks with any."""
+    kind = type(module).__name__
+    if kind != "WQLinear_GEMM":
+        return kind if kind.startswith("WQLinear") else None
+    called = "awq_ext" if _gemm.awq_ext is not None else "triton" if _gemm.TRITON_AVAILABLE else "torch"
+    return f"{kind}[{called}]"
+
+
+def _facts(model: nn.Module, kernel: str) -> dict[str, Any]:
+    fused = _fused(model)
+    return {
+        **kernel_facts(model, _name, KERNELS[kernel]),
+        "versions": hf_loaded.versions(*PACKAGES, *_optional("autoawq-kernels", "flash-attn")),
+        "quant": "awq-int4",
+        "functional": None if torch.cuda.is_available() else UNPACKS,
+        "fused_layers": fused,
+        "options": {"fuse_layers": fused == model.config.num_hidden_layers},
+    } | ({"attention": "flash_attn"} if fused else {})
+
+
+def _optional(*packages: str) -> list[str]:
+    """Those of the packages that are installed."""
+    return [
+        name for name in packages if next(iter(importlib.metadata.Distribution.discover(name=name)), None)
+    ]
+
+
+def logits(request: Request, say: Say) -> dict[str, Any]:
+    """Logits after given ids: see teacher_forced."""
+    return teacher_forced.write(load(request), request, hf_loaded.versions(*PACKAGES))
+
+
+def probe(request: Request, say: Say) -> dict[str, Any]:
+    """As torch_probe.probe; `kernels`: which run here, null, and why the others do not."""
+    device = torch_device.of(request.device)
+    found = {name: lacks(module, device) for name, module in MODULES.items()}
+    fused = lacks("awq_ext", device) or lacks("flash_attn", device)
+    return torch_probe(request, say) | {"kernels": found | {"fused layers": fused, "torch": None}}

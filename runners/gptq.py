@@ -1,0 +1,213 @@
+"""One GPTQ checkpoint in auto-gptq, the kernel asked for by name; decoded by hf's loop."""
+# /// script
+# requires-python = ">=3.10"
+#
+# [tool.harness]
+# summary = "auto-gptq: GPTQ checkpoints, by the kernels of its time (2024)"
+# weights = "gptq"
+# named = ["kernel", "bits"]
+# functional = { cpu = "every product unpacks the whole matrix first" }
+# borrows = { hf = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "trust_remote_code"] }
+#
+# # auto-gptq chooses for itself, and says nothing: exllamav2 if it loads, else whatever is left.
+# [tool.harness.options.kernel]
+# type = "string"
+# choices = ["exllamav2", "marlin", "exllama", "cuda", "torch"]
+# default = "exllamav2"
+# help = "who multiplies by the packed matrices; cuda is auto-gptq's first one, torch unpacks and multiplies"
+#
+# [tool.harness.options.bits]
+# type = "int"
+# choices = [4, 8]
+# default = 4
+# help = "bits a weight that the checkpoint was quantized to"
+#
+# [[tool.harness.limits]]
+# when = { kernel = ["exllamav2", "marlin", "exllama", "cuda"] }
+# device = "cuda"
+# says = "auto-gptq falls back to unpacking in PyTorch (Marlin: no CUDA GPUs are available)"
+#
+# [[tool.harness.limits]]
+# when = { kernel = ["exllamav2", "exllama"] }
+# bits = [4]
+# says = "auto-gptq takes its cuda kernel for other bits, whatever was asked for"
+#
+# [[tool.harness.limits]]
+# when = { kernel = ["exllamav2", "exllama"] }
+# in_features_multiple_of = 32
+# out_features_multiple_of = 32
+# says = "AssertionError"
+#
+# [[tool.harness.limits]]
+# when = { kernel = "marlin" }
+# in_features_multiple_of = 128
+# out_features_multiple_of = 256
+# says = "`infeatures` must be divisible by 128 and `outfeatures` by 256."
+#
+# [[tool.harness.limits]]
+# when = { kernel = "marlin" }
+# bits = [4]
+# says = "The quantized model uses a bitwidth different than 4"
+#
+# [[tool.harness.limits]]
+# when = { kernel = "marlin" }
+# group_sizes = [-1, 128]
+# says = "The quantized model uses a group size that is not 128 or -1"
+#
+# [[tool.harness.limits]]
+# when = { kernel = "marlin" }
+# symmetric = true
+# says = "The quantized model uses asymmetric quantization"
+#
+# [[tool.harness.limits]]
+# when = { kernel = "marlin" }
+# act_order = false
+# says = "The quantized model uses act-order (also called desc-act) scheme"
+#
+# [[tool.harness.limits]]
+# when = { kernel = "marlin" }
+# sharded = false
+# says = "The loading of sharded checkpoints with Marlin is currently not supported."
+#
+# [[tool.harness.limits]]
+# when = { kernel = "marlin" }
+# compute_capability = "8.0"
+# says = "Can not use Marlin int4*fp16 kernel with a device of this compute capability, the minimum is 8.0."
+#
+# [tool.harness.env.cpu]
+# device = "cpu"
+# dependencies = [
+#   "torch==2.13.0", "transformers==4.56.2", "accelerate==1.15.0", "peft==0.18.1", "datasets==5.0.1",
+#   "auto-gptq==0.7.1", "numpy==2.2.6",
+# ]
+# variables = { UV_TORCH_BACKEND = "cpu" }
+#
+# # The wheel's kernels are built against torch 2.2: with any other they do not load, and auto-gptq is silent.
+# [tool.harness.env.cuda]
+# device = "cuda"
+# requires-python = ">=3.10,<3.12"
+# dependencies = [
+#   "torch==2.2.2", "transformers==4.56.2", "accelerate==1.15.0", "peft==0.18.1", "datasets==3.6.0",
+#   "auto-gptq==0.7.1", "numpy==1.26.4", "pyarrow<20", "pandas<2.3",
+# ]
+# imports = ["exllamav2_kernels", "autogptq_marlin_cuda", "exllama_kernels", "autogptq_cuda_64"]
+# ///
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from auto_gptq import AutoGPTQForCausalLM, BaseQuantizeConfig
+from torch import nn
+
+from runners import hf_loaded, teacher_forced, torch_device
+from runners.hf import DOES_NOT_FIT, HfSession
+from runners.packed import pack, unpack
+from runners.packed_loaded import UNPACKS, check_whole, kernel_facts, lacks
+from runners.protocol import Request, Say
+from runners.safetensors_folder import json_object
+from runners.synthetic import synthesize
+from runners.torch_probe import probe as torch_probe
+
+__all__ = ["DOES_NOT_FIT", "load", "logits", "pack", "probe", "synthesize", "unpack"]
+
+PACKAGES = ("auto-gptq",)
+MODULES = {  # of compiled code, without which a kernel is another
+    "exllamav2": "exllamav2_kernels",
+    "marlin": "autogptq_marlin_cuda",
+    "exllama": "exllama_kernels",
+    "cuda": "autogptq_cuda_64",
+}
+SINCE = {"marlin": (8, 0)}  # compute capability
+
+
+def load(request: Request) -> HfSession:
+    """Load a GPTQ checkpoint. Raises what auto-gptq says, ValueError for one that lacks tensors."""
+    options, device = request.options, torch_device.of(request.device)
+    torch_device.prepare(device, torch.float16, options["threads"], options["expandable_segments"])
+    kernel, source = options["kernel"], Path(request.model["path"])
+    stored = check_whole(source, options["trust_remote_code"])
+    with torch_device.memory_errors(), _folder_for(kernel, source) as folder:
+        wrapped = AutoGPTQForCausalLM.from_quantized(
+            str(folder),
+            device=str(device),
+            torch_dtype=torch.float16,
+            use_safetensors=True,
+            quantize_config=_settings(source),
+            use_marlin=kernel == "marlin",
+            disable_exllama=kernel != "exllama",
+            disable_exllamav2=kernel != "exllamav2",
+            local_files_only=True,
+            trust_remote_code=options["trust_remote_code"],
+        )
+    model, bits = wrapped.model, wrapped.quantize_config.bits
+    if kernel == "torch":
+        for module in model.modules():
+            if hasattr(module, "autogptq_cuda_available"):
+                module.autogptq_cuda_available = False
+    model.set_attn_implementation(options["attn"])
+    session = HfSession(request, model, lambda: _facts(model, kernel, bits, stored))
+    session.settle()
+    return session
+
+
+def _settings(source: Path) -> BaseQuantizeConfig | None:
+    """What the checkpoint's config.json says, where auto-gptq finds no file of its own; else null.
+
+    Raises ValueError for zero points that are stored otherwise than auto-gptq reads them.
+    """
+    told = json_object(source / "config.json").get("quantization_config") or {}
+    if told.get("checkpoint_format") == "gptq_v2":
+        raise ValueError(f"{source}: is gptq_v2, which auto-gptq would read with every zero point off by one")
+    if (source / "quantize_config.json").exists():
+        return None
+    known = {key: told[key] for key in ("bits", "group_size", "desc_act", "sym") if key in told}
+    return BaseQuantizeConfig(**known, model_file_base_name="model")
+
+
+@contextmanager
+def _folder_for(kernel: str, source: Path) -> Iterator[Path]:
+    """The checkpoint, for Marlin by links in a folder of its own: auto-gptq leaves a repacked copy there and
+    would load that the next time, whatever became of the checkpoint."""
+    if kernel != "marlin":
+        yield source
+        return
+    with tempfile.TemporaryDirectory(prefix="harness-marlin-") as folder:
+        for path in source.iterdir():
+            (Path(folder) / path.name).symlink_to(path.absolute())
+        yield Path(folder)
+
+
+def _name(module: nn.Module) -> str | None:
+    """The kernel that a layer's forward calls; null where it is none of auto-gptq's."""
+    kind = getattr(module, "QUANT_TYPE", None)
+    if kind in ("cuda", "cuda-old"):  # with a prompt of 128 tokens or more it unpacks, too
+        kind = "cuda" if module.autogptq_cuda_available and module.qweight.is_cuda else "torch"
+    return kind and f"QuantLinear[{kind}]"
+
+
+def _facts(model: nn.Module, kernel: str, bits: int, stored: set[str]) -> dict[str, Any]:
+    return {
+        **kernel_facts(model, _name, f"QuantLinear[{kernel}]", stored),
+        "versions": hf_loaded.versions(*PACKAGES),
+        "quant": f"gptq-int{bits}",
+        "functional": None if torch.cuda.is_available() else UNPACKS,
+        "options": {"bits": bits},
+    }
+
+
+def logits(request: Request, say: Say) -> dict[str, Any]:
+    """Logits after given ids: see teacher_forced."""
+    return teacher_forced.write(load(request), request, hf_loaded.versions(*PACKAGES))
+
+
+def probe(request: Request, say: Say) -> dict[str, Any]:
+    """As torch_probe.probe; `kernels`: which run here, null, and why the others do not."""
+    device = torch_device.of(request.device)
+    found = {name: lacks(module, device, SINCE.get(name)) for name, module in MODULES.items()}
+    return torch_probe(request, say) | {"kernels": found | {"torch": None}}

@@ -1,0 +1,205 @@
+"""One GPTQ or AWQ checkpoint in gptqmodel, the kernel asked for by name; decoded by hf's loop."""
+# /// script
+# requires-python = ">=3.10"
+# dependencies = [
+#   "torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "gptqmodel==7.6.0", "numpy==2.2.6",
+# ]
+#
+# [tool.harness]
+# summary = "gptqmodel: GPTQ and AWQ checkpoints, by today's kernels, which it compiles when first used"
+# weights = "{format}"
+# named = ["format", "kernel", "bits"]
+# borrows = { hf = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "trust_remote_code"] }
+#
+# [tool.harness.options.format]
+# type = "string"
+# choices = ["gptq", "awq"]
+# default = "gptq"
+# help = "what the checkpoint is"
+#
+# [tool.harness.options.kernel]
+# type = "string"
+# choices = ["marlin", "machete", "exllamav2", "triton", "gemm", "aten", "torch"]
+# default = "marlin"
+# help = "who multiplies by the packed matrices; aten is PyTorch's for CPUs, torch unpacks and multiplies"
+#
+# [tool.harness.options.bits]
+# type = "int"
+# choices = [4, 8]
+# default = 4
+# help = "bits a weight that the checkpoint was quantized to"
+#
+# [tool.harness.options.dtype]
+# type = "string"
+# choices = ["bf16", "fp16"]
+# default = "fp16"
+# help = "type of what is not quantized, and of the arithmetic; aten computes in bf16 whatever it is"
+#
+# [[tool.harness.limits]]
+# when = { kernel = "gemm", format = "gptq" }
+# never = true
+# says = "gemm is a kernel of AWQ"
+#
+# [[tool.harness.limits]]
+# when = { kernel = ["marlin", "machete", "exllamav2", "triton", "gemm"] }
+# device = "cuda"
+# says = "CUDA is not available."
+#
+# [[tool.harness.limits]]
+# when = { kernel = "aten" }
+# device = "cpu"
+# says = "is not supported by this kernel"
+#
+# [[tool.harness.limits]]
+# when = { kernel = ["exllamav2", "gemm", "aten"] }
+# bits = [4]
+# says = "supports 4 bits alone"
+#
+# [[tool.harness.limits]]
+# when = { format = "awq" }
+# bits = [4]
+# says = "an AWQ checkpoint (gemm) has 4 bits"
+#
+# [[tool.harness.limits]]
+# when = { kernel = "marlin", format = "gptq" }
+# symmetric = true
+# says = "supports symmetric quantization alone"
+#
+# [[tool.harness.limits]]
+# when = { kernel = "marlin" }
+# compute_capability = "7.5"
+# says = "Marlin kernel only supports compute capability >= 7.5 (AWQ: 8.0)."
+#
+# [[tool.harness.limits]]
+# when = { kernel = "machete" }
+# compute_capability = "9.0"
+# says = "Machete needs Hopper (SM90)"
+#
+# [[tool.harness.limits]]
+# when = { kernel = "machete" }
+# in_features_multiple_of = 64
+# out_features_multiple_of = 128
+# says = "`in_features` must be divisible by 64 and `out_features` by 128"
+#
+# [[tool.harness.limits]]
+# when = { kernel = ["exllamav2", "triton"] }
+# in_features_multiple_of = 32
+# out_features_multiple_of = 8
+# says = "must be divisible by"
+#
+# [tool.harness.env.cpu]
+# device = "cpu"
+# variables = { UV_TORCH_BACKEND = "cpu" }
+#
+# [tool.harness.env.cuda]
+# device = "cuda"
+# variables = { UV_TORCH_BACKEND = "auto" }
+# ///
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gptqmodel.models.loader
+import torch
+from gptqmodel import BACKEND, GPTQModel
+from gptqmodel.nn_modules.qlinear import BaseQuantLinear
+from gptqmodel.quantization import FORMAT, METHOD
+from gptqmodel.utils.importer import get_kernel_for_backend, validate_quant_linear
+from torch import nn
+
+from runners import hf_loaded, teacher_forced, torch_device
+from runners.hf import DOES_NOT_FIT, HfSession
+from runners.packed import pack, unpack
+from runners.packed_loaded import UNPACKS, check_whole, kernel_facts
+from runners.protocol import Request, Say
+from runners.synthetic import synthesize
+from runners.torch_device import DTYPES
+from runners.torch_probe import probe as torch_probe
+
+__all__ = ["DOES_NOT_FIT", "load", "logits", "pack", "probe", "synthesize", "unpack"]
+
+PACKAGES = ("gptqmodel",)
+BACKENDS = {
+    "gptq": {
+        "marlin": BACKEND.GPTQ_MARLIN,
+        "machete": BACKEND.GPTQ_MACHETE,
+        "exllamav2": BACKEND.GPTQ_EXLLAMA_V2,
+        "triton": BACKEND.GPTQ_TRITON,
+        "aten": BACKEND.GPTQ_TORCH_ATEN,
+        "torch": BACKEND.GPTQ_TORCH,
+    },
+    "awq": {
+        "marlin": BACKEND.AWQ_MARLIN,
+        "machete": BACKEND.AWQ_MACHETE,
+        "exllamav2": BACKEND.AWQ_EXLLAMA_V2,
+        "triton": BACKEND.AWQ_GEMM_TRITON,
+        "gemm": BACKEND.AWQ_GEMM,
+        "aten": BACKEND.AWQ_TORCH_ATEN,
+        "torch": BACKEND.AWQ_TORCH,
+    },
+}
+STORED_AS = {"gptq": (METHOD.GPTQ, FORMAT.GPTQ), "awq": (METHOD.AWQ, FORMAT.GEMM)}
+
+
+def load(request: Request) -> HfSession:
+    """Load a checkpoint. Raises what gptqmodel says, ValueError for one that lacks tensors."""
+    options, device = request.options, torch_device.of(request.device)
+    format, kernel, dtype = options["format"], options["kernel"], DTYPES[options["dtype"]]
+    torch_device.prepare(device, dtype, options["threads"], options["expandable_segments"])
+    source, trusted = Path(request.model["path"]), options["trust_remote_code"]
+    if kernel not in BACKENDS[format]:
+        raise ValueError(f"{kernel} is no kernel of {format}; {', '.join(BACKENDS[format])} are")
+    stored, backend = check_whole(source, trusted), BACKENDS[format][kernel]
+    gptqmodel.models.loader.load_hf_tokenizer = lambda *_, **__: None  # ids suffice; some have none
+    with torch_device.memory_errors():
+        # By name: left to itself it takes what it thinks is best, and says so in a log alone.
+        wrapped = GPTQModel.load(
+            str(source), backend=backend, device=str(device), dtype=dtype, trust_remote_code=trusted
+        )
+    model, bits = wrapped.model, wrapped.quantize_config.bits
+    model.set_attn_implementation(options["attn"])
+    hf_loaded.page_in(model)
+    asked = get_kernel_for_backend(backend, *STORED_AS[format]).__name__
+    said = {"quant": f"{format}-int{bits}", "versions": hf_loaded.versions(*PACKAGES)}
+    said["functional"] = UNPACKS if kernel == "torch" and device.type == "cpu" else None
+    session = HfSession(
+        request,
+        model,
+        lambda: kernel_facts(model, _name, asked, stored) | said | {"options": {"bits": bits}},
+    )
+    session.settle()  # compiles kernels
+    return session
+
+
+def _name(module: nn.Module) -> str | None:
+    """The class of a packed layer, which is that of its kernel; but aten's unpacks once it has found that it
+    is not for inference, on a CPU."""
+    if not isinstance(module, BaseQuantLinear):
+        return None
+    unpacks = getattr(module, "linear_mode", None) == "train"
+    return type(module).__name__ + ("[torch]" if unpacks else "")
+
+
+def logits(request: Request, say: Say) -> dict[str, Any]:
+    """Logits after given ids: see teacher_forced."""
+    return teacher_forced.write(load(request), request, hf_loaded.versions(*PACKAGES))
+
+
+def probe(request: Request, say: Say) -> dict[str, Any]:
+    """As torch_probe.probe; `kernels`: which run here, null, and why the others do not."""
+    device = torch_device.of(request.device)
+    kernels = {
+        f"{format} {name}": _refusal(get_kernel_for_backend(backend, *STORED_AS[format]), device)
+        for format, of_format in BACKENDS.items()
+        for name, backend in of_format.items()
+    }
+    return torch_probe(request, say) | {"kernels": kernels}
+
+
+def _refusal(kernel: type[BaseQuantLinear], device: torch.device) -> str | None:
+    """Why gptqmodel would not take a kernel for 4 bits, in groups of 128, in fp16, in its own words."""
+    asked = {"bits": 4, "group_size": 128, "desc_act": False, "sym": True, "pack_dtype": torch.int32}
+    works, why = validate_quant_linear(kernel, device=device, dtype=torch.float16, **asked)
+    return None if works else str(why).strip().splitlines()[0]

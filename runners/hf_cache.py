@@ -1,0 +1,115 @@
+"""The context of a decode in transformers' own caches: allocated, emptied, deepened; how a step reads it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicLayer, StaticLayer
+
+from runners import torch_device
+
+# How a step reads a cache of these layers. A static one of a window is not here: it reads less than n_ctx.
+_READ = {"DynamicLayer": "copied", "DynamicSlidingWindowLayer": "window", "StaticLayer": "full"}
+
+
+class TransformersCache:
+    """A dynamic cache, or a static one of `n_ctx` tokens, which is one block of memory for all generations.
+
+    `capacity`: the tokens it is meant for. `in_chunks`: it takes several tokens after others. `same_buffers`:
+    every step finds it in the same memory.
+    """
+
+    in_chunks = True
+
+    def __init__(self, config: Any, kind: str, n_ctx: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.capacity = n_ctx
+        self._config, self._dtype, self._device = config, dtype, device
+        self._static = StaticCache(config=config, max_cache_len=n_ctx) if kind == "static" else None
+        self._cache = self._emptied()
+        self.same_buffers = self._all_are(StaticLayer)
+
+    @torch_device.memory_errors()
+    @torch.inference_mode()
+    def allocate(self) -> None:
+        """Take a static cache's memory at once, where its layers are plain: what is far too large is then
+        refused by torch, before the first step makes a mask as long and the kernel kills the process."""
+        if self._static is not None and self.same_buffers:
+            shape = _kv_shape(self._config)
+            self._static.early_initialization(1, *shape, self._dtype, self._device)
+
+    def empty(self, tokens: int) -> None:
+        """Begin afresh, with room for so many tokens. Raises ValueError for a static cache that has none."""
+        if self._static is not None and tokens > self.capacity:
+            raise ValueError(
+                f"a static cache of n_ctx {self.capacity} cannot hold the {tokens} tokens asked for"
+            )
+        self._cache = self._emptied()
+
+    @torch.inference_mode()  # what it wrote, a static cache can only be zeroed in
+    def _emptied(self) -> DynamicCache | StaticCache:
+        if self._static is None:
+            return DynamicCache(config=self._config)
+        self._static.reset()
+        return self._static
+
+    def deepen(self, tokens: int) -> bool:
+        """Hold the first token so often, to meet the kernels that run there; whether that can be done."""
+        if not self._all_are(DynamicLayer):
+            return False
+        layers = self._cache.layers
+        held = [
+            [state[:, :, :1].repeat(1, 1, tokens, 1) for state in (each.keys, each.values)] for each in layers
+        ]
+        self._cache = DynamicCache(held, config=self._config)
+        return True
+
+    def arguments(self) -> dict[str, Any]:
+        """What a forward pass is given of it."""
+        return {"past_key_values": self._cache, "use_cache": True}
+
+    def tokens(self) -> int:
+        """How many it holds."""
+        return int(self._cache.get_seq_length())
+
+    def facts(self) -> dict[str, Any]:
+        """How a step reads it, where it is, and the bytes that a token adds; null where layers differ in
+        that."""
+        kinds = [type(layer).__name__ for layer in self._cache.layers]
+        text, (kv_heads, head_dim) = self._config.get_text_config(decoder=True), _kv_shape(self._config)
+        read = _READ.get(kinds[0]) if len(set(kinds)) == 1 else None
+        held = [
+            tensor
+            for layer in self._cache.layers
+            for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None))
+            if tensor is not None
+        ]
+        on: Counter[str] = Counter()
+        for tensor in held:
+            on[str(tensor.device)] += tensor.nbytes
+        static = self._static is not None
+        return {
+            "options": {
+                "cache": "static" if static else "dynamic",
+                "n_ctx": max(layer.max_cache_len for layer in self._cache.layers) if static else None,
+            },
+            "kv_read": read,
+            "window": getattr(text, "sliding_window", None) if read == "window" else None,
+            "kv_bytes_per_token": read and 2 * len(kinds) * kv_heads * head_dim * self._dtype.itemsize,
+            "kv_layers": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+            "memory": dict(on),
+            "devices": dict(Counter(str(tensor.device) for tensor in held)),
+        }
+
+    def _all_are(self, kind: type) -> bool:
+        """Whether the layers are plain ones of a kind, none of them with a window or a state."""
+        return {type(layer) for layer in self._cache.layers} == {kind}
+
+
+def _kv_shape(config: Any) -> tuple[int, int]:
+    """KV heads and head size."""
+    text = config.get_text_config(decoder=True)
+    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return kv_heads, getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

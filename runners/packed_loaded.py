@@ -1,0 +1,98 @@
+"""What a model of packed linear layers really holds and will call, counted from its modules."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from runners import hf_loaded
+from runners.safetensors_folder import stored_in
+
+Named = Callable[[nn.Module], str | None]
+"""The name of the kernel that a layer calls; null for a layer that is not packed."""
+
+# What a packed layer holds, by the kinds that a checkpoint's bytes are counted in. `B` and `s` are Marlin's.
+KINDS = {"qweight": "qweight", "B": "qweight", "qzeros": "qzeros", "scales": "scales", "s": "scales"}
+KINDS |= {"g_idx": "g_idx", "bias": "float16"}
+UNPACKS = (
+    "every product unpacks the whole matrix first: it shows that the model is right, and no kernel's speed"
+)
+
+
+def check_whole(source: Path, trusted: bool) -> set[str]:
+    """The names of a checkpoint's tensors. Raises ValueError if it lacks one that its config.json asks for:
+    auto-gptq and autoawq would leave it as it came, zero or worse, without a word."""
+    stored = set(stored_in(source))
+    config = AutoConfig.from_pretrained(source, trust_remote_code=trusted, local_files_only=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+    for name in model.state_dict():
+        packed = name.removesuffix("weight") + "qweight"
+        tied = name == "lm_head.weight" and config.tie_word_embeddings
+        if not tied and name not in stored and packed not in stored:
+            raise ValueError(f"{source}: has no {name}, which its config.json asks for")
+    return stored
+
+
+def kernel_facts(
+    model: nn.Module, name: Named, asked: str, stored: Collection[str] | None = None
+) -> dict[str, Any]:
+    """As hf_loaded.model_facts. `asked`: the kernel that every linear layer but lm_head should call; those
+    that call another are `leftovers`. `stored`: the checkpoint's tensors: a bias that the stack has and it
+    has not is none of the model's; null: all are."""
+    head = model.get_output_embeddings()
+    weights = {
+        module: _weights(module, stored is None or f"{path}.bias" in stored)
+        for path, module in model.named_modules()
+        if name(module)
+    }
+    linear = {
+        path: module
+        for path, module in model.named_modules()
+        if module in weights or (isinstance(module, nn.Linear) and module is not head)
+    }
+    other = sorted(path for path, module in linear.items() if name(module) != asked)
+    return {
+        **hf_loaded.model_facts(
+            model, lambda module: _held(module) if module in weights else {}, name, weights
+        ),
+        "kernel_asked": asked,
+        "leftovers": other if len(other) < len(linear) else [],
+    }
+
+
+def _weights(layer: nn.Module, with_bias: bool) -> int:
+    """Weights and biases, however they are packed. The three libraries have two names for a layer's size."""
+    n_in = layer.in_features if hasattr(layer, "in_features") else layer.infeatures
+    n_out = layer.out_features if hasattr(layer, "out_features") else layer.outfeatures
+    return n_in * n_out + (layer.bias.numel() if with_bias and layer.bias is not None else 0)
+
+
+def _held(layer: nn.Module) -> dict[str, list[Tensor]]:
+    """A packed layer's tensors by kind."""
+    found: dict[str, list[Tensor]] = {}
+    for part, kind in KINDS.items():
+        if isinstance(tensor := getattr(layer, part, None), Tensor):
+            found.setdefault(kind, []).append(tensor)
+    return found
+
+
+def lacks(module: str, device: torch.device, since: tuple[int, int] | None = None) -> str | None:
+    """Why a kernel of compiled code in `module` does not run here, in words; null: it does. `since`: the
+    compute capability that it needs."""
+    try:
+        importlib.import_module(module)
+    except Exception as failure:  # it is not there, or torch has a symbol no more
+        return f"{module} does not load: {str(failure).splitlines()[0]}"
+    if device.type != "cuda":
+        return "needs a GPU (cuda)"
+    has = torch.cuda.get_device_capability(device)
+    if since and has < since:
+        return f"needs compute capability {since[0]}.{since[1]}; this GPU has {has[0]}.{has[1]}"
+    return None

@@ -1,0 +1,231 @@
+"""The real auto-gptq, autoawq and gptqmodel on a CPU: small packed checkpoints, each kernel as it runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_hf import request_of, said
+from test_stacks import written
+
+from harness.analysis import agreement
+from harness.models import weights
+from harness.theory.families import SHAPES
+from harness.theory.shapes import parameters
+from runners.protocol import Done, Failed
+
+pytestmark = pytest.mark.real
+SHAPE = SHAPES["tiny-qwen2"]
+LINEARS = 7 * SHAPE.layers
+
+# What computes on a CPU: stack, format and bits of the checkpoint, options, and the kernel by name.
+ON_CPUS = [
+    ("gptq", "gptq", 4, {"kernel": "torch"}, "QuantLinear[torch]"),
+    ("gptq", "gptq", 8, {"kernel": "torch", "bits": 8}, "QuantLinear[torch]"),
+    ("autoawq", "awq", 4, {"kernel": "torch"}, "WQLinear_GEMM[torch]"),
+    ("gptqm", "gptq", 4, {"kernel": "torch"}, "TorchLinear"),
+    ("gptqm", "gptq", 8, {"kernel": "torch", "bits": 8}, "TorchLinear"),
+    ("gptqm", "awq", 4, {"kernel": "torch", "format": "awq"}, "AwqTorchLinear"),
+    ("gptqm", "gptq", 4, {"kernel": "aten"}, "TorchAtenLinear"),
+    ("gptqm", "awq", 4, {"kernel": "aten", "format": "awq"}, "TorchAtenAwqLinear"),
+]
+
+
+@pytest.fixture(scope="session")
+def interpreters(gptq_interpreter, autoawq_interpreter, gptqm_interpreter, hf_interpreter):
+    return {
+        "gptq": gptq_interpreter,
+        "autoawq": autoawq_interpreter,
+        "gptqm": gptqm_interpreter,
+        "hf": hf_interpreter,
+    }
+
+
+def logits(worker, request, interpreter, tmp_path: Path) -> np.ndarray:
+    """After each of 40 given ids: 25 at once, as a prompt, and the rest one by one."""
+    asked = {"ids": list(range(3, 43)), "prompt_tokens": 25, "windows": [[25, 40]], "seconds": None}
+    request.workloads[:] = [asked]
+    request.files["logits"] = str(tmp_path / "logits.npy")
+    last = worker(request, interpreter)[-1]
+    assert isinstance(last, Done), last
+    return np.load(tmp_path / "logits.npy").astype(np.float64)
+
+
+@pytest.mark.parametrize(("stack", "format", "bits", "options", "kernel"), ON_CPUS)
+def test_each_kernel_decodes_and_is_named_and_its_bytes_are_those_of_the_headers(
+    worker, packed, interpreters, stack, format, bits, options, kernel
+):
+    path = packed("tiny-qwen2", format, bits)
+    loaded, ids, end = said(worker(request_of(path, stack, **options), interpreters[stack]))
+    assert (len(ids), end["counters"]["evaluated_tokens"]) == (12, 25 + 11)
+    assert (loaded["kernel_asked"], loaded["kernels"][kernel]) == (kernel, LINEARS)
+    assert (loaded["leftovers"], loaded["quant"]) == ([], f"{format}-int{bits}")
+    assert loaded["parameters"] == parameters(SHAPE)
+    assert loaded["lm_head"]["dtype"] == "float16"
+    stored = weights.local(path).sizes["bytes_by_type"]
+    found = loaded["bytes_by_type"]
+    assert {kind: found.get(kind) for kind in ("qweight", "g_idx")} == {
+        kind: stored.get(kind) for kind in ("qweight", "g_idx")
+    }
+    if options["kernel"] != "aten":  # which holds zeros and scales in another type
+        assert (found["qzeros"], found["scales"]) == (stored["qzeros"], stored["scales"])
+    # auto-gptq gives each layer a bias, zero where the checkpoint has none.
+    biases = SHAPE.layers * (2 * SHAPE.hidden_size + 2 * SHAPE.intermediate_size) if stack == "gptq" else 0
+    assert found["float16"] == stored["f16"] + 2 * biases
+    assert bool(loaded["functional"]) == (options["kernel"] == "torch")
+
+
+@pytest.fixture(scope="module")
+def unpacked_logits(packed, interpreters, tmp_path_factory):
+    """Those of the unpacked checkpoint, by transformers in float32, once for each."""
+    known = {}
+
+    def of(worker, model: str, format: str, bits: int) -> np.ndarray:
+        if (model, format, bits) not in known:
+            path = packed(model, format, bits, unpack=True)
+            request = request_of(path, "hf", "logits", dtype="fp32", attn="eager")
+            folder = tmp_path_factory.mktemp("logits")
+            known[model, format, bits] = logits(worker, request, interpreters["hf"], folder)
+        return known[model, format, bits]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("model", "stack", "format", "bits", "options"),
+    [("tiny-qwen2", *row[:4]) for row in ON_CPUS]
+    + [("tiny-llama", *row[:4]) for row in ON_CPUS if row[0] != "gptqm" and row[2] == 4],
+)
+def test_each_kernel_computes_what_the_checkpoint_unpacked_does(
+    worker, packed, interpreters, unpacked_logits, tmp_path, model, stack, format, bits, options
+):
+    path = packed(model, format, bits)
+    ours = logits(worker, request_of(path, stack, "logits", **options), interpreters[stack], tmp_path)
+    theirs = unpacked_logits(worker, model, format, bits)
+    error = np.linalg.norm(ours - theirs, axis=1) / np.linalg.norm(theirs, axis=1)
+    # Arithmetic in 16 bits: fp16 0.002, aten's bf16 0.013. Weights of another model: 1.4.
+    assert error.max() < (0.04 if options["kernel"] == "aten" else 0.008)
+
+
+@pytest.mark.parametrize(
+    ("stack", "format", "options", "asked", "ran"),
+    [
+        ("gptq", "gptq", {"kernel": "exllamav2"}, "QuantLinear[exllamav2]", "QuantLinear[torch]"),
+        ("autoawq", "awq", {"kernel": "gemm"}, "WQLinear_GEMM[awq_ext]", "WQLinear_GEMM[torch]"),
+    ],
+)
+def test_a_kernel_that_the_library_left_for_another_is_seen(
+    worker, packed, interpreters, stack, format, options, asked, ran
+):
+    loaded, _, end = said(
+        worker(request_of(packed("tiny-qwen2", format), stack, **options), interpreters[stack])
+    )
+    for facts in (loaded, end["facts_after"]):
+        assert facts["kernel_asked"] == asked
+        assert facts["kernels"][ran] == LINEARS
+        assert asked not in facts["kernels"]
+
+
+def test_layers_that_autoawq_did_not_fuse_are_seen(worker, packed, interpreters):
+    request = request_of(
+        packed("tiny-qwen2", "awq"), "autoawq", kernel="torch", fuse_layers=True, max_seq_len=64
+    )
+    loaded, _, _ = said(worker(request, interpreters["autoawq"]))
+    assert (loaded["fused_layers"], loaded["options"]["fuse_layers"]) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("stack", "format", "options", "says"),
+    [
+        ("gptq", "gptq", {"kernel": "marlin"}, "CUDA"),
+        ("autoawq", "awq", {"kernel": "exllamav2"}, 'assert self.qweight.device.type == "cuda"'),
+        ("gptqm", "gptq", {"kernel": "marlin"}, "Marlin kernel requires CUDA"),
+        ("gptqm", "gptq", {"kernel": "gemm"}, "gemm is no kernel of gptq"),
+    ],
+)
+def test_a_kernel_that_its_library_refuses_fails_in_its_words(
+    worker, packed, interpreters, stack, format, options, says
+):
+    last = worker(request_of(packed("tiny-qwen2", format), stack, **options), interpreters[stack])[-1]
+    assert isinstance(last, Failed)
+    assert says in last.reason
+
+
+@pytest.mark.parametrize(("stack", "format"), [("gptq", "gptq"), ("autoawq", "awq"), ("gptqm", "gptq")])
+def test_a_tensor_that_the_library_would_leave_as_it_came_is_an_error(
+    worker, packed, interpreters, stack, format
+):
+    path = packed("tiny-qwen2", format, layers=3)  # its config.json will ask for a fourth
+    config = path / "config.json"
+    config.write_text(config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 4'))
+    last = worker(request_of(path, stack, kernel="torch"), interpreters[stack])[-1]
+    assert isinstance(last, Failed)
+    assert "has no model.layers.3." in last.reason
+    config.write_text(config.read_text().replace('"num_hidden_layers": 4', '"num_hidden_layers": 3'))
+
+
+@pytest.mark.parametrize("stack", ["gptq", "autoawq", "gptqm"])
+def test_a_stack_says_of_each_kernel_why_it_does_not_run_here(harness, interpreters, stack):
+    (line,) = harness("env", "check", stack, "--device", "cpu", "--json").json
+    runs = {name for name, why in line["kernels"].items() if why is None}
+    of_gptqm = {"gptq aten", "gptq torch", "awq aten", "awq torch"}
+    assert runs == (of_gptqm if stack == "gptqm" else {"torch"})
+    assert all(why for name, why in line["kernels"].items() if name not in runs)
+
+
+def test_a_gpu_of_too_low_a_compute_capability_is_a_reason(interpreters):
+    code = (
+        "import sys, torch; sys.path.insert(0, sys.argv[1])\n"
+        "torch.cuda.get_device_capability = lambda device: (7, 5)\n"
+        "from runners.packed_loaded import lacks\n"
+        "print(lacks('json', torch.device('cuda', 0), (8, 0)))\n"
+        "print(lacks('json', torch.device('cuda', 0), (7, 5)))"
+    )
+    root = Path(__file__).parent.parent
+    ran = subprocess.run(
+        [interpreters["gptqm"].python, "-c", code, root], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.splitlines() == ["needs compute capability 8.0; this GPU has 7.5", "None"]
+
+
+def test_one_campaign_has_each_kernel_as_it_ran_and_says_why_the_others_did_not(
+    harness, tmp_path, interpreters
+):
+    variants = [
+        {"stack": "gptq", "kernel": ["torch", "exllamav2"]},
+        {"stack": "autoawq", "kernel": "torch"},
+        {"stack": "autoawq", "name": "window", "kernel": "torch", "fuse_layers": True, "max_seq_len": 32},
+        {"stack": "gptqm", "format": "awq", "kernel": ["aten", "marlin"]},
+    ]
+    path = written(tmp_path, [{"shape": "tiny-qwen2"}], variants, check_weights=True)
+    ran = harness("run", path, "--json")
+    assert ran.code == 1
+    rows = {f"{row['stack']} {row['variant']}": row for row in ran.json}
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "gptq torch-4": "ok",
+        "gptq exllamav2-4": "invalid",
+        "autoawq torch": "ok",
+        "autoawq window": "refused",
+        "gptqm awq-aten-4": "ok",
+        "gptqm awq-marlin-4": "error",
+    }
+    whys = {name: " ".join(row["reasons"]) for name, row in rows.items()}
+    assert "QuantLinear[exllamav2] was asked for and" in whys["gptq exllamav2-4"]
+    assert "max_seq_len 32 does not cover the 55 tokens" in whys["autoawq window"]
+    assert "Marlin kernel requires CUDA" in whys["gptqm awq-marlin-4"]
+    codes = {name: [flag["code"] for flag in row["flags"]] for name, row in rows.items()}
+    assert "functional_only" in codes["gptq torch-4"]
+    assert "functional_only" not in codes["gptqm awq-aten-4"]
+    assert "known_failure" in codes["gptqm awq-marlin-4"]
+    assert rows["gptq torch-4"]["nominal_bits"] == 4
+    assert rows["gptq torch-4"]["bpw"] > 6
+    page = (tmp_path / "reports" / "stacks.html").read_text()
+    assert "a test of function: every product unpacks the whole matrix first" in page
+    checks = [json.loads(p.read_text()) for p in (tmp_path / "results").rglob("record.json")]
+    checked = {c["stack"] + " " + c["variant"]: c for c in checks if c["kind"] == "checked"}
+    assert {agreement.verdict(c)[0] for n, c in checked.items() if rows[n]["status"] == "ok"} == {"agrees"}
+    assert checked["autoawq torch"]["check"]["reference"]["unpacked"] is True
+    assert max(d["relative_error"] for d in checked["autoawq torch"]["check"]["depths"]) < 0.01

@@ -26,7 +26,7 @@ demo-all: .venv/.ready
 	.venv/bin/harness run configs/quickstart-all.yaml
 
 test: .venv/.ready
-	.venv/bin/harness env create llamacpp hf bnb
+	.venv/bin/harness env create
 	.venv/bin/python -m pytest
 
 lint: .venv/.ready

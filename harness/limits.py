@@ -53,6 +53,8 @@ def _reasons(limit: Limit, options: Mapping[str, Any], known: Known) -> Iterator
     has, least = known.compute_capability, limit.compute_capability
     if has and least and has < least:
         yield f"compute capability {has[0]}.{has[1]}; at least {least[0]}.{least[1]} is needed"
+    if has and (below := limit.compute_capability_below) and has >= below:
+        yield f"compute capability {has[0]}.{has[1]}; less than {below[0]}.{below[1]} is needed"
     if known.shape is not None:
         yield from _features(limit, known.shape)
     if known.packing is not None:

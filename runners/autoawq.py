@@ -54,6 +54,16 @@
 # says = "Skipping fusing modules because AWQ extension is not installed."
 #
 # [[tool.harness.limits]]
+# when = { fuse_layers = true }
+# compute_capability = "8.0"
+# says = "FlashAttention only supports Ampere GPUs or newer."
+#
+# [[tool.harness.limits]]
+# when = { kernel = ["gemm", "exllama", "exllamav2"] }
+# compute_capability = "7.5"
+# says = "no kernel image is available for execution on the device"
+#
+# [[tool.harness.limits]]
 # bits = [4]
 # says = "Only 4-bit are supported for now."
 #
@@ -234,7 +244,8 @@ def _facts(model: nn.Module, kernel: str) -> dict[str, Any]:
         "quant": "awq-int4",
         "functional": None if torch.cuda.is_available() else UNPACKS,
         "fused_layers": fused,
-        "options": {"fuse_layers": fused == model.config.num_hidden_layers},
+        "options": {"fuse_layers": fused == model.config.num_hidden_layers}
+        | ({"attn": None} if fused else {}),
     } | ({"attention": "flash_attn"} if fused else {})
 
 

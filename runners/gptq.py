@@ -39,6 +39,12 @@
 # says = "AssertionError"
 #
 # [[tool.harness.limits]]
+# when = { kernel = "cuda" }
+# in_features_multiple_of = 64
+# out_features_multiple_of = 64
+# says = "auto-gptq falls back to unpacking in PyTorch"
+#
+# [[tool.harness.limits]]
 # when = { kernel = "marlin" }
 # in_features_multiple_of = 128
 # out_features_multiple_of = 256
@@ -123,6 +129,7 @@ MODULES = {  # of compiled code, without which a kernel is another
     "exllama": "exllama_kernels",
     "cuda": "autogptq_cuda_64",
 }
+REPACKED = "autogptq_model.safetensors"  # the name that auto-gptq gives its copy
 SINCE = {"marlin": (8, 0)}  # compute capability
 
 
@@ -131,13 +138,14 @@ def load(request: Request) -> HfSession:
     options, device = request.options, torch_device.of(request.device)
     torch_device.prepare(device, torch.float16, options["threads"], options["expandable_segments"])
     kernel, source = options["kernel"], Path(request.model["path"])
-    stored = check_whole(source, options["trust_remote_code"])
+    known = check_whole(source, options["trust_remote_code"])
     with torch_device.memory_errors(), _folder_for(kernel, source) as folder:
         wrapped = AutoGPTQForCausalLM.from_quantized(
             str(folder),
             device=str(device),
             torch_dtype=torch.float16,
             use_safetensors=True,
+            model_basename="model",  # what was checked; it would look for gptq_model-4bit-128g first
             quantize_config=_settings(source),
             use_marlin=kernel == "marlin",
             disable_exllama=kernel != "exllama",
@@ -151,7 +159,8 @@ def load(request: Request) -> HfSession:
             if hasattr(module, "autogptq_cuda_available"):
                 module.autogptq_cuda_available = False
     model.set_attn_implementation(options["attn"])
-    session = HfSession(request, model, lambda: _facts(model, kernel, bits, stored))
+    hf_loaded.page_in(model)
+    session = HfSession(request, model, lambda: _facts(model, kernel, bits, known))
     session.settle()
     return session
 
@@ -161,13 +170,16 @@ def _settings(source: Path) -> BaseQuantizeConfig | None:
 
     Raises ValueError for zero points that are stored otherwise than auto-gptq reads them.
     """
-    told = json_object(source / "config.json").get("quantization_config") or {}
-    if told.get("checkpoint_format") == "gptq_v2":
+    beside, told = source / "quantize_config.json", {}
+    if (source / "config.json").exists():
+        told = json_object(source / "config.json").get("quantization_config") or {}
+    settings = told | (json_object(beside) if beside.exists() else {})
+    if settings.get("checkpoint_format") == "gptq_v2":
         raise ValueError(f"{source}: is gptq_v2, which auto-gptq would read with every zero point off by one")
-    if (source / "quantize_config.json").exists():
+    if beside.exists():
         return None
     known = {key: told[key] for key in ("bits", "group_size", "desc_act", "sym") if key in told}
-    return BaseQuantizeConfig(**known, model_file_base_name="model")
+    return BaseQuantizeConfig(**({"desc_act": False} | known))  # its own default is act-order
 
 
 @contextmanager
@@ -179,7 +191,8 @@ def _folder_for(kernel: str, source: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="harness-marlin-") as folder:
         for path in source.iterdir():
-            (Path(folder) / path.name).symlink_to(path.absolute())
+            if path.name != REPACKED:
+                (Path(folder) / path.name).symlink_to(path.absolute())
         yield Path(folder)
 
 
@@ -191,9 +204,9 @@ def _name(module: nn.Module) -> str | None:
     return kind and f"QuantLinear[{kind}]"
 
 
-def _facts(model: nn.Module, kernel: str, bits: int, stored: set[str]) -> dict[str, Any]:
+def _facts(model: nn.Module, kernel: str, bits: int, known: set[str]) -> dict[str, Any]:
     return {
-        **kernel_facts(model, _name, f"QuantLinear[{kernel}]", stored),
+        **kernel_facts(model, _name, f"QuantLinear[{kernel}]", known),
         "versions": hf_loaded.versions(*PACKAGES),
         "quant": f"gptq-int{bits}",
         "functional": None if torch.cuda.is_available() else UNPACKS,

@@ -21,7 +21,7 @@
 # type = "string"
 # choices = ["marlin", "machete", "exllamav2", "triton", "gemm", "aten", "torch"]
 # default = "marlin"
-# help = "who multiplies by the packed matrices; aten is PyTorch's for CPUs, torch unpacks and multiplies"
+# help = "who multiplies by the packed matrices; aten: PyTorch's for CPUs; torch (and GPTQ's triton) unpacks"
 #
 # [tool.harness.options.bits]
 # type = "int"
@@ -66,14 +66,20 @@
 # says = "supports symmetric quantization alone"
 #
 # [[tool.harness.limits]]
-# when = { kernel = "marlin" }
+# when = { kernel = "marlin", format = "gptq" }
 # compute_capability = "7.5"
-# says = "Marlin kernel only supports compute capability >= 7.5 (AWQ: 8.0)."
+# says = "GPTQ Marlin requires compute capability >= 7.5"
+#
+# [[tool.harness.limits]]
+# when = { kernel = "marlin", format = "awq" }
+# compute_capability = "8.0"
+# says = "Marlin kernel only supports compute capability >= 8.0."
 #
 # [[tool.harness.limits]]
 # when = { kernel = "machete" }
 # compute_capability = "9.0"
-# says = "Machete needs Hopper (SM90)"
+# compute_capability_below = "9.1"
+# says = "Machete kernel is Hopper-only (SM90)"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "machete" }
@@ -82,10 +88,32 @@
 # says = "`in_features` must be divisible by 64 and `out_features` by 128"
 #
 # [[tool.harness.limits]]
-# when = { kernel = ["exllamav2", "triton"] }
+# when = { kernel = "machete", format = "gptq" }
+# group_sizes = [-1, 64, 128]
+# says = "does not support this group_size"
+#
+# [[tool.harness.limits]]
+# when = { kernel = ["marlin", "exllamav2"] }
+# group_sizes = [-1, 32, 64, 128]
+# says = "does not support this group_size"
+#
+# [[tool.harness.limits]]
+# when = { kernel = "exllamav2" }
+# in_features_multiple_of = 32
+# out_features_multiple_of = 32
+# says = "must be divisible by 32"
+#
+# [[tool.harness.limits]]
+# when = { kernel = "triton", format = "awq" }
 # in_features_multiple_of = 32
 # out_features_multiple_of = 8
-# says = "must be divisible by"
+# group_sizes = [-1, 32, 64, 128]
+# says = "must be divisible by 32 and 8, in groups of 32, 64, 128 or all"
+#
+# [[tool.harness.limits]]
+# when = { kernel = "triton", format = "awq", dtype = "bf16" }
+# never = true
+# says = "its Triton kernel of AWQ computes in fp16 alone"
 #
 # [tool.harness.env.cpu]
 # device = "cpu"

@@ -269,9 +269,10 @@ class HfSession:
         """As transformers has it after loading: counted from the modules, not from what was asked."""
         options, config, model = self._options, self.model.config, self._describe()
         settings, context = torch_device.settings(self._device), self._context.facts()
+        allocator = settings.get("allocator", {})  # null: not told; a CPU has none
         resolved = {
             "threads": torch.get_num_threads(),
-            "expandable_segments": bool(settings.get("allocator", {}).get("expandable_segments")),
+            "expandable_segments": None if allocator is None else bool(allocator.get("expandable_segments")),
             "dtype": hf_loaded.compute_dtype(self.model),
             "attn": config._attn_implementation,
             "compile": self._mode is not None,

@@ -72,12 +72,17 @@ def model_facts(
         "model_bytes": sum(by_type.values()),
         "bytes_by_type": dict(by_type),
         "memory": {"model": dict(by_device)},
-        "parameters": _parameters(model, tied, weights),
+        # auto-gptq parts tied matrices for Marlin: two to hold, and one of the model's.
+        "parameters": _parameters(model, tied or _ties(model.config), weights),
         "input_embedding_bytes": embedding.weight.nbytes,
         "tied": tied,
         "vocab_size": embedding.weight.shape[0],
         "trained_context": getattr(model.config.get_text_config(), "max_position_embeddings", None),
     }
+
+
+def _ties(config: Any) -> bool:
+    return bool(config.get_text_config(decoder=True).tie_word_embeddings)
 
 
 def compute_dtype(model: nn.Module) -> str | None:
@@ -94,11 +99,11 @@ def _held(model: nn.Module, packed: Packed) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of weights, by its type's name or the kind that `packed` gives it. Buffers are left out
     but for those, and complex numbers: they are tables that the code makes, not weights."""
     for module in model.modules():
+        for kind, tensors in packed(module).items():  # first: of what comes twice the first name counts
+            yield from ((kind, tensor) for tensor in tensors)
         for parameter in module.parameters(recurse=False):
             if not parameter.is_complex():
                 yield str(parameter.dtype).removeprefix("torch."), parameter
-        for kind, tensors in packed(module).items():
-            yield from ((kind, tensor) for tensor in tensors)
 
 
 def _parameters(model: nn.Module, tied: bool, weights: Mapping[nn.Module, int]) -> int:

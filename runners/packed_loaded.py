@@ -17,38 +17,46 @@ from runners.safetensors_folder import stored_in
 Named = Callable[[nn.Module], str | None]
 """The name of the kernel that a layer calls; null for a layer that is not packed."""
 
-# What a packed layer holds, by the kinds that a checkpoint's bytes are counted in. `B` and `s` are Marlin's.
+# What a packed layer holds, by the kinds that a checkpoint's bytes are counted in; null: by its type. `B` and
+# `s` are Marlin's.
 KINDS = {"qweight": "qweight", "B": "qweight", "qzeros": "qzeros", "scales": "scales", "s": "scales"}
-KINDS |= {"g_idx": "g_idx", "bias": "float16"}
+KINDS |= {"g_idx": "g_idx", "bias": None}
 UNPACKS = (
     "every product unpacks the whole matrix first: it shows that the model is right, and no kernel's speed"
 )
 
 
 def check_whole(source: Path, trusted: bool) -> set[str]:
-    """The names of a checkpoint's tensors. Raises ValueError if it lacks one that its config.json asks for:
-    auto-gptq and autoawq would leave it as it came, zero or worse, without a word."""
-    stored = set(stored_in(source))
+    """The names of all tensors that a model of this config.json has, before it is packed.
+
+    Raises ValueError for a checkpoint that lacks one, or has packed some of its linear layers alone, or its
+    lm_head: auto-gptq and autoawq would leave such a layer as it came, zero or worse, without a word.
+    """
+    stored = stored_in(source)
     config = AutoConfig.from_pretrained(source, trust_remote_code=trusted, local_files_only=True)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
-    for name in model.state_dict():
+    if "lm_head.qweight" in stored:
+        raise ValueError(f"{source}: its lm_head is packed, too; that is not run here")
+    for name, tensor in model.state_dict().items():
         packed = name.removesuffix("weight") + "qweight"
         tied = name == "lm_head.weight" and config.tie_word_embeddings
         if not tied and name not in stored and packed not in stored:
             raise ValueError(f"{source}: has no {name}, which its config.json asks for")
-    return stored
+        if ".layers." in name and name in stored and tensor.dim() == 2:
+            raise ValueError(f"{source}: has {name} as it was beside packed layers; that is not run here")
+    return set(model.state_dict())
 
 
 def kernel_facts(
-    model: nn.Module, name: Named, asked: str, stored: Collection[str] | None = None
+    model: nn.Module, name: Named, asked: str, known: Collection[str] | None = None
 ) -> dict[str, Any]:
     """As hf_loaded.model_facts. `asked`: the kernel that every linear layer but lm_head should call; those
-    that call another are `leftovers`. `stored`: the checkpoint's tensors: a bias that the stack has and it
-    has not is none of the model's; null: all are."""
+    that call another are `leftovers`. `known`: what check_whole returns: a bias that the stack adds to those
+    is none of the model's; null: it adds none."""
     head = model.get_output_embeddings()
     weights = {
-        module: _weights(module, stored is None or f"{path}.bias" in stored)
+        module: _weights(module, known is None or f"{path}.bias" in known)
         for path, module in model.named_modules()
         if name(module)
     }
@@ -79,7 +87,7 @@ def _held(layer: nn.Module) -> dict[str, list[Tensor]]:
     found: dict[str, list[Tensor]] = {}
     for part, kind in KINDS.items():
         if isinstance(tensor := getattr(layer, part, None), Tensor):
-            found.setdefault(kind, []).append(tensor)
+            found.setdefault(kind or str(tensor.dtype).removeprefix("torch."), []).append(tensor)
     return found
 
 

@@ -97,7 +97,7 @@ def settings(device: torch.device) -> dict[str, Any]:
             "sdp_memory_efficient": backend.mem_efficient_sdp_enabled(),
             "sdp_math": backend.math_sdp_enabled(),
             "sdp_cudnn": hasattr(backend, "cudnn_sdp_enabled") and backend.cudnn_sdp_enabled(),
-            "allocator": torch.cuda.memory._snapshot()["allocator_settings"],
+            "allocator": torch.cuda.memory._snapshot().get("allocator_settings"),  # torch 2.2 does not tell
         }
     return found | {
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

@@ -129,40 +129,22 @@ def fake_interpreter(cache: Path) -> Interpreter:
     return build.create(stacks()["fake"].environments["cpu"], lambda line: None)
 
 
-@pytest.fixture(scope="session")
-def llamacpp_interpreter(cache: Path) -> Interpreter:
-    """The real llama.cpp environment for CPUs; built on first use, which takes minutes."""
-    return build.create(stacks()["llamacpp"].environments["cpu"], print)
+def _interpreter_of(stack: str) -> Any:
+    """A fixture: a stack's real environment for CPUs."""
+
+    @pytest.fixture(scope="session", name=f"{stack}_interpreter")
+    def made(cache: Path) -> Interpreter:
+        return build.create(stacks()[stack].environments["cpu"], print)
+
+    return made
 
 
-@pytest.fixture(scope="session")
-def hf_interpreter(cache: Path) -> Interpreter:
-    """The real transformers environment for CPUs."""
-    return build.create(stacks()["hf"].environments["cpu"], print)
-
-
-@pytest.fixture(scope="session")
-def bnb_interpreter(cache: Path) -> Interpreter:
-    """The real bitsandbytes environment for CPUs."""
-    return build.create(stacks()["bnb"].environments["cpu"], print)
-
-
-@pytest.fixture(scope="session")
-def gptq_interpreter(cache: Path) -> Interpreter:
-    """The real auto-gptq environment for CPUs: it unpacks, as it has no kernel for them."""
-    return build.create(stacks()["gptq"].environments["cpu"], print)
-
-
-@pytest.fixture(scope="session")
-def autoawq_interpreter(cache: Path) -> Interpreter:
-    """The real autoawq environment for CPUs: it unpacks, as it has no kernel for them."""
-    return build.create(stacks()["autoawq"].environments["cpu"], print)
-
-
-@pytest.fixture(scope="session")
-def gptqm_interpreter(cache: Path) -> Interpreter:
-    """The real gptqmodel environment for CPUs."""
-    return build.create(stacks()["gptqm"].environments["cpu"], print)
+llamacpp_interpreter = _interpreter_of("llamacpp")
+hf_interpreter = _interpreter_of("hf")
+bnb_interpreter = _interpreter_of("bnb")
+gptq_interpreter = _interpreter_of("gptq")
+autoawq_interpreter = _interpreter_of("autoawq")
+gptqm_interpreter = _interpreter_of("gptqm")
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -94,9 +95,12 @@ def test_a_cache_that_is_too_short_is_an_error_unless_a_window_is_asked_for(work
     assert (loaded["holds_tokens"], len(ids), end["counters"]["evaluated_tokens"]) == (32, 12, None)
 
 
-def test_a_window_makes_the_record_invalid():
-    record = {"loaded": {"holds_tokens": 2048}, "workload": {"prompt_tokens": 25, "new_tokens": 9975}}
-    (reason,) = verdicts._window(record)
-    assert reason.startswith("its cache holds 2048 tokens of 10000")
-    record["loaded"]["holds_tokens"] = 10_000
-    assert verdicts._window(record) == []
+def test_a_window_makes_the_record_invalid(harness, config, tmp_path):
+    harness("run", config({}, new_tokens=40))
+    (path,) = (tmp_path / "results").rglob("record.json")
+    record = json.loads(path.read_text())
+    for holds, status in ((65, "ok"), (64, "invalid")):
+        record["loaded"]["holds_tokens"] = holds
+        found, reasons = verdicts.status(record)
+        assert (found, bool(reasons)) == (status, status != "ok")
+    assert reasons[0].startswith("its cache holds 64 tokens of 65")

@@ -102,6 +102,10 @@ def test_inputs_and_outputs_of_a_matrix_are_told_apart():
 
 def test_a_compute_capability_is_no_decimal_number():
     assert reasons(limit('compute_capability = "8.0"'), replace(KNOWN, compute_capability=(12, 0))) == []
+    assert reasons(limit('compute_capability_below = "9.1"'), replace(KNOWN, compute_capability=(12, 0))) == [
+        "compute capability 12.0; less than 9.1 is needed"
+    ]
+    assert reasons(limit('compute_capability_below = "9.1"'), replace(KNOWN, compute_capability=(9, 0))) == []
     assert reasons(limit('compute_capability = "10.0"'), KNOWN) == [
         "compute capability 8.9; at least 10.0 is needed"
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from harness.models import weights
 from harness.theory.families import SHAPES
 from harness.theory.shapes import parameters
 from runners.protocol import Done, Failed
+from runners.safetensors_folder import ITEM_BYTES
 
 pytestmark = pytest.mark.real
 SHAPE = SHAPES["tiny-qwen2"]
@@ -154,17 +157,65 @@ def test_a_kernel_that_its_library_refuses_fails_in_its_words(
     assert says in last.reason
 
 
-@pytest.mark.parametrize(("stack", "format"), [("gptq", "gptq"), ("autoawq", "awq"), ("gptqm", "gptq")])
+def changed(whole: Path, target: Path, drop: str = "", **added: tuple[str, list[int]]) -> Path:
+    """A copy of a checkpoint without the tensors whose name has `drop`, and with others, of zeros alone."""
+    shutil.copytree(whole, target)
+    data = (whole / "model.safetensors").read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    kept, blobs, end = {"__metadata__": header.pop("__metadata__")}, [], 0
+    left = {name: e for name, e in header.items() if not drop or drop not in name}
+    entries = {name: (e["dtype"], e["shape"], body[slice(*e["data_offsets"])]) for name, e in left.items()}
+    for name, (dtype, dims) in added.items():
+        entries[name] = (dtype, dims, bytes(ITEM_BYTES[dtype] * int(np.prod(dims))))
+    for name, (dtype, dims, blob) in entries.items():
+        kept[name] = {"dtype": dtype, "shape": dims, "data_offsets": [end, end + len(blob)]}
+        blobs.append(blob)
+        end += len(blob)
+    text = json.dumps(kept).encode()
+    (target / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("stack", "format", "drop", "added", "says"),
+    [
+        ("gptq", "gptq", "layers.1.mlp", {}, "has no model.layers.1.mlp.gate_proj.weight"),
+        (
+            "autoawq",
+            "awq",
+            "layers.1.mlp.down_proj",
+            {"model.layers.1.mlp.down_proj.weight": ("F16", [256, 512])},
+            "has model.layers.1.mlp.down_proj.weight as it was beside packed layers",
+        ),
+        ("gptqm", "gptq", "", {"lm_head.qweight": ("I32", [32, 512])}, "its lm_head is packed, too"),
+    ],
+)
 def test_a_tensor_that_the_library_would_leave_as_it_came_is_an_error(
-    worker, packed, interpreters, stack, format
+    worker, packed, interpreters, tmp_path, stack, format, drop, added, says
 ):
-    path = packed("tiny-qwen2", format, layers=3)  # its config.json will ask for a fourth
-    config = path / "config.json"
-    config.write_text(config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 4'))
-    last = worker(request_of(path, stack, kernel="torch"), interpreters[stack])[-1]
+    path = changed(packed("tiny-qwen2", format), tmp_path / "odd", drop, **added)
+    last = worker(request_of(path, stack, kernel="torch", format=format), interpreters[stack])[-1]
     assert isinstance(last, Failed)
-    assert "has no model.layers.3." in last.reason
-    config.write_text(config.read_text().replace('"num_hidden_layers": 4', '"num_hidden_layers": 3'))
+    assert says in last.reason
+
+
+def test_biases_of_zero_that_auto_gptq_saves_are_none_of_the_models(worker, packed, interpreters, tmp_path):
+    zeros = {f"model.layers.{i}.self_attn.o_proj.bias": ("F16", [SHAPE.hidden_size]) for i in range(2)}
+    path = changed(packed("tiny-qwen2", "gptq"), tmp_path / "saved", **zeros)
+    (path / "quantize_config.json").unlink()  # then config.json tells
+    loaded, ids, _ = said(worker(request_of(path, "gptq", kernel="torch"), interpreters["gptq"]))
+    assert (loaded["parameters"], len(ids)) == (parameters(SHAPE), 12)
+    assert weights.local(path).sizes["parameters"] == parameters(SHAPE)
+
+
+def test_zero_points_that_auto_gptq_would_misread_are_refused(worker, packed, interpreters, tmp_path):
+    path = changed(packed("tiny-qwen2", "gptq"), tmp_path / "v2")
+    beside = path / "quantize_config.json"
+    beside.write_text(json.dumps(json.loads(beside.read_text()) | {"checkpoint_format": "gptq_v2"}))
+    last = worker(request_of(path, "gptq", kernel="torch"), interpreters["gptq"])[-1]
+    assert isinstance(last, Failed)
+    assert "is gptq_v2" in last.reason
 
 
 @pytest.mark.parametrize("stack", ["gptq", "autoawq", "gptqm"])

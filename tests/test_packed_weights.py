@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from test_checkpoint import ENTRY, TINY, entries, write_config, write_safetensors
-from test_weights import SEED, cell, write_checkpoint, write_gguf
+from test_weights import cell as cell_of
+from test_weights import write_checkpoint, write_gguf
 
 from harness import config, plan
 from harness.campaign.prepare import NotReady, Preparation
@@ -29,6 +30,15 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 LAYER = "model.layers.0.self_attn.q_proj"
+SEED = 7  # of no other test's synthetic weights: the cache is shared
+
+
+def cell(stack: str, path: Path | None = None, **options: Any) -> plan.Cell:
+    """As test_weights.cell, of a seed of its own."""
+    found = cell_of(stack, path, **options)
+    if path is not None:
+        return found
+    return replace(found, model=found.model.model_copy(update={"weights": Weights(seed=SEED)}))
 
 
 def packed_entries(shape: shapes.Shape, packing: Packing) -> dict[str, ENTRY]:

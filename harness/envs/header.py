@@ -56,6 +56,7 @@ class Limit:
     act_order: bool | None = None
     sharded: bool | None = None
     compute_capability: tuple[int, int] | None = None
+    compute_capability_below: tuple[int, int] | None = None
     device: str | None = None
     covers: str | None = None
     never: bool = False
@@ -185,7 +186,9 @@ def _borrowed(stack: str, tool: dict[str, Any]) -> dict[str, Option]:
 
 
 # Rules by what is written; of the switches, the one value that says anything.
-_RULES: dict[str, type] = {"says": str, "when": dict, "covers": str, "device": str, "compute_capability": str}
+_RULES: dict[str, type] = {"says": str, "when": dict, "covers": str, "device": str}
+_CAPABILITIES = ("compute_capability", "compute_capability_below")
+_RULES |= dict.fromkeys(_CAPABILITIES, str)
 _RULES |= {"in_features_multiple_of": int, "out_features_multiple_of": int, "bits": list, "group_sizes": list}
 _SWITCHES = {"symmetric": True, "act_order": False, "sharded": False, "never": True, "refuses": True}
 
@@ -215,8 +218,8 @@ def _limit(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Lim
             raise wrong(f"is of {name} {strange[0]}, which is no choice")
     if "covers" in given and (given["covers"] not in options or options[given["covers"]].type != "int"):
         raise wrong(f"has covers = {given['covers']!r}, which is no option of type int")
-    if least := given.get("compute_capability"):
-        if not re.fullmatch(r"\d+\.\d", least):
-            raise wrong(f"has compute_capability = {least!r}, expected the like of 8.0")
-        known["compute_capability"] = tuple(map(int, least.split(".")))
+    for key in known.keys() & set(_CAPABILITIES):
+        if not re.fullmatch(r"\d+\.\d", given[key]):
+            raise wrong(f"has {key} = {given[key]!r}, expected the like of 8.0")
+        known[key] = tuple(map(int, given[key].split(".")))
     return Limit(**(known | {"when": when}))

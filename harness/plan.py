@@ -144,7 +144,7 @@ def is_done(latest: str | None, fresh: bool, retry_failed: bool) -> bool:
     """Whether a repeat whose latest record (same content key) has this status need not run again."""
     if latest is None or latest in RETRIED_ALWAYS or fresh:
         return False
-    return latest == "ok" or not retry_failed
+    return latest in ("ok", "functional") or not retry_failed
 
 
 def _id(model: Model, variant: Variant, workload: Decode) -> str:

@@ -126,6 +126,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -230,4 +231,4 @@ def _refusal(kernel: type[BaseQuantLinear], device: torch.device) -> str | None:
     """Why gptqmodel would not take a kernel for 4 bits, in groups of 128, in fp16, in its own words."""
     asked = {"bits": 4, "group_size": 128, "desc_act": False, "sym": True, "pack_dtype": torch.int32}
     works, why = validate_quant_linear(kernel, device=device, dtype=torch.float16, **asked)
-    return None if works else str(why).strip().splitlines()[0]
+    return None if works else re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", str(why).strip().splitlines()[0])

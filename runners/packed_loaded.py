@@ -94,12 +94,12 @@ def _held(layer: nn.Module) -> dict[str, list[Tensor]]:
 def lacks(module: str, device: torch.device, since: tuple[int, int] | None = None) -> str | None:
     """Why a kernel of compiled code in `module` does not run here, in words; null: it does. `since`: the
     compute capability that it needs."""
+    if device.type != "cuda":
+        return "needs a GPU (cuda)"
     try:
         importlib.import_module(module)
     except Exception as failure:  # it is not there, or torch has a symbol no more
         return f"{module} does not load: {str(failure).splitlines()[0]}"
-    if device.type != "cuda":
-        return "needs a GPU (cuda)"
     has = torch.cuda.get_device_capability(device)
     if since and has < since:
         return f"needs compute capability {since[0]}.{since[1]}; this GPU has {has[0]}.{has[1]}"

@@ -10,6 +10,7 @@ import numpy as np
 
 from runners.protocol import Request
 
+SAID_OF_KERNELS = ("kernels", "kernel_asked", "leftovers", "options")
 CHUNK = 512  # tokens of context evaluated at once
 DEEPER = 2.0  # a token further on costs more than the last: attention grows with its context
 
@@ -19,6 +20,9 @@ class Fed(Protocol):
 
     def empty(self, tokens: int) -> None:
         """Begin afresh, with room for so many tokens."""
+
+    def facts(self) -> dict[str, Any]:
+        """See runners.protocol.Session."""
 
     def feed(self, ids: list[int], keep: int) -> np.ndarray:
         """Evaluate `ids` after those before; logits after the last `keep` of them: float32 (keep,
@@ -55,7 +59,9 @@ def write(session: Fed, request: Request, versions: dict[str, str]) -> dict[str,
     seconds = clock() - began
     with Path(request.files["logits"]).open("wb") as file:
         np.save(file, np.concatenate(rows))
+    facts = session.facts()
     return {
+        "ran": {key: facts[key] for key in SAID_OF_KERNELS if key in facts},
         "positions": positions,
         "vocab_size": rows[0].shape[1],
         "versions": versions,

@@ -298,7 +298,8 @@ def test_a_gpu_that_is_not_here_is_said_once_beside_one_line_a_cell(harness, tmp
     rows = {"models": [{"shape": "qwen1.5-32b"}], "variants": [{"stack": "bnb", "quant": ["int8", "nf4"]}]}
     (tmp_path / "c.yaml").write_text(json.dumps({"device": "cuda", "gpu": "RTX 4090"} | rows))
     ran = harness("run", "c.yaml", "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
-    (said,) = ran.err.splitlines()
+    said, counted = ran.err.splitlines()
+    assert counted.startswith("harness: 2 cells, 1 will not fit; ")
     assert said.endswith("; planned for the RTX 4090, which has 25.8 GB")
     int8, nf4 = ran.out.splitlines()
     assert int8.endswith("(will not fit: 25.8 GB on the RTX 4090)")

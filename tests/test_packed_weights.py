@@ -524,3 +524,19 @@ def test_synth_packs_and_says_the_exact_sizes(harness, hf_interpreter):
 def test_what_synth_cannot_make_is_a_sentence(harness, options, sentence):
     ran = harness("synth", "tiny-llama", *options)
     assert (ran.code, ran.out, ran.err) == (2, "", f"harness: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("size", "method", "gigabytes"),
+    [
+        # memory_transformers_4090.csv of the published study. Left out: its 0.5B GPTQ file has one of the two
+        # tied matrices, its 14B and 32B ones are 1 to 2% larger, and its 32B AWQ file is 9% larger.
+        *((size, "gptq", gb) for size, gb in (("1.8b", 1.88), ("4b", 3.21), ("7b", 5.86), ("72b", 41.28))),
+        *((size, "awq", gb) for size, gb in (("0.5b", 0.783), ("1.8b", 1.88), ("4b", 3.20), ("7b", 5.86))),
+        *((size, "awq", gb) for size, gb in (("14b", 9.67), ("72b", 41.27), ("110b", 61.49))),
+        ("110b", "gptq", 61.49),
+    ],
+)
+def test_the_bytes_of_a_shape_packed_are_those_of_the_published_files(size, method, gigabytes):
+    stored = sum(packed_bytes(of_shape(SHAPES[f"qwen1.5-{size}"]), Packing(method)).values())
+    assert stored / 1e9 == pytest.approx(gigabytes, rel=0.003)

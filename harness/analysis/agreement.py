@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.traffic import nominal_bits
+from harness.analysis.verdicts import FINE, other_kernels, other_options
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -170,6 +171,8 @@ def verdict(record: Record) -> tuple[str, str | None]:
     if record["outcome"] != "ok":
         word = "unchecked" if check.get("unchecked") else "failed"
         return word, record.get("reason") or str(record["outcome"])
+    if strayed := _strayed(record):
+        return "unchecked", f"not what was asked for: {strayed[0]}"
     for depth in check["depths"]:
         if depth["not_finite"]:
             many = f"{depth['not_finite']} of {depth['positions']} positions up to n = {depth['n']}"
@@ -185,6 +188,12 @@ def verdict(record: Record) -> tuple[str, str | None]:
         of, why = "its own weights, unpacked,", "arithmetic explains"
     detail = f"logits are {error:.0%} off {of} up to n = {worst['n']}"
     return "wrong", f"{detail}, and {why} {bound:.0%} at most: it is not the same model"
+
+
+def _strayed(record: Record) -> list[str]:
+    """Where the logits are another kernel's than was asked for, or of other options."""
+    ran = record["check"].get("ran")
+    return [*other_kernels(ran), *other_options(record["options"], ran)] if ran else []
 
 
 def _unpacked(record: Record) -> bool:
@@ -236,7 +245,7 @@ def held_against(rows: Sequence[Row], checks: Sequence[Row]) -> None:
         if found.get("verdict") == "wrong":
             each["flags"].append({"code": "weights_disagree", "detail": str(found["reason"])})
             each["reasons"] = [*each["reasons"], str(found["reason"])]
-            each["status"] = "invalid" if each["status"] == "ok" else each["status"]
+            each["status"] = "invalid" if each["status"] in FINE else each["status"]
 
 
 def _ordered(checks: Sequence[Row]) -> list[Row]:

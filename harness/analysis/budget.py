@@ -49,7 +49,7 @@ def apart(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         budget = known.get((row["model"], row["stack"], row["machine"], row["device"]))
         parts: Row = dict.fromkeys(("fixed_ms", "bytes_ms", "dominated_by"))
-        if budget and budget.bytes_per_s and row["weight_bytes_per_token"]:
+        if row["status"] == "ok" and budget and budget.bytes_per_s and row["weight_bytes_per_token"]:
             fixed, streamed = budget.fixed_ms, row["weight_bytes_per_token"] / budget.bytes_per_s * 1e3
             parts = {
                 "fixed_ms": fixed,

@@ -13,7 +13,7 @@ from harness.analysis import line, series, traffic
 from harness.analysis.flags import Flag, Limit, flags, identical, published
 from harness.analysis.line import Floats
 from harness.analysis.series import Analysis, Unusable
-from harness.analysis.verdicts import remarks, status
+from harness.analysis.verdicts import FINE, remarks, status
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -42,7 +42,7 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         raised += flags(found, _higher(limits), _expected(record), loaded.get("kv_read"))
     # A fault of the slope alone leaves what others published of B; of ours it leaves nothing.
     spoiling = [f for f in raised if f.spoils == "all" or (f.spoils == "W" and record["kind"] == "measured")]
-    if state == "ok" and spoiling:
+    if state in FINE and spoiling:
         state, reasons = "invalid", [*reasons, *(flag.detail for flag in spoiling)]
     if any(flag.spoils == "first token" for flag in raised):
         figures["first_token_ms"] = None
@@ -201,16 +201,16 @@ def per_cell(rows: Sequence[Row]) -> list[Row]:
 
 def _pooled(repeats: list[Row]) -> Row:
     """Medians over a cell's ok repeats; of B and of the slope the mean, with its interval."""
-    ok = [r for r in repeats if r["status"] == "ok"]
-    shown = ok or repeats
-    pooled = dict(shown[-1]) | {"repeats_ok": len(ok), "repeats": len(repeats)}
+    fine = [r for r in repeats if r["status"] in FINE]
+    shown = fine or repeats
+    pooled = dict(shown[-1]) | {"repeats_ok": len(fine), "repeats": len(repeats)}
     for name in MEDIANS:
         values = [r[name] for r in shown if r[name] is not None]
         pooled[name] = statistics.median(values) if values else None
     pooled |= _line(shown)
     for name in ("peak_rss_bytes", "peak_allocator_bytes"):
         pooled[name] = max((r[name] for r in shown if r[name]), default=None)
-    pooled["ok_series"] = [r["series"] for r in ok if r["series"]]
+    pooled["ok_series"] = [r["series"] for r in fine if r["series"] and r["status"] == "ok"]
     pooled["reasons"] = list(dict.fromkeys(reason for r in repeats for reason in r["reasons"]))
     raised = {(flag["code"], flag["detail"]): flag for r in repeats for flag in r["flags"]}
     pooled["flags"] = list(raised.values())

@@ -31,6 +31,7 @@ PAGE_BYTES = 4096
 REFAULT_FLOOR_BYTES = 64 << 20
 REFAULT_TOLERANCE = 0.05  # of the model: the counter is the machine's, and others read files too
 
+FINE = ("ok", "functional")  # it ran as asked; but of a functional one the speed says nothing
 Record = dict[str, Any]
 Series = Mapping[str, Sequence[int | None]]
 
@@ -38,19 +39,23 @@ Series = Mapping[str, Sequence[int | None]]
 def status(
     record: Record, ceiling: float | None = None, has_series: bool = True, series: Series | None = None
 ) -> tuple[str, list[str]]:
-    """The outcome, or `invalid` when a verdict says so, with the reasons.
+    """The outcome, or `invalid` when a verdict says so, or `functional`, with the reasons.
 
     `ceiling`: read bandwidth in bytes/s; null: the best of the probes that the record itself has.
     `has_series`: whether its per-token file is still whole. `series`: its columns, where they were read;
     without them a device's clock is not compared.
     """
+    known = [f"known beforehand: {why}" for why in record.get("known_failure", [])]
     if record["outcome"] != "ok" or record["kind"] == "reported":  # others' figures are shown as they stand
-        return record["outcome"], [record["reason"]] if record.get("reason") else []
+        return record["outcome"], [record["reason"], *known] if record.get("reason") else []
     reasons = invalid_because(record, ceiling or ceiling_bytes_per_s([record]))
     reasons += _device_clock(record, series)
     if not has_series:
         reasons.append("its series of tokens is missing or damaged")
-    return ("invalid", reasons) if reasons else ("ok", [])
+    if reasons:
+        return "invalid", [*reasons, *known]
+    functional = record["loaded"].get("functional")
+    return ("functional", [str(functional)]) if functional else ("ok", [])
 
 
 def invalid_because(record: Record, ceiling: float | None) -> list[str]:
@@ -68,12 +73,12 @@ def invalid_because(record: Record, ceiling: float | None) -> list[str]:
         )
     # What the stack said after loading, and again after the run.
     for facts in (loaded, loaded | done["facts_changed"]):
-        if strayed := [*_kernels(facts), *_leftovers(facts), *_placement(record, facts)]:
+        if strayed := [*other_kernels(facts), *_placement(record, facts)]:
             reasons += strayed
             break
     reasons += _window(record)
     reasons += _weights(record)
-    reasons += _options(record)
+    reasons += other_options(record["options"], record["loaded"])
     if not done["warmup"]["agreed"]:
         reasons.append("warm-up never settled: no two windows in a row agreed")
     if compiled := done["counters"].get("compilations"):
@@ -93,14 +98,11 @@ def remarks(record: Record) -> list[Flag]:
     """What to know of a repeat that spoils none of its figures."""
     loaded, done = record.get("loaded") or {}, record.get("done") or {}
     facts, workload = loaded | (done.get("facts_changed") or {}), record["workload"]
-    foreseen = record.get("known_failure", [])
-    said = [Flag("known_failure", f"known beforehand: {why}", spoils=None) for why in foreseen]
+    said = []
     trained, asked = facts.get("trained_context"), workload["prompt_tokens"] + workload["new_tokens"]
     if trained and asked > trained:
         detail = f"{asked} tokens are decoded, and the model was trained on contexts of up to {trained}"
         said.append(Flag("beyond_trained_context", detail, spoils=None))
-    if facts.get("functional"):
-        said.append(Flag("functional_only", f"a test of function: {facts['functional']}", spoils=None))
     said += [Flag("stack_warning", warning, spoils=None) for warning in facts.get("warnings") or []]
     if retries := (done.get("counters") or {}).get("allocator_retries"):
         places = ", ".join(str(n) for n, _ in retries[:NAMES_SHOWN])
@@ -110,11 +112,18 @@ def remarks(record: Record) -> list[Flag]:
     return said
 
 
+def other_kernels(facts: Record) -> list[str]:
+    """Where what a stack says of its kernels is not what it was asked for, each a sentence."""
+    return [*_kernels(facts), *_leftovers(facts)]
+
+
 def _kernels(facts: Record) -> list[str]:
     asked = facts.get("kernel_asked")
-    if asked is None or asked in facts["kernels"]:
+    if asked is None or asked in (ran := facts["kernels"]):
         return []
-    return [f"kernel {asked} was asked for and {', '.join(facts['kernels']) or 'none'} ran"]
+    # Of a torch model these are all classes of layers; what stands in place of the one asked for is linear.
+    linear = [name for name in ran if "Linear" in name and name != "Linear"] or list(ran)
+    return [f"kernel {asked} was asked for and {', '.join(linear) or 'none'} ran"]
 
 
 def _leftovers(facts: Record) -> list[str]:
@@ -154,11 +163,11 @@ def _weights(record: Record) -> list[str]:
     return reasons
 
 
-def _options(record: Record) -> list[str]:
+def other_options(asked: Record, facts: Record) -> list[str]:
     """Switches, names and threads that the stack resolved to something else than was asked. Sizes it may
     round."""
-    resolved = record["loaded"].get("options") or {}
-    asked = {k: v for k, v in record["options"].items() if isinstance(v, bool | str) or k == "threads"}
+    resolved = facts.get("options") or {}
+    asked = {k: v for k, v in asked.items() if isinstance(v, bool | str) or k == "threads"}
     changed = [k for k, v in asked.items() if resolved.get(k) is not None and resolved[k] != v]
     return [f"{name} {_word(asked[name])} was asked for and {_word(resolved[name])} ran" for name in changed]
 

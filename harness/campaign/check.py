@@ -152,6 +152,10 @@ def _check(cell: Cell, given: Checking, reference: Reference, said: Record) -> S
     return stored
 
 
+def _fused(ran: Record | None) -> bool:
+    return bool(((ran or {}).get("options") or {}).get("fuse_layers"))
+
+
 def _unfused(
     cell: Cell,
     given: Checking,
@@ -163,8 +167,6 @@ def _unfused(
 ) -> Record:
     """Of fused layers: their logits against those of the same kernel without fusing, `unfused`, or why there
     are none, `unfused_failure`."""
-    if not cell.options(1).get("fuse_layers"):
-        return {}
     variant = cell.variant.model_copy(
         update={"name": "unfused", "options": cell.variant.options | {"fuse_layers": False}}
     )
@@ -194,10 +196,11 @@ def _compared(
         raise NoLogits("error", str(mismatch)) from mismatch
     except MemoryError as full:
         raise NoLogits("oom", f"the controller has no memory to compare logits in: {full}") from full
-    compared = [depth["n"] for depth in depths]
+    compared, ran = [depth["n"] for depth in depths], said.get("ran")
     return {
         "depths": depths,
-        **_unfused(cell, given, ids, ours, windows, folder, reference.folder),
+        "ran": ran,
+        **(_unfused(cell, given, ids, ours, windows, folder, reference.folder) if _fused(ran) else {}),
         "left_out": [window for window in reference.windows if window[1] not in compared],
         "seconds": said.get("seconds"),
         "versions": said.get("versions"),

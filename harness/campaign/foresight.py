@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +39,22 @@ class Device:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Memory while running and seconds of one repeat, roughly. `broken`: what its stack cannot do. `no_room`:
-    why it does not fit, a sentence. What is null is not known; `no_room` is null where it `fits`, too."""
+    """Memory while running and seconds of one repeat, roughly. `broken`: what its stack cannot do. `no_room`,
+    `lacks`: why it does not fit, and why its weights cannot be had, a sentence each. What is null is not
+    known; `no_room` is null where it `fits`, too."""
 
     memory_bytes: int | None
     seconds: float | None
     broken: tuple[Broken, ...]
     fits: bool | None
     no_room: str | None
+    lacks: str | None = None
 
     @property
     def failures(self) -> list[str]:
         """Every reason why it cannot work."""
-        return [each.reason for each in self.broken] + ([self.no_room] if self.no_room else [])
+        reasons = [*(each.reason for each in self.broken), self.no_room, self.lacks]
+        return list(dict.fromkeys(reason for reason in reasons if reason))
 
     @property
     def refusal(self) -> str | None:
@@ -115,7 +118,7 @@ def at_hand(cell: Cell) -> Ready | None:
 
 def _check(cell: Cell, ready: Ready) -> None:
     if cell.weights_format != "gguf":
-        weights.check_loadable(ready, cell.variant.stack)
+        weights.check_loadable(ready, cell.variant.stack, cell.packing is not None)
         if cell.packing:
             packed.check(ready, cell.packing, cell.variant.stack)
     elif ready.format == "hf":
@@ -128,8 +131,8 @@ def expected(cell: Cell, device: Device, threads: int) -> Forecast:
     """The forecast of a cell before anything is made or downloaded for it."""
     try:
         return forecast(cell, at_hand(cell), device, threads)
-    except WeightsError:  # a failure of its own, told when its turn comes
-        return forecast(cell, None, device, threads)
+    except WeightsError as lack:
+        return replace(forecast(cell, None, device, threads), lacks=str(lack))
 
 
 def known_failures(experiment: Experiment, cells: Sequence[Cell]) -> dict[str, list[str]]:

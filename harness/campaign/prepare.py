@@ -203,7 +203,7 @@ class Preparation:
         else:
             given = self._of_hub(cell, source)
         if cell.weights_format != "gguf":
-            weights.check_loadable(given, stack)
+            weights.check_loadable(given, stack, cell.packing is not None)
         if cell.packing is not None:
             packed.check(given, cell.packing, stack)
         if cell.model.shape is not None:

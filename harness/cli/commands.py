@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import campaign, config, plan, results
+from harness.analysis.verdicts import FINE
 from harness.campaign import foresight
 from harness.cli import NOT_OK, NOT_STARTED, OK
 from harness.cli.progress import Progress
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"harness: {refusal}", file=sys.stderr)
         return NOT_OK
     print(f"records: {root}\nreport: {page.absolute()}", file=sys.stderr if arguments.json else sys.stdout)
-    return OK if all(row["status"] == "ok" for row in gathered.repeats) else NOT_OK
+    return OK if all(row["status"] in FINE for row in gathered.repeats) else NOT_OK
 
 
 def check_weights(arguments: argparse.Namespace) -> int:

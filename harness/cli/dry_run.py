@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +43,28 @@ def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
             "time ?" if seconds is None else f"about {_duration(seconds)} x {experiment.protocol.repeats}",
         ]
         print("  ".join(parts + ([f"({line['note']})"] if line["note"] else [])))
+    counts = {
+        "will fail": sum(bool(line["will_fail"]) for line in lines),
+        "will be refused": sum(bool(line["will_be_refused"]) for line in lines),
+        "will not fit": sum(bool(line["will_not_fit"]) for line in lines),
+    }
+    told = "".join(f", {count} {what}" for what, count in counts.items() if count)
+    print(
+        f"harness: {len(lines)} cells{told}; roughly: a cache that is copied takes up to twice its own",
+        file=sys.stderr,
+    )
     return OK
 
 
 @dataclass(frozen=True)
 class Source:
     """Where weights come from, in words; bytes to be written, null where that cannot be known yet; those that
-    are here."""
+    are here; why they cannot be had."""
 
     words: str
     disk_bytes: float | None = None
     ready: Ready | None = None
+    lacks: list[str] = field(default_factory=list)
 
 
 class Here:
@@ -76,7 +87,8 @@ class Here:
         source = self._source(cell)
         found = foresight.forecast(cell, source.ready, self.device, self._threads, self._bandwidth)
         refused = [each.reason for each in found.broken if each.refuses]
-        fails = [each.reason for each in found.broken if not each.refuses]
+        fails = [each.reason for each in found.broken if not each.refuses] + source.lacks
+        fails = list(dict.fromkeys(fails))
         notes = [f"will be refused: {reason}" for reason in refused]
         notes += [f"will fail: {reason}" for reason in fails] + ([found.no_room] if found.no_room else [])
         return {
@@ -97,7 +109,7 @@ class Here:
         try:
             ready = foresight.at_hand(cell)
         except weights.WeightsError as missing:
-            return Source(str(missing), 0)
+            return Source("none to be had", 0, lacks=[str(missing)])
         if cell.weights_format == "none" or source is None:
             return Source("no weights", 0)
         if source.kind == "synthetic" and shape:

@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 
-from harness.analysis.verdicts import status
+from harness.analysis.verdicts import FINE, status
 from harness.plan import Cell
 from harness.results import Stored, series
 
@@ -54,7 +54,7 @@ class Progress:
         columns = series(stored)
         state, reasons = status(stored.record, series=columns)
         line = f"{self._place} {self._name}  {state}"
-        if state == "ok" and columns:
+        if state in FINE and columns:
             first, *rest = columns["latency_ns"]
             line += f"  TTFT {first / 1e6:.1f} ms"
             line += f", {statistics.median(rest) / 1e6:.2f} ms/token" if rest else ""

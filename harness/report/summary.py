@@ -52,7 +52,7 @@ def costs(study: Study) -> list[str]:
     for model, rows in study.models.items():
         stacks: dict[str, list[Row]] = {}
         for row in rows:
-            if figure(row, "fixed_ms") is not None:
+            if ok(row) and figure(row, "fixed_ms") is not None:
                 stacks.setdefault(str(row.get("stack")), []).append(row)
         for stack, group in stacks.items():
             fixed = figure(group[0], "fixed_ms")

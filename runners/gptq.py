@@ -170,9 +170,8 @@ def _settings(source: Path) -> BaseQuantizeConfig | None:
 
     Raises ValueError for zero points that are stored otherwise than auto-gptq reads them.
     """
-    beside, told = source / "quantize_config.json", {}
-    if (source / "config.json").exists():
-        told = json_object(source / "config.json").get("quantization_config") or {}
+    beside = source / "quantize_config.json"
+    told = json_object(source / "config.json").get("quantization_config") or {}
     settings = told | (json_object(beside) if beside.exists() else {})
     if settings.get("checkpoint_format") == "gptq_v2":
         raise ValueError(f"{source}: is gptq_v2, which auto-gptq would read with every zero point off by one")

@@ -81,7 +81,7 @@ def _summary(study: Study, sections: Sections) -> Iterable[str]:
     yield _list(f"<b>{escape(model)}</b>: {escape(said)}" for model, said in summary.per_model(study))
     failed = summary.failures(study)
     if failed:
-        yield "<h2>What failed, and why</h2>"
+        yield "<h2>What is not ok, and why</h2>"
         yield _list(f"{escape(said)} <small>({_names(names)})</small>" for said, names in failed)
     flagged = summary.flagged(study)
     if flagged or study.warnings:

@@ -67,7 +67,7 @@ def costs(study: Study) -> list[str]:
 
 
 def failures(study: Study) -> list[tuple[str, list[str]]]:
-    """What failed and why -> the cells it befell; one reason is told once."""
+    """What is not ok and why -> the cells it befell; one reason is told once."""
     found: dict[str, list[str]] = {}
     for row in study.cells:
         if not ok(row):

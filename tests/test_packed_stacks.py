@@ -227,19 +227,46 @@ def test_a_stack_says_of_each_kernel_why_it_does_not_run_here(harness, interpret
     assert all(why for name, why in line["kernels"].items() if name not in runs)
 
 
+def told(interpreter, code: str) -> list[str]:
+    """The lines that code prints, with the runners at hand."""
+    root, first = Path(__file__).parent.parent, "import sys; sys.path.insert(0, sys.argv[1])\n"
+    command = [interpreter.python, "-c", first + code, root]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_layers_that_call_another_kernel_than_the_rest_are_left_over(interpreters):
+    code = """
+from types import SimpleNamespace
+from torch import nn
+from runners.packed_loaded import kernel_facts
+
+class Model(nn.Module):
+    config = SimpleNamespace(tie_word_embeddings=False)
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(8, 4), nn.Linear(4, 8)
+        self.fast, self.slow, self.plain = (nn.Linear(4, 4) for _ in range(3))
+        self.config.get_text_config = lambda **_: self.config
+        self.get_input_embeddings = lambda: self.embed
+        self.get_output_embeddings = lambda: self.head
+
+model = Model()
+kernels = {model.fast: "fast", model.slow: "slow"}
+print(*kernel_facts(model, kernels.get, "fast")["leftovers"])
+print(*kernel_facts(model, kernels.get, "none of these")["leftovers"])
+"""
+    assert told(interpreters["hf"], code) == ["plain slow", ""]
+
+
 def test_a_gpu_of_too_low_a_compute_capability_is_a_reason(interpreters):
-    code = (
-        "import sys, torch; sys.path.insert(0, sys.argv[1])\n"
-        "torch.cuda.get_device_capability = lambda device: (7, 5)\n"
-        "from runners.packed_loaded import lacks\n"
-        "print(lacks('json', torch.device('cuda', 0), (8, 0)))\n"
-        "print(lacks('json', torch.device('cuda', 0), (7, 5)))"
-    )
-    root = Path(__file__).parent.parent
-    ran = subprocess.run(
-        [interpreters["gptqm"].python, "-c", code, root], capture_output=True, text=True, check=True
-    )
-    assert ran.stdout.splitlines() == ["needs compute capability 8.0; this GPU has 7.5", "None"]
+    code = """
+import torch
+torch.cuda.get_device_capability = lambda device: (7, 5)
+from runners.packed_loaded import lacks
+print(lacks("json", torch.device("cuda", 0), (8, 0)))
+print(lacks("json", torch.device("cuda", 0), (7, 5)))
+"""
+    assert told(interpreters["gptqm"], code) == ["needs compute capability 8.0; this GPU has 7.5", "None"]
 
 
 def test_one_campaign_has_each_kernel_as_it_ran_and_says_why_the_others_did_not(

@@ -55,6 +55,7 @@ def test_every_round_has_every_cell_once_and_the_seed_decides_the_order():
         (None, False, False, False),
         ("ok", False, False, True),
         ("ok", False, True, True),
+        ("functional", False, True, True),
         ("ok", True, False, False),
         ("oom", False, False, True),
         ("oom", False, True, False),

@@ -53,12 +53,13 @@ from transformers import BitsAndBytesConfig
 
 from runners import hf, hf_loaded, teacher_forced
 from runners.hf import DOES_NOT_FIT, HfSession
+from runners.packed import pack, unpack
 from runners.protocol import Request, Say
 from runners.synthetic import synthesize
 from runners.torch_device import DTYPES
 from runners.torch_probe import probe
 
-__all__ = ["DOES_NOT_FIT", "load", "logits", "probe", "synthesize"]
+__all__ = ["DOES_NOT_FIT", "load", "logits", "pack", "probe", "synthesize", "unpack"]
 
 CLASSES = {
     "int8": bitsandbytes.nn.Linear8bitLt,

@@ -180,7 +180,7 @@ def load(request: Request) -> HfSession:
     source, trusted = Path(request.model["path"]), options["trust_remote_code"]
     if kernel not in BACKENDS[format]:
         raise ValueError(f"{kernel} is no kernel of {format}; {', '.join(BACKENDS[format])} are")
-    stored, backend = check_whole(source, trusted), BACKENDS[format][kernel]
+    known, backend = check_whole(source, trusted), BACKENDS[format][kernel]
     gptqmodel.models.loader.load_hf_tokenizer = lambda *_, **__: None  # ids suffice; some have none
     with torch_device.memory_errors():
         # By name: left to itself it takes what it thinks is best, and says so in a log alone.
@@ -196,7 +196,7 @@ def load(request: Request) -> HfSession:
     session = HfSession(
         request,
         model,
-        lambda: kernel_facts(model, _name, asked, stored) | said | {"options": {"bits": bits}},
+        lambda: kernel_facts(model, _name, asked, known) | said | {"options": {"bits": bits}},
     )
     session.settle()  # compiles kernels
     return session

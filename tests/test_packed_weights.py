@@ -540,3 +540,15 @@ def test_what_synth_cannot_make_is_a_sentence(harness, options, sentence):
 def test_the_bytes_of_a_shape_packed_are_those_of_the_published_files(size, method, gigabytes):
     stored = sum(packed_bytes(of_shape(SHAPES[f"qwen1.5-{size}"]), Packing(method)).values())
     assert stored / 1e9 == pytest.approx(gigabytes, rel=0.003)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stack", "others"),
+    [(GPTQ, "hf", "gptq and gptqm"), (AWQ, "bnb", "autoawq and gptqm")],
+)
+def test_packed_weights_given_to_a_stack_of_others_name_the_stacks_that_load_them(
+    preparation, tmp_path, settings, stack, others
+):
+    folder = write_packed(tmp_path, settings)
+    with pytest.raises(NotReady, match=f"stacks {others} load that, and {stack} does not"):
+        preparation.weights(cell(stack, folder))

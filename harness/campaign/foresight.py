@@ -118,9 +118,7 @@ def at_hand(cell: Cell) -> Ready | None:
 
 def _check(cell: Cell, ready: Ready) -> None:
     if cell.weights_format != "gguf":
-        weights.check_loadable(ready, cell.variant.stack, cell.packing is not None)
-        if cell.packing:
-            packed.check(ready, cell.packing, cell.variant.stack)
+        packed.check_loadable(ready, cell.packing, cell.variant.stack)
     elif ready.format == "hf":
         weights.check_convertible(ready)
     elif cell.quant not in (None, ready.quant):

@@ -3,7 +3,8 @@ made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from harness import machine
@@ -36,6 +37,15 @@ class NotReady(RuntimeError):
     def __init__(self, outcome: str, reason: str) -> None:
         super().__init__(reason)
         self.outcome = outcome
+
+
+@contextmanager
+def _not_ready() -> Iterator[None]:
+    """Raise what is wrong with weights as NotReady."""
+    try:
+        yield
+    except WeightsError as failure:
+        raise NotReady("error", str(failure)) from failure
 
 
 class Preparation:
@@ -105,38 +115,30 @@ class Preparation:
         """
         if cell.weights_format == "none":
             return None
-        try:
+        with _not_ready():
             given = self._given(cell)
             if cell.weights_format == "gguf":
                 return self._producer.gguf(cell, given)
             if cell.packing and not (given and given.packing):
                 return self._producer.packed(cell, cell.packing, given)
             return given or self._producer.checkpoint(cell)
-        except WeightsError as failure:
-            raise NotReady("error", str(failure)) from failure
 
     def checkpoint(self, cell: Cell) -> Ready:
         """The synthetic checkpoint of a cell's model, whatever its stack loads. Raises NotReady."""
-        try:
+        with _not_ready():
             return self._producer.checkpoint(cell)
-        except WeightsError as failure:
-            raise NotReady("error", str(failure)) from failure
 
     def packed(self, cell: Cell, asked: Packing) -> Ready:
         """That checkpoint packed, whatever the cell's stack loads. Raises NotReady."""
-        try:
+        with _not_ready():
             return self._producer.packed(cell, asked)
-        except WeightsError as failure:
-            raise NotReady("error", str(failure)) from failure
 
     def unpacked(self, cell: Cell) -> Ready:
         """The 16-bit weights that those of a GPTQ or AWQ cell say. Raises NotReady."""
         ready = self.weights(cell)
         assert ready is not None  # these stacks load weights
-        try:
+        with _not_ready():
             return self._producer.unpacked(cell, ready)
-        except WeightsError as failure:
-            raise NotReady("error", str(failure)) from failure
 
     def know_prompts(self, records: Iterable[Record]) -> None:
         """Prompts of records kept from before: a source tried now must tokenize as they did."""
@@ -203,9 +205,7 @@ class Preparation:
         else:
             given = self._of_hub(cell, source)
         if cell.weights_format != "gguf":
-            weights.check_loadable(given, stack, cell.packing is not None)
-        if cell.packing is not None:
-            packed.check(given, cell.packing, stack)
+            packed.check_loadable(given, cell.packing, stack)
         if cell.model.shape is not None:
             weights.check_shape(given, cell.model.shape)
         return given

@@ -21,7 +21,7 @@ from harness.theory.families import SHAPES
 from harness.theory.packed import FORMATS, Packing
 
 STACK = "llamacpp"  # the stack that owns GGUF
-PACKERS = ("hf", "gptq", "autoawq", "gptqm")  # stacks with a job that packs, and all of them pack the same
+PACKER = "hf"  # of those that load checkpoints, all of which have the job that packs
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ def _made(preparation: Preparation, asked: Asked) -> Iterator[Ready]:
     model = Model(name=asked.shape, shape=SHAPES[asked.shape], weights=Weights(seed=asked.seed))
     if asked.form in FORMATS:
         packing = Packing(asked.form, asked.bits or 4)
-        yield preparation.packed(_cell(model, _built(PACKERS, PACKERS[0])), packing)
+        loading = [header.stack for header in stacks().values() if header.weights not in ("gguf", "none")]
+        yield preparation.packed(_cell(model, _built([PACKER, *loading], PACKER)), packing)
     elif asked.form == "hf":
         loading = [header.stack for header in stacks().values() if header.weights != "none"]
         yield preparation.checkpoint(_cell(model, _built([STACK, *loading], STACK)))
@@ -103,7 +104,7 @@ def _cell(model: Model, stack: str) -> Cell:
 def _built(names: Iterable[str], otherwise: str) -> str:
     """The first of these stacks whose environment is there already; they all make the same."""
     for name in names:
-        environment = stacks()[name].environment_for("cpu") if name in stacks() else None
+        environment = stacks()[name].environment_for("cpu")
         if environment and build.find(environment):
             return name
     return otherwise

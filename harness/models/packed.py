@@ -46,6 +46,18 @@ def grouped(asked: Packing, shape: Shape) -> Packing:
     raise WeightsError(f"cannot be packed: {odd} inputs of a matrix are no whole groups of {GROUPS[-1]}")
 
 
+def check_loadable(ready: Ready, asked: Packing | None, stack: str) -> None:
+    """Raises WeightsError for what a stack of checkpoints does not load: a GGUF, and weights packed otherwise
+    than it asks, null: not at all."""
+    if ready.format != "hf":
+        raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, and {ready.path} is a GGUF")
+    if asked:
+        check(ready, asked, stack)
+    elif ready.packing:
+        others = "gptq and gptqm" if ready.packing.method == "gptq" else "autoawq and gptqm"
+        raise WeightsError(f"{ready.path}: is {ready.quant}; stacks {others} load that, and {stack} does not")
+
+
 def check(ready: Ready, asked: Packing, stack: str) -> None:
     """Raises WeightsError for a checkpoint that is packed otherwise than a stack asks, or not as it says.
 

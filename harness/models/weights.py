@@ -235,16 +235,6 @@ def not_named(model: str, form: str) -> WeightsError:
     return WeightsError(f"model {model} has no {form} weights: name them in the config, as weights.{form}")
 
 
-def check_loadable(ready: Ready, stack: str, packed: bool) -> None:
-    """Raises WeightsError for a GGUF, which no stack of checkpoints loads, and for GPTQ or AWQ weights given
-    to one that does not take them (`packed`)."""
-    if ready.format != "hf":
-        raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, and {ready.path} is a GGUF")
-    if ready.packing and not packed:
-        others = "gptq and gptqm" if ready.packing.method == "gptq" else "autoawq and gptqm"
-        raise WeightsError(f"{ready.path}: is {ready.quant}; stacks {others} load that, and {stack} does not")
-
-
 def cached(path: Path) -> Ready | None:
     """A file or folder of our own cache if it is there and whole; a damaged one is dropped, to be made
     again."""

@@ -7,7 +7,19 @@
 # weights = "awq"
 # named = ["kernel"]
 # functional = { cpu = "every product unpacks the whole matrix first" }
-# borrows = { hf = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "trust_remote_code"] }
+# borrows = { hf = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "mmap", "trust_remote_code"] }
+#
+# [[tool.harness.context]]
+# when = { fuse_layers = true }
+# option = "max_seq_len"
+# granule = 256
+# dry = false
+#
+# [[tool.harness.context]]
+# when = { cache = "static", fuse_layers = false }
+# option = "n_ctx"
+# granule = 256
+# dry = false
 #
 # [tool.harness.options.kernel]
 # type = "string"
@@ -152,7 +164,7 @@ def load(request: Request) -> HfSession:
             trust_remote_code=options["trust_remote_code"],
         ).model
     model.set_attn_implementation(options["attn"])
-    hf_loaded.page_in(model)
+    hf_loaded.hold(model, options["mmap"])
     context = FusedCache(model, options["allow_window"]) if _fused(model) else None
     session = HfSession(request, model, lambda: _facts(model, kernel), context)
     session.settle()

@@ -9,7 +9,13 @@
 # summary = "bitsandbytes in transformers: int8, nf4 and fp4 made of a 16-bit checkpoint while it loads"
 # weights = "hf"
 # named = ["quant", "cache"]
-# borrows = { hf = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "trust_remote_code"] }
+# borrows = { hf = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "mmap", "trust_remote_code"] }
+#
+# [[tool.harness.context]]
+# when = { cache = "static" }
+# option = "n_ctx"
+# granule = 256
+# dry = false
 #
 # [[tool.harness.limits]]
 # when = { quant = "int8", double_quant = true }

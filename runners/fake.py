@@ -19,6 +19,11 @@
 # refuses = true
 # says = "it would forget what came before"
 #
+# [[tool.harness.context]]
+# option = "n_ctx"
+# granule = 256
+# dry = true
+#
 # [tool.harness.env.cpu]
 # device = "cpu"
 #
@@ -122,6 +127,40 @@
 # default = 0
 # help = "an n_ctx above this does not fit; 0: no limit"
 #
+# [tool.harness.options.fits_by]
+# type = "string"
+# choices = ["refuse", "abort", "kill", "hang", "segfault", "error"]
+# default = "refuse"
+# help = "how what is above oom_above_n_ctx or fills_to says so; error: as if it was not for memory"
+#
+# [tool.harness.options.fills_to]
+# type = "int"
+# minimum = 0
+# default = 0
+# help = "an n_ctx above this is allocated, and fails when so many tokens are in it; 0: no limit"
+#
+# [tool.harness.options.slow_above_n]
+# type = "int"
+# minimum = 0
+# default = 0
+# help = "tokens from this position on take ten times as long, as with spilled memory; 0: none"
+#
+# [tool.harness.options.kv_bytes_per_token]
+# type = "int"
+# minimum = 0
+# default = 0
+# help = "memory really taken when loading, for each token of n_ctx"
+#
+# [tool.harness.options.lazily]
+# type = "bool"
+# default = false
+# help = "kv_bytes_per_token are reserved when loading, and touched as tokens come"
+#
+# [tool.harness.options.account_off_bytes]
+# type = "int"
+# default = 0
+# help = "what the dry accounting says too much, of any n_ctx; negative: too little"
+#
 # [tool.harness.options.die_at_token]
 # type = "int"
 # minimum = 0
@@ -174,6 +213,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import random
 import signal
@@ -182,20 +222,46 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from runners import accounting
 from runners.protocol import Request, Say
 
 DOES_NOT_FIT: tuple[type[BaseException], ...] = (MemoryError,)
 SPIN_NS = 200_000  # the last stretch before a token is due is spun, since sleep overshoots by about 60 us
 BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
 PARAMETERS = 1_000_000
+PAGE = 4096  # to be touched once
+SPILLED = 10.0
 
 
 def load(request: Request) -> FakeSession:
     options = request.options
     time.sleep(options["load_ms"] / 1e3)
     if 0 < options["oom_above_n_ctx"] < options["n_ctx"]:
-        raise MemoryError(f"n_ctx {options['n_ctx']} does not fit: the limit is {options['oom_above_n_ctx']}")
+        does_not_fit(
+            f"n_ctx {options['n_ctx']} does not fit: the limit is {options['oom_above_n_ctx']}", options
+        )
     return FakeSession(options)
+
+
+def account(request: Request, say: Say) -> dict[str, Any]:
+    """What load() would take, and a decode to the end of each n_ctx; off by what was asked."""
+    options = request.options
+    at = []
+    for n_ctx in request.workloads[0]["n_ctx"]:
+        kv = max(0, n_ctx * options["kv_bytes_per_token"] + options["account_off_bytes"])
+        parts: dict[str, dict[str, int]] = {"kv": {"CPU": kv}, "output": {}, "compute": {}, "work": {}}
+        at.append({"n_ctx": n_ctx, "memory": parts, "touched": parts})
+    return {
+        "granule": 1,
+        "process": accounting.process(threads=0),
+        "model": {"CPU": model_bytes(options)},
+        "at": at,
+        "memory_resolution_bytes": 0,
+    }
+
+
+def model_bytes(options: dict[str, Any]) -> int:
+    return int(PARAMETERS * BITS[options["quant"]] / 8)
 
 
 def tokenize(request: Request, say: Say) -> dict[str, Any]:
@@ -204,9 +270,16 @@ def tokenize(request: Request, say: Say) -> dict[str, Any]:
 
 
 class FakeSession:
+    chunk = 512
+
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
         self._leaked: list[bytearray] = []
+        self._weights = b"\1" * model_bytes(options)
+        self._kv = untouched(options["n_ctx"] * options["kv_bytes_per_token"])
+        if not options["lazily"]:
+            self._touch(0, options["n_ctx"])
+        self._held = 0
         self._runs = 0
         self._evaluated = 0
         self._device_ns: list[int] = []
@@ -219,7 +292,7 @@ class FakeSession:
             "kernel_asked": options["kernel"],
             "options": options,
             "kv_read": "grows",
-            "model_bytes": int(PARAMETERS * BITS[options["quant"]] / 8),
+            "model_bytes": len(self._weights),
             "parameters": PARAMETERS,
         }
 
@@ -237,6 +310,7 @@ class FakeSession:
             latency_ms = options["prefill_ms"] if k == 1 else self._latency_ms(len(prompt) + k)
             due += int(latency_ms * slowness * (1 + options["noise"] * (2 * chance.random() - 1)) * 1e6)
             self._misbehave(k)
+            self._touch(len(prompt) + k - 1, len(prompt) + k)
             waiting.append(due)
             while waiting and not (k == 1 and options["unsynchronised"]):
                 wait_until(waiting.pop(0))
@@ -252,7 +326,34 @@ class FakeSession:
         position = max(n, options["plateau_tokens"])
         slope = (position - 1) / options["W_tokens_per_ms"] if options["W_tokens_per_ms"] else 0.0
         spike = options["spike_ms"] if options["spike_every"] and n % options["spike_every"] == 0 else 0.0
-        return float(options["B_ms"] + slope + spike)
+        spilled = 0 < options["slow_above_n"] <= n
+        return float(options["B_ms"] + slope + spike) * (SPILLED if spilled else 1.0)
+
+    def empty(self, tokens: int) -> None:
+        self._held = 0
+
+    def feed(self, ids: list[int], keep: int) -> None:
+        """Several ids at once are a prompt, one id is a decode step. There are no logits."""
+        options, began, held = self._options, time.perf_counter_ns(), self._held + len(ids)
+        if held > options["n_ctx"]:
+            raise ValueError(f"the context of n_ctx {options['n_ctx']} is full")
+        if 0 < options["fills_to"] < held:
+            does_not_fit(f"no memory for token {held}", options)
+        self._touch(self._held, held)
+        latency_ms = options["prefill_ms"] if len(ids) > 1 else self._latency_ms(held)
+        wait_until(began + int(latency_ms * 1e6))
+        self._held = held
+
+    def _touch(self, first: int, end: int) -> None:
+        """Write to the memory of the tokens from `first` to before `end`."""
+        size = self._options["kv_bytes_per_token"]
+        pages = range(first * size, min(end, self._options["n_ctx"]) * size, PAGE)
+        self._kv[pages.start : pages.stop : PAGE] = b"\1" * len(pages)
+
+    def memory_state(self) -> tuple[int, int] | None:
+        """What it leaked; null if it does not."""
+        leaked = sum(map(len, self._leaked))
+        return (leaked, leaked) if leaked else None
 
     def _misbehave(self, k: int) -> None:
         options = self._options
@@ -272,6 +373,23 @@ class FakeSession:
 
     def close(self) -> None:
         self._leaked.clear()
+        self._kv.close()
+
+
+def untouched(size: int) -> mmap.mmap:
+    """Memory that counts when it is written to. Raises MemoryError."""
+    try:
+        return mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as refusal:
+        raise MemoryError(f"{size} bytes for the KV cache: {refusal.strerror}") from refusal
+
+
+def does_not_fit(reason: str, options: dict[str, Any]) -> None:
+    if options["fits_by"] == "refuse":
+        raise MemoryError(reason)
+    if options["fits_by"] == "hang":
+        time.sleep(1e6)
+    die(options["fits_by"])
 
 
 def wait_until(due_ns: int) -> None:

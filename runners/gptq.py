@@ -7,7 +7,13 @@
 # weights = "gptq"
 # named = ["kernel", "bits"]
 # functional = { cpu = "every product unpacks the whole matrix first" }
-# borrows = { hf = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "trust_remote_code"] }
+# borrows = { hf = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "mmap", "trust_remote_code"] }
+#
+# [[tool.harness.context]]
+# when = { cache = "static" }
+# option = "n_ctx"
+# granule = 256
+# dry = false
 #
 # # auto-gptq chooses for itself, and says nothing: exllamav2 if it loads, else whatever is left.
 # [tool.harness.options.kernel]
@@ -159,7 +165,7 @@ def load(request: Request) -> HfSession:
             if hasattr(module, "autogptq_cuda_available"):
                 module.autogptq_cuda_available = False
     model.set_attn_implementation(options["attn"])
-    hf_loaded.page_in(model)
+    hf_loaded.hold(model, options["mmap"])
     session = HfSession(request, model, lambda: _facts(model, kernel, bits, known))
     session.settle()
     return session

@@ -9,7 +9,13 @@
 # summary = "gptqmodel: GPTQ and AWQ checkpoints, by today's kernels, which it compiles when first used"
 # weights = "{format}"
 # named = ["format", "kernel", "bits"]
-# borrows = { hf = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "trust_remote_code"] }
+# borrows = { hf = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "mmap", "trust_remote_code"] }
+#
+# [[tool.harness.context]]
+# when = { cache = "static" }
+# option = "n_ctx"
+# granule = 256
+# dry = false
 #
 # [tool.harness.options.format]
 # type = "string"
@@ -189,7 +195,7 @@ def load(request: Request) -> HfSession:
         )
     model, bits = wrapped.model, wrapped.quantize_config.bits
     model.set_attn_implementation(options["attn"])
-    hf_loaded.page_in(model)
+    hf_loaded.hold(model, options["mmap"])
     asked = get_kernel_for_backend(backend, *STORED_AS[format]).__name__
     said = {"quant": f"{format}-int{bits}", "versions": hf_loaded.versions(*PACKAGES)}
     said["functional"] = UNPACKS if kernel == "torch" and device.type == "cpu" else None

@@ -8,6 +8,12 @@
 # weights = "hf"
 # named = ["dtype", "cache"]
 #
+# [[tool.harness.context]]
+# when = { cache = "static" }
+# option = "n_ctx"
+# granule = 256  # finer than memory in use can be told
+# dry = false
+#
 # [tool.harness.options.dtype]
 # type = "string"
 # choices = ["bf16", "fp16", "fp32"]
@@ -49,6 +55,11 @@
 # default = false
 # help = "let the CUDA allocator grow its segments in place rather than take new ones"
 #
+# [tool.harness.options.mmap]
+# type = "bool"
+# default = true
+# help = "map the checkpoint rather than read it into memory, as far as its tensors stay as they are stored"
+#
 # [tool.harness.options.trust_remote_code]
 # type = "bool"
 # default = false
@@ -72,7 +83,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
+import transformers.modeling_utils  # now: 85 MB of modules that would else come while a model loads
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from runners import hf_loaded, teacher_forced, torch_device
@@ -143,12 +154,14 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
         raise ValueError(f"{path}: has no {missing[0]}, which its config.json asks for")
     if odd := sorted(str(key[0]) for key in found["mismatched_keys"]):
         raise ValueError(f"{path}: its {odd[0]} is not of the size that its config.json says")
-    hf_loaded.page_in(model)
+    hf_loaded.hold(model, options["mmap"])
     return model.eval()
 
 
 class HfSession:
     """One model and its cache; see runners.protocol.Session."""
+
+    chunk = 64  # of each a mask as long as the cache is made, and maybe scores for every head
 
     def __init__(
         self,
@@ -255,6 +268,11 @@ class HfSession:
         model = self._stepping if len(ids) == 1 else self.model
         return self._forward(model, self._tensor(ids), keep).float().cpu().numpy()
 
+    def memory_state(self) -> tuple[int, int] | None:
+        """Bytes that the CUDA allocator has given out, and bytes that it holds; null on a CPU."""
+        state = self._allocator.state()
+        return state and (state["allocated_bytes"], state["reserved_bytes"])
+
     def counters(self) -> dict[str, Any]:
         """What the cache holds; on CUDA each token by the device's own clock, and the allocator's state."""
         self._check_numbers()
@@ -276,6 +294,7 @@ class HfSession:
             "dtype": hf_loaded.compute_dtype(self.model),
             "attn": config._attn_implementation,
             "compile": self._mode is not None,
+            "mmap": hf_loaded.is_mapped(self.model, options["mmap"]),
         }
         return {
             "versions": hf_loaded.versions(),

@@ -6,6 +6,7 @@ import importlib.metadata
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -28,12 +29,48 @@ def versions(*packages: str) -> dict[str, str]:
     return found | {"python": platform.python_version()}
 
 
-def page_in(model: nn.Module) -> None:
-    """Read a byte of every page of the weights on the CPU. They are mapped from the checkpoint, and a row of
-    the embedding that no token has asked for yet would come from the disk while timing."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.device.type == "cpu" and tensor.numel():
+@torch_device.memory_errors()
+def hold(model: nn.Module, mmap: bool) -> None:
+    """Have the weights on the CPU in memory before anything is timed. Those that are mapped from the
+    checkpoint stay so with `mmap`, and a byte of every page is read: a row of the embedding that no token has
+    asked for yet would come from the disk while timing. Else they are copied, one after another."""
+    mapped, copies = _mappings(), dict[tuple[Any, ...], Tensor]()
+    for tensor in _on_cpu(model):
+        if mmap:
             tensor.detach().reshape(-1).view(torch.uint8)[::PAGE_BYTES].sum()
+        elif mapped is None or _lies_in(tensor, mapped):
+            place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+            if place not in copies:
+                copies[place] = tensor.detach().clone()
+            tensor.data = copies[place]  # of what two modules share there is one
+
+
+def is_mapped(model: nn.Module, asked: bool) -> bool | None:
+    """Whether weights are mapped from a file; null where that cannot be told, or where it was asked for and
+    none are stored as they are held: cast, quantized, or on a GPU."""
+    mapped = _mappings()
+    if mapped is None:
+        return None
+    return any(_lies_in(tensor, mapped) for tensor in _on_cpu(model)) or (None if asked else False)
+
+
+def _on_cpu(model: nn.Module) -> Iterator[Tensor]:
+    return (t for t in (*model.parameters(), *model.buffers()) if t.device.type == "cpu" and t.numel())
+
+
+def _mappings() -> list[range] | None:
+    """Addresses of this process that are mapped from files (Linux); null where it is not told."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    fields = [line.split(maxsplit=5) for line in lines]  # addresses, rights, offset, device, inode, path
+    ends = [each[0].split("-") for each in fields if each[4] != "0"]
+    return [range(int(first, 16), int(last, 16)) for first, last in ends]
+
+
+def _lies_in(tensor: Tensor, mapped: list[range]) -> bool:
+    return any(tensor.data_ptr() in addresses for addresses in mapped)
 
 
 def model_facts(
@@ -50,13 +87,15 @@ def model_facts(
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     by_type: Counter[str] = Counter()
     by_device: Counter[str] = Counter()
+    mapped = _mappings() or []
     seen: set[tuple[str, int]] = set()
     for kind, tensor in _held(model, packed):
         place = (str(tensor.device), tensor.data_ptr())
         if tensor.numel() and place not in seen:
             seen.add(place)
             by_type[kind] += tensor.nbytes
-            by_device[str(tensor.device)] += tensor.nbytes
+            in_file = tensor.device.type == "cpu" and _lies_in(tensor, mapped)
+            by_device[f"{tensor.device}{' mapped' if in_file else ''}"] += tensor.nbytes
     tied = head.weight.data_ptr() == embedding.weight.data_ptr()
     return {
         "kernels": dict(Counter(name(module) or type(module).__name__ for module in _leaves(model))),

@@ -13,6 +13,11 @@
 # never = true
 # says = "quantized V cache requires flash_attn to be enabled"
 #
+# [[tool.harness.context]]
+# option = "n_ctx"
+# granule = 256
+# dry = true
+#
 # [tool.harness.options.quant]
 # type = "string"
 # choices = [
@@ -138,15 +143,17 @@ from typing import Any
 import numpy as np
 
 from runners import teacher_forced
+from runners.llamacpp_account import CHUNK, account
 from runners.llamacpp_convert import convert
 from runners.llamacpp_lib import (
-    KV_TYPES,
     LOG,
     RESOLUTION_BYTES,
     DoesNotFit,
     devices,
     lib,
     load_model,
+    make_context,
+    model_params,
     opened,
     quant_of,
     system_info,
@@ -156,8 +163,8 @@ from runners.llamacpp_weights import quantize
 from runners.protocol import Request, Say
 from runners.synthetic import synthesize
 
-__all__ = ["DOES_NOT_FIT", "account", "load", "logits", "probe", "tokenize"]
-__all__ += ["convert", "quantize", "synthesize"]  # jobs of other files
+__all__ = ["DOES_NOT_FIT", "load", "logits", "probe", "tokenize"]
+__all__ += ["account", "convert", "quantize", "synthesize"]  # jobs of other files
 
 DOES_NOT_FIT: tuple[type[BaseException], ...] = (DoesNotFit, MemoryError)
 
@@ -165,35 +172,11 @@ DOES_NOT_FIT: tuple[type[BaseException], ...] = (DoesNotFit, MemoryError)
 def load(request: Request) -> LlamaSession:
     """Load the model and allocate its context. Raises DoesNotFit, or what llama.cpp says is wrong."""
     mode = lib.LLAMA_LOAD_MODE_MMAP if request.options["mmap"] else lib.LLAMA_LOAD_MODE_NONE
-    model = load_model(Path(request.model["path"]), request.device, load_mode=mode, **_model_params(request))
+    model = load_model(Path(request.model["path"]), request.device, load_mode=mode, **model_params(request))
     asked, found = request.options.get("quant"), quant_of(model)
     if asked not in (None, found):
         raise ValueError(f"{request.model['path']}: asked for {asked}, the file holds {found}")
-    return LlamaSession(request, model, _context(request, model))
-
-
-def _model_params(request: Request) -> dict[str, Any]:
-    on_gpu = {} if request.device == "cpu" else {"n_gpu_layers": request.options["gpu_layers"]}
-    return {"use_extra_bufts": request.options["repack"], **on_gpu}
-
-
-def _context(request: Request, model: int) -> int:
-    options = request.options
-    params = lib.llama_context_default_params()
-    params.n_ctx = options["n_ctx"]
-    params.n_batch = options["n_batch"]
-    params.n_ubatch = options["n_ubatch"]
-    params.n_threads = params.n_threads_batch = options["threads"]
-    params.flash_attn_type = (
-        lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if options["flash_attn"] else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    )
-    params.type_k = KV_TYPES[options["type_k"]]
-    params.type_v = KV_TYPES[options["type_v"]]
-    params.no_perf = False  # llama.cpp's own clock, to check ours against
-    context = lib.llama_init_from_model(model, params)
-    if not context:
-        raise LOG.failure(f"context of {options['n_ctx']} tokens")
-    return context
+    return LlamaSession(request, model, make_context(model, request.options))
 
 
 class LlamaSession:
@@ -206,6 +189,7 @@ class LlamaSession:
         self._memory = lib.llama_get_memory(context)
         self._vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
         self._n_batch = lib.llama_n_batch(context)
+        self.chunk = min(self._n_batch, CHUNK)
         self._batch = lib.llama_batch_init(self._n_batch, 0, 1)
         for i in range(self._n_batch):
             self._batch.n_seq_id[i] = 1
@@ -403,28 +387,6 @@ def tokenize(request: Request, say: Say) -> dict[str, Any]:
     if count < 0:
         raise RuntimeError(f"{len(text)} bytes of text are more than {room} tokens")
     return {"ids": list(ids[:count]), "vocab_size": size}
-
-
-def account(request: Request, say: Say) -> dict[str, Any]:
-    """The memory that the options' n_ctx would take, by part and device, without taking it.
-
-    Weights are told as a sum: with allocations simulated, llama.cpp does not say what goes where.
-    """
-    # llama.cpp aborts if allocations are simulated under another load mode than NONE.
-    params = {"no_alloc": True, "load_mode": lib.LLAMA_LOAD_MODE_NONE, **_model_params(request)}
-    model = load_model(Path(request.model["path"]), request.device, **params)
-    context = _context(request, model)
-    kv_layers = sum(LOG.kv_layers.values())
-    return {
-        "memory": {
-            **LOG.memory,
-            "model": {"all": lib.llama_model_size(model)},
-            "kv": {device: LOG.kv_bytes * n // kv_layers for device, n in LOG.kv_layers.items()},
-        },
-        "memory_resolution_bytes": RESOLUTION_BYTES,
-        "layers": dict(LOG.layers),
-        "n_ctx": lib.llama_n_ctx(context),
-    }
 
 
 def logits(request: Request, say: Say) -> dict[str, Any]:

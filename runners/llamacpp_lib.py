@@ -21,6 +21,8 @@ import llama_cpp
 import llama_cpp.llama_cpp as lib
 from llama_cpp._ggml import libggml
 
+from runners.protocol import Request
+
 # llama.cpp's file types and KV types by the names we use. The binding lacks GGML_TYPE_BF16: 30 in ggml.h.
 FTYPES = {"f32": lib.LLAMA_FTYPE_ALL_F32} | {
     name: getattr(lib, f"LLAMA_FTYPE_MOSTLY_{name.upper()}")
@@ -70,15 +72,25 @@ class Log:
     def forget(self) -> None:
         """Start afresh: what follows is about another model."""
         self.memory: dict[str, dict[str, int]] = {}
-        self.layers: Counter[str] = Counter()
+        self.assigned: list[str] = []  # the device of each layer, and last that of the output
+        self.tensors: dict[str, int] = {}
+        self.repacked: Counter[str] = Counter()
+        self.forget_context()
+
+    def forget_context(self) -> None:
+        """What follows is about another context of the same model."""
+        self.memory = {part: sizes for part, sizes in self.memory.items() if part == "model"}
         self.kv_layers: Counter[str] = Counter()
         self.kv_bytes = 0
         self.kv_types: tuple[str | None, str | None] = None, None
-        self.tensors: dict[str, int] = {}
-        self.repacked: Counter[str] = Counter()
         self.flash_attn: str | None = None
         self.rotated: dict[str, bool] = {}
         self._errors: list[str] = []
+
+    @property
+    def layers(self) -> Counter[str]:
+        """How many are assigned to each device."""
+        return Counter(self.assigned)
 
     def failure(self, what: str) -> Exception:
         """What to raise after llama.cpp gave up on `what`, in its own words.
@@ -123,7 +135,7 @@ class Log:
             self.kv_bytes += round(float(found[1]) * 2**20)
             self.kv_types = found[2], found[3]
         elif found := _LAYER.search(line):
-            self.layers[found[1]] += 1
+            self.assigned.append(found[1])
         elif found := _KV_LAYER.search(line):
             self.kv_layers[found[1]] += 1
         elif found := _TENSORS.search(line):
@@ -158,6 +170,33 @@ def load_model(path: Path, device: str, **params: Any) -> int:
     if not model:
         raise LOG.failure(path.name)
     return model
+
+
+def model_params(request: Request) -> dict[str, Any]:
+    """Fields of llama_model_params, by the request's options."""
+    on_gpu = {} if request.device == "cpu" else {"n_gpu_layers": request.options["gpu_layers"]}
+    return {"use_extra_bufts": request.options["repack"], **on_gpu}
+
+
+def make_context(model: int, options: dict[str, Any], outputs: int = 0) -> int:
+    """A llama_context pointer, to be freed by llama_free. `outputs`: most tokens at once whose logits may be
+    asked for, 0 for all. Raises DoesNotFit, or what llama.cpp says is wrong."""
+    params = lib.llama_context_default_params()
+    params.n_ctx = options["n_ctx"]
+    params.n_batch = options["n_batch"]
+    params.n_ubatch = options["n_ubatch"]
+    params.n_outputs_max = outputs
+    params.n_threads = params.n_threads_batch = options["threads"]
+    params.flash_attn_type = (
+        lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if options["flash_attn"] else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    )
+    params.type_k = KV_TYPES[options["type_k"]]
+    params.type_v = KV_TYPES[options["type_v"]]
+    params.no_perf = False  # llama.cpp's own clock, to check ours against
+    context = lib.llama_init_from_model(model, params)
+    if not context:
+        raise LOG.failure(f"context of {options['n_ctx']} tokens")
+    return int(context)
 
 
 @contextmanager

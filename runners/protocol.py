@@ -17,7 +17,7 @@ from typing import Any, Protocol
 SCHEMA = 1
 
 JOBS = (
-    *("generate", "tokenize", "logits", "account", "probe"),
+    *("generate", "fit", "tokenize", "logits", "account", "probe"),
     *("synthesize", "convert", "quantize", "pack", "unpack"),
 )
 
@@ -155,7 +155,14 @@ def _lists(*values: object) -> bool:
 
 
 class Session(Protocol):
-    """One model, loaded in one stack."""
+    """One model, loaded in one stack.
+
+    `chunk`: most ids to be fed at once when a context is filled; more would take memory of their own, which
+    the context would lack. A session may also have `memory_state()`: bytes that its allocator has given out,
+    and bytes that it holds (null: it has none), asked now and then as a generation grows.
+    """
+
+    chunk: int
 
     def facts(self) -> dict[str, Any]:
         """What the stack really uses, asked after loading: `versions`, `kernels` (names that will run, with
@@ -166,6 +173,13 @@ class Session(Protocol):
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         """Clear the cache, then yield each greedy token id once it is on the host, not before. Ignores end of
         text."""
+
+    def empty(self, tokens: int) -> None:
+        """Begin afresh, with room for so many tokens."""
+
+    def feed(self, ids: list[int], keep: int) -> Any:
+        """Evaluate `ids` after those before; logits after the last `keep` of them, on the host. A single id
+        takes the path of a decode step."""
 
     def counters(self) -> dict[str, Any]:
         """Second clocks and checks of the last generate: they check the latency, they are never the latency.

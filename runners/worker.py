@@ -17,11 +17,12 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from runners import protocol
+from runners import filling, heap, protocol
 from runners.protocol import Done, Event, Failed, Loaded, Phase, Request, Session, Tokens
 
 Emit = Callable[[Event], None]
@@ -46,7 +47,9 @@ def main(request_path: Path, events_fd: int, controller_pid: int) -> int:
         runner = importlib.import_module(f"runners.{request.stack}")
         does_not_fit += runner.DOES_NOT_FIT
         if request.job == "generate":
-            generate(request, runner, emit)
+            generate(request, runner, emit, does_not_fit)
+        elif request.job == "fit":
+            fit(request, runner, emit)
         else:
             job = getattr(runner, request.job, None)
             if request.job not in protocol.JOBS or job is None:
@@ -76,35 +79,76 @@ def die_with(controller_pid: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def generate(request: Request, runner: Any, emit: Emit) -> None:
-    """Load once, then for each workload warm up, time, and say Done."""
+def loaded(request: Request, runner: Any, emit: Emit) -> Session:
     emit(Phase("load", time.perf_counter_ns()))
     session: Session = runner.load(request)
-    emit(Loaded(session.facts()))
+    emit(Loaded({**session.facts(), "heap_free_bytes": heap.free_bytes()}))
+    return session
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without Python's garbage collector, for as long as the block is timed."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def fit(request: Request, runner: Any, emit: Emit) -> None:
+    """Load with a context of the length asked for, and fill it: see filling. Whether it fits is how this
+    ends."""
+    session = loaded(request, runner, emit)
+    asked, told = request.workloads[0], filling.not_filled()
+
+    def say(phase: str) -> None:
+        emit(Phase(phase, time.perf_counter_ns()))
+
+    waited_ns = cpu_wait_ns()
+    if asked["fill"]:
+        say("fill")
+        with uncollected():
+            told = filling.fill(session, asked["tokens"], asked["prompt"], asked["most_s"], say)
+    waited_ns = None if waited_ns is None else (cpu_wait_ns() or 0) - waited_ns
+    say("finish")
+    taken = {"cpu_wait_ns": waited_ns, "data_bytes": data_bytes(), "peak_rss_bytes": peak_rss_bytes()}
+    emit(Done({**told, **taken, "facts_after": session.facts()}))
+    session.close()
+
+
+def generate(
+    request: Request, runner: Any, emit: Emit, does_not_fit: tuple[type[BaseException], ...]
+) -> None:
+    """Load once, then for each workload warm up, time, and say Done.
+
+    A workload of kind grow ends well when memory runs out: `stopped` says how (null: it came to its end), and
+    `memory_steps` has [tokens held, allocated bytes, reserved bytes] at each flush, where the stack tells.
+    """
+    session = loaded(request, runner, emit)
     for workload in request.workloads:
         prompt, new_tokens = workload["prompt"], workload["new_tokens"]
         emit(Phase("warmup", time.perf_counter_ns()))
         warmup = warm_up(session, prompt, new_tokens, **workload["warmup"])
         # One token more than asked is enough to show that a stack does not stop.
         stream = itertools.islice(session.generate(prompt, new_tokens), new_tokens + 1)
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        before, waited_ns = resource.getrusage(resource.RUSAGE_SELF), cpu_wait_ns()
-        try:
+        growth = Growth(session, len(prompt), does_not_fit) if workload["kind"] == "grow" else None
+        with uncollected():
+            before, waited_ns = resource.getrusage(resource.RUSAGE_SELF), cpu_wait_ns()
             emit(Phase("generate", time.perf_counter_ns()))
-            timing = stamp(stream, emit)
-        finally:
-            gc.enable()
-            gc.unfreeze()
+            timing = growth.stamped(stream, emit) if growth else stamp(stream, emit)
         after, waited_since_ns = resource.getrusage(resource.RUSAGE_SELF), cpu_wait_ns()
         emit(Phase("finish", time.perf_counter_ns()))
         emit(
             Done(
                 {
                     **timing,
+                    **(growth.told() if growth else {}),
                     "warmup": warmup,
-                    "counters": session.counters(),
+                    "counters": growth.counters() if growth else session.counters(),
                     "facts_after": session.facts(),
                     "major_faults": after.ru_majflt - before.ru_majflt,
                     "minor_faults": after.ru_minflt - before.ru_minflt,
@@ -112,6 +156,7 @@ def generate(request: Request, runner: Any, emit: Emit) -> None:
                     "cpu_wait_ns": None if waited_ns is None else (waited_since_ns or 0) - waited_ns,
                     "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
                     "peak_rss_bytes": peak_rss_bytes(),
+                    "heap_free_bytes": heap.free_bytes(),
                     "stamp_ns_per_token": stamping_cost_ns(),
                 }
             )
@@ -119,27 +164,70 @@ def generate(request: Request, runner: Any, emit: Emit) -> None:
     session.close()
 
 
-def stamp(stream: Iterable[int], emit: Emit) -> dict[str, Any]:
-    """Stamp each token as it arrives; flush in batches between two tokens.
+class Growth:
+    """A generation whose end is that memory runs out."""
 
-    The stack stands still during a flush, so its time is in no token's latency. Each is kept as [index of the
-    token that follows, ns], which makes an outlier after one recognisable.
+    def __init__(
+        self, session: Session, prompt_tokens: int, does_not_fit: tuple[type[BaseException], ...]
+    ) -> None:
+        self._session, self._prompt_tokens, self._does_not_fit = session, prompt_tokens, does_not_fit
+        self._ask = getattr(session, "memory_state", lambda: None)
+        self._steps: list[list[int]] = []
+        self._stopped: str | None = None
+
+    def stamped(self, stream: Iterable[int], emit: Emit) -> dict[str, Any]:
+        return stamp(self._until_full(stream), emit, self._step)
+
+    def _until_full(self, stream: Iterable[int]) -> Iterator[int]:
+        try:
+            yield from stream
+        except self._does_not_fit as failure:
+            self._stopped = _reason(failure)[:500]
+
+    def _step(self, tokens: int) -> None:
+        """Note the allocator's state, `tokens` having come."""
+        if state := self._ask():
+            self._steps.append([self._prompt_tokens + tokens, *state])
+
+    def told(self) -> dict[str, Any]:
+        return {"stopped": self._stopped, "memory_steps": self._steps}
+
+    def counters(self) -> dict[str, Any]:
+        """The session's; none where memory that ran out leaves too little to look."""
+        try:
+            return self._session.counters()
+        except self._does_not_fit:
+            return {}
+
+
+def stamp(
+    stream: Iterable[int], emit: Emit, at_flush: Callable[[int], None] = lambda tokens: None
+) -> dict[str, Any]:
+    """Stamp each token as it arrives; flush in batches between two tokens. What has come is flushed too when
+    the stream raises.
+
+    The stack stands still during a flush, so its time is in no token's latency, and neither is that of
+    `at_flush`, told how many tokens have come. Each is kept as [index of the token that follows, ns], which
+    makes an outlier after one recognisable.
     """
     clock = time.perf_counter_ns
     first, t_ns, ids, flushes = 0, [], [], []
     began = start = flushed = clock()
-    for token in stream:
-        now = clock()
-        t_ns.append(now - start)
-        ids.append(token)
-        if len(t_ns) >= protocol.FLUSH_EVERY or now - flushed >= protocol.FLUSH_NS:
+    try:
+        for token in stream:
+            now = clock()
+            t_ns.append(now - start)
+            ids.append(token)
+            if len(t_ns) >= protocol.FLUSH_EVERY or now - flushed >= protocol.FLUSH_NS:
+                emit(Tokens(first, t_ns, ids))
+                first, t_ns, ids = first + len(t_ns), [], []
+                at_flush(first)
+                flushed = clock()
+                flushes.append([first, flushed - now])
+                start += flushed - now
+    finally:
+        if t_ns:
             emit(Tokens(first, t_ns, ids))
-            first, t_ns, ids = first + len(t_ns), [], []
-            flushed = clock()
-            flushes.append([first, flushed - now])
-            start += flushed - now
-    if t_ns:
-        emit(Tokens(first, t_ns, ids))
     return {"start_ns": began, "flushes": flushes}
 
 
@@ -194,13 +282,23 @@ def cpu_wait_ns() -> int | None:
     return sum(int(task.split()[1]) for task in tasks) if tasks else None
 
 
+def data_bytes() -> int | None:
+    """What RLIMIT_DATA counts of this process: private and writable, touched or not; null off Linux."""
+    return _status_bytes("VmData")
+
+
 def peak_rss_bytes() -> int:
     """This process's peak resident set, from VmHWM (Linux), else from getrusage."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    if highest := _status_bytes("VmHWM"):
+        return highest
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _status_bytes(name: str) -> int | None:
+    """A size in the kernel's status of this process; null where it is not told."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)

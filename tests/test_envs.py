@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
 
 from harness.envs import build
 from harness.envs.build import EnvironmentFailed
-from harness.envs.header import HeaderError, parse, stacks
+from harness.envs.header import Context, HeaderError, parse, stacks
 from harness.envs.steps import build_variables
 
 HEADER = """# /// script
@@ -66,6 +67,69 @@ def test_llamacpp_declares_its_builds_by_device_and_all_types_of_the_study():
     assert {"f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "q2_k", "q6_k"} <= {
         *header.options["quant"].choices
     }
+
+
+CONTEXT = """# [[tool.harness.context]]
+# when = { cache = "static" }
+# option = "n_ctx"
+# granule = 256
+# dry = false
+# [tool.harness.options.n_ctx]
+# type = "int"
+# help = "tokens"
+# [tool.harness.options.cache]
+# type = "string"
+# choices = ["dynamic", "static"]
+# help = "cache"
+"""
+WITH_CONTEXT = HEADER.replace("# [tool.harness.env.cpu]\n", CONTEXT + "# [tool.harness.env.cpu]\n")
+
+
+def test_a_stack_says_which_option_sets_its_context_and_when_there_is_none_to_set():
+    header = parse("x", WITH_CONTEXT)
+    assert header.context_of({"cache": "static"}) == Context("n_ctx", 256, False, {"cache": ("static",)})
+    assert header.context_of({"cache": "dynamic"}) is None
+    assert parse("x", HEADER).context_of({}) is None
+
+
+@pytest.mark.parametrize(
+    ("stack", "options", "option", "dry"),
+    [
+        ("llamacpp", {}, "n_ctx", True),
+        ("fake", {}, "n_ctx", True),
+        ("hf", {"cache": "static"}, "n_ctx", False),
+        ("bnb", {"cache": "static"}, "n_ctx", False),
+        ("gptq", {"cache": "static"}, "n_ctx", False),
+        ("gptqm", {"cache": "static"}, "n_ctx", False),
+        ("autoawq", {"cache": "static", "fuse_layers": False}, "n_ctx", False),
+        ("autoawq", {"cache": "dynamic", "fuse_layers": True}, "max_seq_len", False),
+        ("autoawq", {"cache": "dynamic", "fuse_layers": False}, None, None),
+        ("hf", {"cache": "dynamic"}, None, None),
+    ],
+)
+def test_the_context_of_every_stack_is_set_by_its_own_option_or_grows(stack, options, option, dry):
+    found = stacks()[stack].context_of(options)
+    assert (found and found.option, found and found.dry) == (option, dry)
+    assert found is None or found.granule == 256
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong", "sentence"),
+    [
+        ("dry = false", "", "has option, granule and dry, and may have when"),
+        ("dry = false", "dry = false\n# wet = 1", "has option, granule and dry, and may have when"),
+        ("dry = false", "dry = 0", "has dry = 0, expected true or false"),
+        ("granule = 256", "granule = 0", "has granule = 0, expected a whole number of tokens from 1 on"),
+        ("granule = 256", "granule = true", "has granule = True, expected a whole number"),
+        ('option = "n_ctx"', 'option = "ctx"', "has option = 'ctx', which is no option of type int"),
+        ('option = "n_ctx"', 'option = "cache"', "has option = 'cache', which is no option of type int"),
+        ('cache = "static"', 'cash = "static"', "is of cash, which is no option"),
+        ('cache = "static"', 'cache = "fixed"', "is of cache fixed, which is no choice"),
+    ],
+)
+def test_a_wrong_context_in_a_header_is_one_sentence(given, wrong, sentence):
+    with pytest.raises(HeaderError, match=re.escape(f"runners/x.py: a context {sentence}")):
+        parse("x", WITH_CONTEXT.replace(given, wrong, 1))
 
 
 def test_an_environment_is_named_by_what_it_is_built_from(tmp_path):

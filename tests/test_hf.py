@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import struct
 from dataclasses import replace
@@ -17,7 +18,7 @@ from harness.envs.header import stacks
 from harness.models import safetensors_header
 from harness.theory.families import SHAPES
 from harness.theory.shapes import kv_bytes_per_token, parameters
-from runners.protocol import Died, Done, Failed, Loaded, Request, Tokens
+from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens
 
 pytestmark = pytest.mark.real
 WARMUP = {"window_tokens": 4, "max_windows": 3, "tolerance": 0.9}
@@ -97,6 +98,43 @@ def test_a_cache_that_does_not_fit_is_out_of_memory(worker, checkpoint, hf_inter
     assert isinstance(last, Failed)
     assert last.outcome == "oom"
     assert "allocate memory" in last.reason
+
+
+def test_a_static_cache_is_filled_to_its_very_end(worker, checkpoint, hf_interpreter):
+    request = request_of(checkpoint("tiny-llama"), job="fit", cache="static", n_ctx=500)
+    fit = {"kind": "fit", "tokens": 500, "fill": True, "most_s": 60, "prompt": PROMPT}
+    last = worker(replace(request, workloads=[fit]), hf_interpreter)[-1]
+    assert isinstance(last, Done), last
+    assert last.facts["held"] == 500
+    assert [n for n, _ in last.facts["decode"]] == [62, 125, 250, 375, 500]
+    beyond = worker(replace(request, workloads=[fit | {"tokens": 501}]), hf_interpreter)[-1]
+    assert beyond == Failed("error", "a static cache of n_ctx 500 cannot hold the 501 tokens asked for")
+
+
+def test_a_dynamic_cache_grows_to_its_target(worker, checkpoint, hf_interpreter):
+    request = request_of(checkpoint("tiny-llama"), new=40, n_ctx=1)
+    grow = request.workloads[0] | {"kind": "grow"}
+    _, ids, end = said(worker(replace(request, workloads=[grow]), hf_interpreter))
+    assert len(ids) == 40
+    assert (end["stopped"], end["memory_steps"]) == (None, [])  # a CPU has no allocator to ask
+
+
+def test_growth_ends_well_where_memory_does(checkpoint, hf_interpreter, tmp_path):
+    request = request_of(checkpoint("tiny-llama"), new=20_000, n_ctx=1)
+    grow = request.workloads[0] | {"kind": "grow"}
+    worker = launch.Worker(replace(request, workloads=[grow]), hf_interpreter, tmp_path)
+    came = 0
+    for event in worker.events(120):
+        if isinstance(event, Phase) and event.name == "generate":
+            lines = Path(f"/proc/{worker.pid}/status").read_text().splitlines()
+            taken = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
+            resource.prlimit(worker.pid, resource.RLIMIT_DATA, (taken + 2_000_000,) * 2)
+        came += len(event.ids) if isinstance(event, Tokens) else 0
+    assert isinstance(event, Done), event
+    assert "memory" in event.facts["stopped"]
+    assert 100 < came < 20_000
+    # The token that failed may be in the cache already.
+    assert event.facts["counters"]["evaluated_tokens"] - (len(PROMPT) + came - 1) in (0, 1)
 
 
 def test_caches_attentions_and_compilation_give_the_same_tokens_in_float32(

@@ -202,17 +202,6 @@ def test_a_context_that_does_not_fit_is_oom(worker, made, llamacpp_interpreter):
     assert last.outcome == "oom", last
 
 
-def test_the_memory_of_a_context_is_known_without_taking_it(job, made, llamacpp_interpreter, worker):
-    path = made("tiny-qwen2", "q4_0")
-    asked = request_of(path, "account", n_ctx=4096)
-    said = job(job="account", model=asked.model, options=asked.options)
-    events = worker(request_of(path, n_ctx=4096), llamacpp_interpreter)
-    took = next(e for e in events if isinstance(e, Loaded)).facts["memory"]
-    assert said["memory"]["kv"] == took["kv"]
-    assert said["memory"]["compute"] == took["compute"]
-    assert said["n_ctx"] == 4096
-
-
 def test_logits_of_windows_come_one_by_one_and_of_all_else_in_batches(job, made, tmp_path):
     path, ids = made("tiny-qwen2", "f32"), [(37 * i + 11) % 512 for i in range(90)]
 

@@ -1,10 +1,11 @@
-"""Read what a runner says of itself in its PEP 723 header: options, limits, weights, environments. Imports
-no stack."""
+"""Read what a runner says of itself in its PEP 723 header: options, limits, contexts, weights, environments.
+Imports no stack."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -64,6 +65,18 @@ class Limit:
 
 
 @dataclass(frozen=True)
+class Context:
+    """How the length of a context that is allocated whole is set, where every option in `when` has one of its
+    values. `option`: takes that length, in tokens. `granule`: lengths are multiples of so many. `dry`: the
+    runner's job `account` tells the memory of a length without taking it."""
+
+    option: str
+    granule: int
+    dry: bool
+    when: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Environment:
     """One way to build a stack's interpreter. `device`: the device family it serves. `unisolated`: packages
     built with the environment's own torch at hand; `optional`: requirements it can do without; `imports`:
@@ -95,9 +108,22 @@ class Header:
     environments: dict[str, Environment]
     limits: tuple[Limit, ...] = ()
     functional: dict[str, str] = field(default_factory=dict)
+    contexts: tuple[Context, ...] = ()
 
     def environment_for(self, device: str) -> Environment | None:
         return next((e for e in self.environments.values() if e.device == device), None)
+
+    def context_of(self, options: Mapping[str, Any]) -> Context | None:
+        """How these options (resolved) set the context's length; null: the stack has none to set, it
+        grows."""
+        return next(
+            (
+                context
+                for context in self.contexts
+                if all(options.get(name) in values for name, values in context.when.items())
+            ),
+            None,
+        )
 
 
 @cache
@@ -139,8 +165,17 @@ def parse(stack: str, text: str) -> Header:
         functional = dict(tool.get("functional", {}))
         if strange := functional.keys() - {environment.device for environment in environments.values()}:
             raise HeaderError(f"runners/{stack}.py: functional on {strange.pop()}, which it is not built for")
+        contexts = tuple(_context(stack, given, options) for given in tool.get("context", ()))
         return Header(
-            stack, tool["summary"], tool["weights"], named, options, environments, limits, functional
+            stack,
+            tool["summary"],
+            tool["weights"],
+            named,
+            options,
+            environments,
+            limits,
+            functional,
+            contexts,
         )
     except (AttributeError, KeyError, TypeError) as mistake:
         raise HeaderError(f"runners/{stack}.py: header: {mistake!r}") from mistake
@@ -209,13 +244,7 @@ def _limit(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Lim
     if not given.keys() - {"says", "when", "refuses"}:
         raise wrong("has no rule")
     known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-    when = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in given.get("when", {}).items()}
-    for name, values in when.items():
-        if name not in options:
-            raise wrong(f"is of {name}, which is no option")
-        choices = (True, False) if options[name].type == "bool" else options[name].choices or values
-        if strange := [value for value in values if value not in choices]:
-            raise wrong(f"is of {name} {strange[0]}, which is no choice")
+    when = _when(given, options, wrong)
     if "covers" in given and (given["covers"] not in options or options[given["covers"]].type != "int"):
         raise wrong(f"has covers = {given['covers']!r}, which is no option of type int")
     for key in known.keys() & set(_CAPABILITIES):
@@ -223,3 +252,33 @@ def _limit(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Lim
             raise wrong(f"has {key} = {given[key]!r}, expected the like of 8.0")
         known[key] = tuple(map(int, given[key].split(".")))
     return Limit(**(known | {"when": when}))
+
+
+def _context(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Context:
+    def wrong(sentence: str) -> HeaderError:
+        return HeaderError(f"runners/{stack}.py: a context {sentence}")
+
+    if given.keys() - {"when"} != {"option", "granule", "dry"}:
+        raise wrong("has option, granule and dry, and may have when")
+    option, granule, dry = given["option"], given["granule"], given["dry"]
+    if option not in options or options[option].type != "int":
+        raise wrong(f"has option = {option!r}, which is no option of type int")
+    if type(granule) is not int or granule < 1:
+        raise wrong(f"has granule = {granule!r}, expected a whole number of tokens from 1 on")
+    if type(dry) is not bool:
+        raise wrong(f"has dry = {dry!r}, expected true or false")
+    return Context(option, granule, dry, _when(given, options, wrong))
+
+
+def _when(
+    given: dict[str, Any], options: dict[str, Option], wrong: Callable[[str], HeaderError]
+) -> dict[str, tuple[Any, ...]]:
+    """The values that options must have, by option. Raises `wrong` for one that there is not."""
+    when = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in given.get("when", {}).items()}
+    for name, values in when.items():
+        if name not in options:
+            raise wrong(f"is of {name}, which is no option")
+        choices = (True, False) if options[name].type == "bool" else options[name].choices or values
+        if strange := [value for value in values if value not in choices]:
+            raise wrong(f"is of {name} {strange[0]}, which is no choice")
+    return when

@@ -1,0 +1,128 @@
+"""Fill a context to its very end, timing a decode here and there on the way. Standard library only."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from runners.protocol import Session
+
+DECODED = 8  # tokens one by one at each depth; the fastest is taken: memory that spilled slows them all
+DEPTHS = (
+    1 / 8,
+    1 / 4,
+    1 / 2,
+    3 / 4,
+    1,
+)  # of the context: the shallower ones are what the end is predicted from
+ENOUGH_CHUNKS = 4  # for an estimate that a fill is given up for
+SAY_EVERY_S = 1.0
+
+Chunk = tuple[int, int, float]
+"""Position of its first token (from 0), tokens, seconds."""
+
+
+def fill(
+    session: Session, tokens: int, prompt: list[int], most_s: float, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Take `tokens` positions with the prompt's ids, again and again; raises what the stack raises.
+
+    `held`: positions used, none where it was given up. `fill_s`: all of it, decodes included. `decode`:
+    [position of the last token, ms of the fastest step] by depth. `estimate_s`: of fill_s, from the first
+    ENOUGH_CHUNKS chunks. A fill that would take longer than `most_s` is given up: `left_out` says so.
+    """
+    clock = time.perf_counter
+    ids, steps, chunks = itertools.cycle(prompt), depths(tokens), list[Chunk]()
+    at, decode, estimate_s = 0, list[list[float]](), None
+    session.empty(tokens)
+    began = said = clock()
+    for depth in steps:
+        while at < depth - DECODED:
+            # What is no whole chunk goes first: at the end, where memory is short, a whole one does.
+            given = list(itertools.islice(ids, (depth - DECODED - at) % session.chunk or session.chunk))
+            start = clock()
+            session.feed(given, 1)
+            now = clock()
+            chunks.append((at, len(given), now - start))
+            at += len(given)
+            left_s = time_left_s(chunks, at, tokens)
+            if len(chunks) >= ENOUGH_CHUNKS:
+                whole_s = now - began + left_s
+                estimate_s = whole_s if estimate_s is None else estimate_s
+                if whole_s > most_s:
+                    reason = (
+                        f"filling {tokens} tokens would take about {lasting(whole_s)}, "
+                        f"more than the {most_s:.0f} s allowed"
+                    )
+                    return _told(0, None, estimate_s, [], reason)
+            if now - said >= SAY_EVERY_S:
+                say(f"fill: {at} of {tokens} tokens, about {lasting(left_s)} left")
+                said = now
+        took = []
+        while at < depth:
+            token = next(ids)
+            start = clock()
+            session.feed([token], 1)
+            took.append(clock() - start)
+            at += 1
+        decode.append([at, min(took) * 1e3])
+    return _told(at, clock() - began, estimate_s, decode, None)
+
+
+def _told(
+    held: int,
+    fill_s: float | None,
+    estimate_s: float | None,
+    decode: list[list[float]],
+    left_out: str | None,
+) -> dict[str, Any]:
+    return {
+        "held": held,
+        "fill_s": fill_s,
+        "estimate_s": estimate_s,
+        "decode": decode,
+        "left_out": left_out,
+    }
+
+
+def not_filled() -> dict[str, Any]:
+    """What fill() says, of a context that was not asked to be filled."""
+    return _told(0, None, None, [], None)
+
+
+def depths(tokens: int) -> list[int]:
+    """Positions at which a timed decode ends, the last at the very end; none runs into the one before."""
+    found = [0]
+    for share in DEPTHS:
+        if int(tokens * share) - found[-1] > DECODED:
+            found.append(int(tokens * share))
+    return [*found[1:-1], tokens]
+
+
+def largest_chunk(tokens: int, chunk: int) -> int:
+    """Most ids that are fed at once, of a session that takes `chunk`."""
+    ends = [0, *depths(tokens)]
+    return max(1, min(chunk, max(end - begin - DECODED for begin, end in itertools.pairwise(ends))))
+
+
+def time_left_s(chunks: list[Chunk], at: int, tokens: int) -> float:
+    """Seconds for the positions from `at` to `tokens`, a position costing a + b * depth: least squares over
+    the chunks so far. The first of them, which warms up, counts only while there are no two others."""
+    known = chunks[1:] if len(chunks) > 2 else chunks
+    weight = sum(count for _, count, _ in known)
+    mean_s = sum(seconds for _, _, seconds in known) / weight
+    middle = sum(count * (first + count / 2) for first, count, _ in known) / weight
+    spread = sum(count * (first + count / 2 - middle) ** 2 for first, count, _ in known)
+    together = sum(
+        (seconds - mean_s * count) * (first + count / 2 - middle) for first, count, seconds in known
+    )
+    slope = max(0.0, together / spread) if spread else 0.0
+    return (tokens - at) * max(0.0, mean_s + slope * ((at + tokens) / 2 - middle))
+
+
+def lasting(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

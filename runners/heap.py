@@ -1,0 +1,29 @@
+"""The C library's heap: what of it is free. On a CPU that is the allocator's slack, whatever the stack."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+
+class _MallInfo2(ctypes.Structure):
+    """struct mallinfo2 of glibc's malloc.h; `fordblks`: free."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def free_bytes() -> int | None:
+    """Bytes that malloc has of the kernel and nobody of malloc; null without glibc 2.33 or newer."""
+    if sys.platform != "linux":
+        return None
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo2 is None:
+        return None
+    mallinfo2.restype = _MallInfo2
+    return int(mallinfo2().fordblks)

@@ -1,0 +1,184 @@
+"""What a stack says a context would take, held against what it takes: real llama.cpp, and the fake."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import launch
+from harness.envs.build import Interpreter
+from harness.envs.header import stacks
+from harness.theory.families import SHAPES
+from runners.protocol import Done, Loaded, Phase, Request
+
+PROMPT = list(range(1, 26))
+MIB = 2**20
+CLOSE = 4 * MIB  # what a process happens to take for itself
+
+
+@pytest.fixture
+def tiny(harness, llamacpp_interpreter) -> Path:
+    return Path(harness("synth", "tiny-qwen2", "--quant", "q4_0").out.strip())
+
+
+def request_of(stack: str, job: str, path: Path | None, workload: dict, **options: object) -> Request:
+    given = {o.name: o.default for o in stacks()[stack].options.values()} | {"threads": 1, "n_ctx": 256}
+    if stack == "llamacpp":
+        given["mmap"] = False
+    model = {"name": "m", "path": path and str(path), "shape": None}
+    return Request(job, stack, "cpu", model, given | options, [workload])
+
+
+def account_of(
+    stack: str,
+    interpreter: Interpreter,
+    folder: Path,
+    path: Path | None,
+    contexts: list[int],
+    **options: object,
+) -> dict[str, Any]:
+    request = request_of(stack, "account", path, {"kind": "account", "n_ctx": contexts}, **options)
+    return launch.facts_of(launch.run_job(request, interpreter, folder, 60))
+
+
+def expected(said: dict, at: dict, which: str, process: str, without: tuple[str, ...] = ()) -> int:
+    """The process, the weights, and the parts of one context but those `without`."""
+    parts = sum(sum(sizes.values()) for part, sizes in at[which].items() if part not in without)
+    return said["process"][process] + sum(said["model"].values()) + parts
+
+
+def status(pid: int) -> dict[str, int]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    return {key: int(fields[key].split()[0]) * 1024 for key in ("RssAnon", "VmData")}
+
+
+@contextlib.contextmanager
+def watched(pid: int) -> Iterator[Callable[[], dict[str, int]]]:
+    """The most that a process has had, looked at every few ms."""
+    most, over = {"RssAnon": 0, "VmData": 0}, threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.005):
+            with contextlib.suppress(OSError, KeyError):  # it has ended
+                most.update({key: max(most[key], value) for key, value in status(pid).items()})
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    yield lambda: most
+    over.set()
+    thread.join()
+
+
+def really(request: Request, interpreter: Interpreter, folder: Path) -> tuple[dict, dict, dict, dict]:
+    """Memory when loaded, and the most of it; the facts of Loaded and of Done."""
+    worker = launch.Worker(request, interpreter, folder)
+    with watched(worker.pid) as most:
+        for event in worker.events(120):
+            if isinstance(event, Loaded):
+                loaded, facts = status(worker.pid), event.facts
+    assert isinstance(event, Done), event
+    return loaded, most(), facts, event.facts
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("flash_attn", [False, True])
+@pytest.mark.parametrize("n_ubatch", [128, 512])
+def test_the_account_of_llama_cpp_is_what_loading_and_filling_take(
+    tiny, llamacpp_interpreter, tmp_path, flash_attn, n_ubatch
+):
+    options = {"flash_attn": flash_attn, "n_ubatch": n_ubatch}
+    contexts = [256, 1024, 4096]
+    said = account_of("llamacpp", llamacpp_interpreter, tmp_path, tiny, contexts, **options)
+    assert [at["n_ctx"] for at in said["at"]] == contexts
+    for at in said["at"]:
+        n_ctx = at["n_ctx"]
+        fit = {"kind": "fit", "tokens": n_ctx, "fill": True, "most_s": 60, "prompt": PROMPT}
+        request = request_of("llamacpp", "fit", tiny, fit, **options | {"n_ctx": n_ctx})
+        loaded, most, facts, done = really(request, llamacpp_interpreter, tmp_path)
+        assert done["held"] == n_ctx
+        assert at["memory"]["kv"] == facts["memory"]["kv"]
+        assert at["memory"]["compute"] == facts["memory"]["compute"]
+        assert sum(said["model"].values()) == pytest.approx(
+            sum(facts["memory"]["model"].values()), abs=MIB / 10
+        )
+        for which, process, kernel in (
+            ("touched", "rss_anon_bytes", "RssAnon"),
+            ("memory", "data_bytes", "VmData"),
+        ):
+            later = ("work", "compute") if kernel == "RssAnon" else ("work",)
+            assert expected(said, at, which, process, later) == pytest.approx(loaded[kernel], abs=CLOSE)
+            assert expected(said, at, which, process) == pytest.approx(most[kernel], abs=CLOSE)
+
+
+@pytest.mark.real
+def test_the_account_heeds_neither_the_option_nor_a_context_before(tiny, llamacpp_interpreter, tmp_path):
+    both = account_of("llamacpp", llamacpp_interpreter, tmp_path, tiny, [131_072, 512], n_ctx=999)
+    alone = account_of("llamacpp", llamacpp_interpreter, tmp_path, tiny, [512])
+    assert both["at"][1] == alone["at"][0]
+    assert both["process"]["rss_anon_bytes"] == pytest.approx(alone["process"]["rss_anon_bytes"], abs=MIB)
+    assert both["granule"] == 256
+
+
+@pytest.mark.real
+def test_logits_that_nobody_asks_for_are_reserved_and_not_touched(
+    harness, llamacpp_interpreter, tmp_path, job
+):
+    target = tmp_path / "wide.gguf"
+    wide = {**vars_of("tiny-qwen2"), "vocab_size": 32_000}
+    made, options = tmp_path / "hf", {"seed": 1, "threads": 1}
+    job(
+        job="synthesize",
+        model={"name": "m", "path": None, "shape": wide},
+        options=options,
+        files={"target": str(made)},
+    )
+    job(job="convert", options={"dtype": "f16"}, files={"source": str(made), "target": str(target)})
+    said = account_of("llamacpp", llamacpp_interpreter, tmp_path, target, [512])
+    (at,) = said["at"]
+    logits = 32_000 * 512 * 4
+    assert at["memory"]["compute"]["CPU"] > logits
+    assert at["touched"]["compute"]["CPU"] < logits / 2
+    fit = {"kind": "fit", "tokens": 512, "fill": True, "most_s": 60, "prompt": PROMPT}
+    request = request_of("llamacpp", "fit", target, fit, n_ctx=512)
+    _, most, _, _ = really(request, llamacpp_interpreter, tmp_path)
+    assert expected(said, at, "touched", "rss_anon_bytes") == pytest.approx(most["RssAnon"], abs=CLOSE)
+
+
+def vars_of(shape: str) -> dict[str, Any]:
+    return asdict(SHAPES[shape])
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_the_fake_takes_what_it_accounts_for(fake_interpreter, tmp_path, lazily):
+    options = {"kv_bytes_per_token": 20_000, "lazily": lazily, "prefill_ms": 20.0, "B_ms": 0.1}
+    said = account_of("fake", fake_interpreter, tmp_path, None, [1024, 4096], **options)
+    at = said["at"][1]
+    fit = {"kind": "fit", "tokens": 4096, "fill": True, "most_s": 60, "prompt": PROMPT}
+    request = request_of("fake", "fit", None, fit, **options | {"n_ctx": 4096})
+    loaded, most, _, _ = really(request, fake_interpreter, tmp_path)
+    kv = 4096 * 20_000
+    assert at["memory"]["kv"] == {"CPU": kv}
+    assert expected(said, at, "touched", "rss_anon_bytes") == pytest.approx(most["RssAnon"], abs=CLOSE)
+    assert most["RssAnon"] - loaded["RssAnon"] == pytest.approx(kv if lazily else 0, abs=CLOSE)
+    assert expected(said, at, "memory", "data_bytes") == pytest.approx(most["VmData"], abs=CLOSE)
+
+
+def test_the_fake_s_account_is_off_by_what_it_was_asked_to_be(fake_interpreter, tmp_path):
+    options = {"kv_bytes_per_token": 1000, "account_off_bytes": -5000}
+    said = account_of("fake", fake_interpreter, tmp_path, None, [1, 256], **options)
+    assert [at["memory"]["kv"]["CPU"] for at in said["at"]] == [0, 251_000]
+
+
+def test_memory_that_the_fake_cannot_have_is_out_of_memory(fake_interpreter, tmp_path, worker):
+    fit = {"kind": "fit", "tokens": 256, "fill": False, "most_s": 60, "prompt": PROMPT}
+    request = request_of("fake", "fit", None, fit, n_ctx=2**40, kv_bytes_per_token=2**20)
+    last = worker(request, fake_interpreter)[-1]
+    assert last.outcome == "oom"
+    assert not isinstance(last, Phase)

@@ -17,12 +17,18 @@ from typing import Any, BinaryIO
 
 from harness.envs.build import Interpreter
 from harness.envs.header import RUNNERS
+from harness.fence import Fence
 from harness.results import tail
 from runners.protocol import MAX_LINE_BYTES, Died, Done, Event, Failed, NonsenseError, Phase, Request, decode
 
 # After the pipe has closed a healthy worker ends at once; a large model is freed in seconds.
 GRACE_S = 15.0
 NVML_UUIDS = ("GPU-", "MIG-")
+# In the last lines of a log, in lower case: C++, ggml, libgomp (a thread's stack counts), and the C library.
+NO_MEMORY = (
+    *("bad_alloc", "insufficient memory", "failed to allocate", "thread creation failed"),
+    *("cannot allocate memory", "out of memory"),
+)
 # What a parent may have set that would change a measurement; all of the worker's are recorded.
 RECORDED_VARIABLES = (
     "OMP_",
@@ -53,16 +59,26 @@ class JobFailed(RuntimeError):
 class Worker:
     """One worker process, its own session and process group, killed with the controller."""
 
-    def __init__(self, request: Request, interpreter: Interpreter, folder: Path, threads: int = 1) -> None:
-        """Start it. `folder` gets request.json and worker.log. Call from the main thread: the kernel kills
-        the worker when the thread that started it ends. Raises OSError when it cannot be started."""
+    def __init__(
+        self,
+        request: Request,
+        interpreter: Interpreter,
+        folder: Path,
+        threads: int = 1,
+        fence: Fence | None = None,
+    ) -> None:
+        """Start it, within an entered `fence` if there is one. `folder` gets request.json and worker.log.
+        Call from the main thread: the kernel kills the worker when the thread that started it ends. Raises
+        OSError when it cannot be started."""
         self.log = folder / "worker.log"
+        self._fence = fence
         self._jobs_to_do = max(1, len(request.workloads)) if request.job == "generate" else 1
         request.write(folder / "request.json")
         read_end, write_end = os.pipe()
         self._pipe = read_end
         self._oom_kills = _oom_kills()
         command = [str(interpreter.python), "-I", "-X", "utf8", str(RUNNERS)]
+        command = [*(fence.prefix if fence else ()), *command]
         try:
             with self.log.open("wb") as log:
                 self._process = subprocess.Popen(
@@ -174,21 +190,30 @@ class Worker:
     def _death(self, status: int | None) -> Died:
         if status is None:
             return Died("crash", "the worker closed its pipe without a word and had to be killed")
+        if status == -signal.SIGKILL and self._fence and self._fence.oom_kills():
+            return Died("oom", f"killed at {_budget(self._fence)}")
         if status == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return Died("oom", "killed by the kernel's out-of-memory killer")
+        log = tail(self.log)
+        if words := _memory_words(log, self._fence is not None):
+            within = f" at {_budget(self._fence)}" if self._fence else ""
+            return Died("oom", f"out of memory{within}: {words}")
         if status < 0:
             name = signal.Signals(-status).name
-            return Died(
-                "crash", f"killed by {name}{_abort_reason(tail(self.log)) if name == 'SIGABRT' else ''}"
-            )
+            return Died("crash", f"killed by {name}{_abort_reason(log) if name == 'SIGABRT' else ''}")
         return Died("crash", f"exited with {status} without Done or Failed")
 
 
 def run_job(
-    request: Request, interpreter: Interpreter, folder: Path, timeout_s: float, threads: int = 1
+    request: Request,
+    interpreter: Interpreter,
+    folder: Path,
+    timeout_s: float,
+    threads: int = 1,
+    fence: Fence | None = None,
 ) -> Iterator[Event | Died]:
     """Start a worker and yield its events; the worker is gone when this ends, however it ends."""
-    worker = Worker(request, interpreter, folder, threads)
+    worker = Worker(request, interpreter, folder, threads, fence)
     try:
         yield from worker.events(timeout_s)
     finally:
@@ -218,6 +243,18 @@ def recorded_variables(variables: dict[str, str]) -> dict[str, str]:
 def _abort_reason(log: list[str]) -> str:
     said = [line for line in log if "ASSERT" in line or "abort" in line.lower() or "terminate" in line]
     return ": " + re.sub(r"\S*/", "", said[-1].strip()) if said else ""  # the build's folders say nothing
+
+
+def _budget(fence: Fence) -> str:
+    return f"the memory budget of {fence.limit_bytes / 2**30:.2f} GiB ({fence.means})"
+
+
+def _memory_words(log: list[str], fenced: bool) -> str | None:
+    """What a worker that ended itself said last of memory that it could not have; null: nothing. Without a
+    budget nothing but C++'s own word is taken for that."""
+    words = NO_MEMORY if fenced else NO_MEMORY[:1]
+    said = [line.strip() for line in log if any(word in line.lower() for word in words)]
+    return re.sub(r"\S*/", "", said[-1]) if said else None
 
 
 def _own_max_rss() -> int:

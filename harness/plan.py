@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.config import Decode, Experiment, Model, Variant, Weights
+from harness.config import Experiment, MaxCtx, Model, Variant, Weights, Workload
 from harness.config.variants import weights_format
 from harness.envs.header import Header, stacks
 from harness.limits import Broken, Known, broken
@@ -31,7 +31,9 @@ class Cell:
     id: str
     model: Model
     variant: Variant
-    workload: Decode
+    workload: Workload
+    budget_bytes: int | None = None
+    """Memory that its worker may take on a CPU, weights included. Not in `id`: it is how, not what."""
 
     @property
     def header(self) -> Header:
@@ -65,6 +67,11 @@ class Cell:
         return given and given.filled(self.quant, self.packing.bits if self.packing else None)
 
     @property
+    def searches(self) -> bool:
+        """Whether it is a search for the longest context: nothing is timed, and one is enough."""
+        return isinstance(self.workload, MaxCtx)
+
+    @property
     def tokens(self) -> int:
         """Positions the workload fills: prompt and new tokens."""
         return int(self.workload.prompt_tokens or 0) + int(self.workload.new_tokens or 0)
@@ -72,16 +79,20 @@ class Cell:
     def options(self, threads: int) -> dict[str, Any]:
         """Every option of the stack, as resolved for this machine."""
         sources = {"threads": threads, "tokens": self.tokens}
+        given = self.variant.options
+        if self.budget_bytes is not None or self.searches:
+            given = {**given, "mmap": False}  # mapped weights would be in no budget
         return {
-            name: self.variant.options.get(name, sources.get(o.default_from or "", o.default))
+            name: given.get(name, sources.get(o.default_from or "", o.default))
             for name, o in self.header.options.items()
         }
 
 
 def cells(experiment: Experiment) -> list[Cell]:
     """All cells, in the order of the config. Ids are unique."""
+    budget = experiment.protocol.memory_budget_bytes
     return [
-        Cell(_id(model, variant, workload), model, variant, workload)
+        Cell(_id(model, variant, workload), model, variant, workload, budget)
         for model, variant, workload in experiment.combinations()
     ]
 
@@ -135,9 +146,10 @@ def content_key(
     device: str,
 ) -> str:
     """What a finished repeat is known by: the cell, its options as resolved, how the stack is built and its
-    exact versions (`stack`), the weights, the machine and the device on it."""
+    exact versions (`stack`), the weights, the machine and the device on it; and a memory budget."""
     asked = _asked(cell.model, cell.variant, cell.workload)
-    return _digest([cell.id, asked, options, list(stack), fingerprint, machine, device])[:20]
+    known = [cell.id, asked, options, list(stack), fingerprint, machine, device]
+    return _digest(known if cell.budget_bytes is None else [*known, cell.budget_bytes])[:20]
 
 
 def is_done(latest: str | None, fresh: bool, retry_failed: bool) -> bool:
@@ -147,14 +159,14 @@ def is_done(latest: str | None, fresh: bool, retry_failed: bool) -> bool:
     return latest in ("ok", "functional") or not retry_failed
 
 
-def _id(model: Model, variant: Variant, workload: Decode) -> str:
+def _id(model: Model, variant: Variant, workload: Workload) -> str:
     name = re.sub(r"[^A-Za-z0-9._=-]+", "_", variant.name)[:60]
     return (
         f"{model.name}.{variant.stack}.{name}.{workload.kind}.{_digest(_asked(model, variant, workload))[:8]}"
     )
 
 
-def _asked(model: Model, variant: Variant, workload: Decode) -> dict[str, Any]:
+def _asked(model: Model, variant: Variant, workload: Workload) -> dict[str, Any]:
     # Of weights by format its own alone: another path for one format is no news to the cells of the rest.
     given = model.weights_for(weights_format(variant)) or model.weights
     return {

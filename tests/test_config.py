@@ -17,7 +17,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from harness.config import ConfigError, Decode, Experiment, load
+from harness.config import ConfigError, Decode, Experiment, Grow, MaxCtx, load
 from harness.config.schema import schema
 from harness.config.variants import weights_format
 from harness.theory.families import SHAPES
@@ -134,6 +134,20 @@ def test_each_workload_takes_the_lengths_it_lacks_from_the_protocol(tmp_path: Pa
     text = SMALL + "workloads:\n  - {kind: decode}\n  - {kind: decode, new_tokens: 8, prompt_tokens: 4}\n"
     lengths = [(w.prompt_tokens, w.new_tokens) for _, _, w in written(tmp_path, text).combinations()]
     assert lengths == [(25, 256), (4, 8)]
+
+
+def test_workloads_of_memory_time_nothing_or_grow_to_a_target(tmp_path: Path) -> None:
+    text = SMALL + "workloads:\n  - {kind: max_ctx, fill: false}\n  - {kind: grow, target: 100}\n"
+    search, grow = (workload for _, _, workload in written(tmp_path, text).combinations())
+    assert search == MaxCtx(fill=False, prompt_tokens=25)
+    assert grow == Grow(target=100, prompt_tokens=25)
+    assert (search.new_tokens, grow.new_tokens) == (0, 75)
+
+
+def test_a_rule_may_exclude_a_workload_of_some_variants(tmp_path: Path) -> None:
+    text = SMALL + "workloads: [{kind: max_ctx}, {kind: grow}]\nexclude: [{workload: grow, quant: q4_0}]\n"
+    kinds = [workload.kind for _, _, workload in written(tmp_path, text).combinations()]
+    assert kinds == ["max_ctx"]
 
 
 def test_weights_come_from_a_path_the_hub_or_are_synthetic(tmp_path: Path) -> None:
@@ -436,7 +450,7 @@ def test_a_very_deep_setting_is_refused(tmp_path: Path) -> None:
         (
             "models:",
             "workloads: [{new_tokens: 5}]\nmodels:",
-            "3: workloads.0.kind: is missing; known: decode",
+            "3: workloads.0.kind: is missing; known: decode, max_ctx, grow",
         ),
         (
             "models:",
@@ -446,7 +460,27 @@ def test_a_very_deep_setting_is_refused(tmp_path: Path) -> None:
         (
             "models:",
             "exclude: [{quant: q8_0}]\nmodels:",
-            "3: exclude.0: matches no combination of model and variant",
+            "3: exclude.0: matches no combination of model, variant and workload",
+        ),
+        (
+            "models:",
+            "workloads: [{kind: grow, target: 25}]\nmodels:",
+            "3: workloads.0.target: must be above the prompt's 25 tokens, got 25",
+        ),
+        (
+            "models:",
+            "workloads: [{kind: max_ctx, new_tokens: 5}]\nmodels:",
+            "3: workloads.0.new_tokens: unknown key",
+        ),
+        (
+            "models:",
+            "workloads: [{kind: max_ctx}, {kind: max_ctx, fill: true}]\nmodels:",
+            "3: workloads.1: the same as workloads.0",
+        ),
+        (
+            "models:",
+            "exclude: [{workload: grow}]\nmodels:",
+            "3: exclude.0: matches no combination of model, variant and workload",
         ),
         (
             "models:",

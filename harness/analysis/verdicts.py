@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.analysis import grown
 from harness.analysis.flags import Flag
 from harness.analysis.traffic import bandwidth_share, ceiling_bytes_per_s
 
@@ -46,7 +47,11 @@ def status(
     without them a device's clock is not compared.
     """
     known = [f"known beforehand: {why}" for why in record.get("known_failure", [])]
-    if record["outcome"] != "ok" or record["kind"] == "reported":  # others' figures are shown as they stand
+    # Others' figures are shown as they stand; a search has none but what its probes proved.
+    if grown.answers(record):
+        reasons = [*other_kernels(record["loaded"]), *other_options(record["options"], record["loaded"])]
+        return ("invalid" if reasons else "ok"), [*reasons, *known]
+    if record["outcome"] != "ok" or record["kind"] in ("reported", "searched"):
         return record["outcome"], [record["reason"], *known] if record.get("reason") else []
     reasons = invalid_because(record, ceiling or ceiling_bytes_per_s([record]))
     reasons += _device_clock(record, series)
@@ -63,10 +68,11 @@ def invalid_because(record: Record, ceiling: float | None) -> list[str]:
     loaded, done = record["loaded"], record["done"]
     prompt, new = record["workload"]["prompt_tokens"], record["workload"]["new_tokens"]
     reasons = []
-    if record["tokens"] != new:
+    stopped = grown.stopped(record)
+    if record["tokens"] != new and not stopped:
         reasons.append(f"{record['tokens']} tokens came, {new} were asked for")
     evaluated = done["counters"].get("evaluated_tokens")
-    if evaluated is not None and evaluated != prompt + record["tokens"] - 1:
+    if evaluated is not None and evaluated != prompt + record["tokens"] - 1 and not stopped:
         expected = prompt + record["tokens"] - 1
         reasons.append(
             f"{evaluated} tokens were evaluated where {expected} had to be: a prefix was reused or added"

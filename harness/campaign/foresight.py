@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from harness import machine, plan
-from harness.config import Experiment
+from harness.config import Decode, Experiment
 from harness.limits import Broken
+from harness.machine.limits import free_memory_bytes
 from harness.models import checkpoint, packed, weights
 from harness.models.hub_weights import in_hub_cache
 from harness.models.weights import Ready, WeightsError
@@ -28,20 +29,22 @@ from harness.theory.tensors import Tensor, of_shape
 @dataclass(frozen=True)
 class Device:
     """What a config is for: `family` of devices, `name` in a sentence. What is null is not known. `absent`:
-    why it is not here."""
+    why it is not here. `free_bytes`: where its memory is a budget, what is free to take it from."""
 
     family: str
     name: str
     memory_bytes: int | None
     compute_capability: tuple[int, int] | None = None
     absent: str | None = None
+    free_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Forecast:
     """Memory while running and seconds of one repeat, roughly. `broken`: what its stack cannot do. `no_room`,
-    `lacks`: why it does not fit, and why its weights cannot be had, a sentence each. What is null is not
-    known; `no_room` is null where it `fits`, too."""
+    `lacks`, `over_budget`: why it does not fit, why its weights cannot be had, and why it cannot have its
+    budget or load within it, a sentence each. What is null is not known; `no_room` is null where it `fits`,
+    too."""
 
     memory_bytes: int | None
     seconds: float | None
@@ -49,11 +52,12 @@ class Forecast:
     fits: bool | None
     no_room: str | None
     lacks: str | None = None
+    over_budget: str | None = None
 
     @property
     def failures(self) -> list[str]:
         """Every reason why it cannot work."""
-        reasons = [*(each.reason for each in self.broken), self.no_room, self.lacks]
+        reasons = [*(each.reason for each in self.broken), self.over_budget, self.no_room, self.lacks]
         return list(dict.fromkeys(reason for reason in reasons if reason))
 
     @property
@@ -61,7 +65,7 @@ class Forecast:
         """Why it is not to be started, and what its library says of it; null: it is."""
         refusing = [each for each in self.broken if each.refuses]
         said = [b.reason if b.reason == b.says else f"{b.reason} ({b.says})" for b in refusing]
-        return "; ".join(said) or None
+        return "; ".join([*said, *([self.over_budget] if self.over_budget else [])]) or None
 
 
 def device_of(experiment: Experiment) -> Device:
@@ -74,6 +78,8 @@ def device_of(experiment: Experiment) -> Device:
         name, memory, capability = _named(experiment.gpu) if family == "cuda" else ("the GPU", None, None)
         return Device(family, name, memory, capability, str(absent))
     if family == "cpu":
+        if (budget := experiment.protocol.memory_budget_bytes) is not None:
+            return Device(family, "the budget", budget, free_bytes=free_memory_bytes())
         return Device(family, "this machine", facts["memory_bytes"])
     for gpu in facts["gpus"]:
         if gpu["uuid"] == device_id:
@@ -149,15 +155,18 @@ def forecast(
     packing = packing_of(cell, shape, ready)
     shards = ready.shards if ready and ready.packing == packing else None
     broken = plan.known_failures(cell, threads, device.family, capability, shape, packing, shards)
-    sizes = _sizes(cell, ready)
-    if sizes is None:
-        return Forecast(None, None, tuple(broken), None, None)
-    prompt, new = int(cell.workload.prompt_tokens or 0), int(cell.workload.new_tokens or 0)
     options = cell.options(threads)
+    sizes = held_bytes(cell, ready, options)
+    over = _over_budget(device, sizes and sizes[0])
+    if sizes is None:
+        return Forecast(None, None, tuple(broken), None, None, over_budget=over)
+    prompt, new = int(cell.workload.prompt_tokens or 0), int(cell.workload.new_tokens or 0)
+    if not (to_the_end := isinstance(cell.workload, Decode)):
+        new = 0  # how far it gets is the answer; what it takes at least is known
     static = options.get("cache") == "static"
     guess = estimate(
         weight_bytes=sizes[0],
-        kv_bytes_per_token=sizes[1] * _kv_element_bytes(options),
+        kv_bytes_per_token=sizes[1],
         prompt_tokens=prompt,
         new_tokens=new,
         n_ctx=_held_tokens(options, prompt + new),
@@ -171,9 +180,23 @@ def forecast(
         has = None  # what is offloaded is not counted apart
     fits = None if has is None else memory <= has
     # Where a stack is only functional, it is not the bandwidth that takes the time.
-    seconds = None if device.family in cell.header.functional else guess.seconds
-    no_room = f"will not fit: {has / 1e9:.1f} GB on {device.name}" if has and not fits else None
-    return Forecast(memory, seconds, tuple(broken), fits, no_room)
+    functional = device.family in cell.header.functional
+    seconds = guess.seconds if to_the_end and not functional else None
+    where = f"on {device.name}" if device.free_bytes is None else f"in {device.name}"
+    no_room = f"will not fit: {has / 1e9:.1f} GB {where}" if has and not fits else None
+    return Forecast(memory, seconds, tuple(broken), fits, no_room, over_budget=over)
+
+
+def _over_budget(device: Device, weights_bytes: float | None) -> str | None:
+    """Why a budget cannot be had on this machine, or not even hold the weights; null also without one."""
+    budget, free = device.memory_bytes, device.free_bytes
+    if budget is None or free is None:
+        return None
+    if budget > free:
+        return f"the memory budget is {budget / 1e6:.1f} MB and {free / 1e6:.1f} MB is free on this machine"
+    if weights_bytes is not None and weights_bytes > budget:
+        return f"the weights take {weights_bytes / 1e6:.1f} MB and the memory budget is {budget / 1e6:.1f} MB"
+    return None
 
 
 def _held_tokens(options: dict[str, Any], tokens: int) -> int:
@@ -208,9 +231,9 @@ def packing_of(cell: Cell, shape: Shape | None, ready: Ready | None) -> Packing 
     return cell.packing
 
 
-def _sizes(cell: Cell, ready: Ready | None) -> tuple[float, float] | None:
-    """Bytes of the weights as the cell's stack holds them, and KV elements a token; null where neither shape
-    nor weights tell."""
+def held_bytes(cell: Cell, ready: Ready | None, options: dict[str, Any]) -> tuple[float, float] | None:
+    """Bytes of the weights as the cell's stack holds them, and of KV cache a token; null where neither shape
+    nor weights tell. `options`: as resolved."""
     shape = _shape(cell, ready)
     if cell.weights_format == "none" or (ready is None and shape is None):
         return None
@@ -220,7 +243,7 @@ def _sizes(cell: Cell, ready: Ready | None) -> tuple[float, float] | None:
     loaded = bytes_of_shape(cell, shape) if shape else None
     if ready:
         loaded = _bytes_of(cell, ready) or loaded
-    return None if kv is None or loaded is None else (loaded, kv)
+    return None if kv is None or loaded is None else (loaded, kv * _kv_element_bytes(options))
 
 
 def bytes_of_shape(cell: Cell, shape: Shape) -> float:

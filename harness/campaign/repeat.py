@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
 from collections.abc import Callable
@@ -9,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from harness import launch, results
 from harness.envs.build import Interpreter
-from harness.memory import Sampler, pressure
+from harness.fence import Fence
+from harness.memory import Sampler, mark, pressure, watched
 from harness.models.weights import Ready
 from harness.plan import Cell
 from harness.results import Record, ResultsError, Stored
@@ -21,6 +21,9 @@ from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, 
 
 # What a Done of a decode has to have: the verdicts read it.
 SAID_AT_THE_END = {"counters", "warmup", "facts_after", "major_faults", "start_ns", "flushes"}
+
+# The moments that memory is read at, none of them timed, by the phase that the worker enters then.
+MOMENTS = {"load": "imported", "finish": "finished"}
 
 OnTokens = Callable[[int, int], None]
 """Told how many tokens have come and the latency of the latest, in ns."""
@@ -41,6 +44,15 @@ class Inputs:
     sample_interval_ms: int
     warmup: dict[str, Any]
 
+    def request(
+        self, cell: Cell, job: str, workload: dict[str, Any], files: dict[str, str] | None = None
+    ) -> Request:
+        """A job for the cell's stack, with its weights and options."""
+        path = str(self.weights.path) if self.weights else None
+        model = {"name": cell.model.name, "path": path, "shape": None}
+        stack, options = cell.variant.stack, self.options
+        return Request(job, stack, self.device_id, model, options, [workload], files or {})
+
 
 def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: OnTokens) -> Stored:
     """Run a worker to its end, whatever end, and write the record.
@@ -48,38 +60,35 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
     `folder`: of the machine. Raises ResultsError when the record cannot be written, KeyboardInterrupt after
     an interrupted record is.
     """
-    request = Request(
-        job="generate",
-        stack=cell.variant.stack,
-        device=inputs.device_id,
-        model={
-            "name": cell.model.name,
-            "path": str(inputs.weights.path) if inputs.weights else None,
-            "shape": None,
-        },
-        options=inputs.options,
-        workloads=[
-            {"kind": "decode", "prompt": inputs.prompt, "new_tokens": cell.workload.new_tokens}
-            | {"warmup": inputs.warmup}
-        ],
-    )
+    lengths = {"prompt": inputs.prompt, "new_tokens": cell.workload.new_tokens}
+    workload = {"kind": cell.workload.kind, "warmup": inputs.warmup} | lengths
+    request = inputs.request(cell, "generate", workload)
     variables = launch.worker_variables(inputs.device_id, inputs.threads)
     begun = begun | {"variables": launch.recorded_variables(variables)}
     running = results.begin(folder / cell.model.name / cell.id, begun)
-    seen = Seen()
+    fence = None if cell.budget_bytes is None else Fence(cell.budget_bytes)
+    seen = Seen(fence)
     started_ns = time.perf_counter_ns()
     worker: launch.Worker | None = None
     sampler: Sampler | None = None
     interrupted = False
-    after_load: dict[str, int | None] = {"after_load_rss_bytes": None}
+    marks: list[dict[str, Any]] = []
+    weights = inputs.weights.path if inputs.weights else None
+    gpu = inputs.device_id if inputs.device_id.startswith(launch.NVML_UUIDS) else None
     try:
-        worker = launch.Worker(request, inputs.interpreter, running.folder, inputs.threads)
-        gpu = inputs.device_id if inputs.device_id.startswith(launch.NVML_UUIDS) else None
-        with Sampler(worker.pid, inputs.sample_interval_ms, gpu) as sampler:
-            for event in worker.events(inputs.timeout_s, keep=running.events):
-                if isinstance(event, Loaded):
-                    after_load["after_load_rss_bytes"] = _rss_bytes(worker.pid)
-                seen.add(event, on_tokens)
+        with contextlib.ExitStack() as around:
+            if fence is not None:
+                around.enter_context(fence)
+                begun = begun | {"memory_budget": fence.facts()}
+            vram = around.enter_context(watched(gpu))
+            marks.append(mark("started", None, vram, None))
+            worker = launch.Worker(request, inputs.interpreter, running.folder, inputs.threads, fence)
+            around.callback(worker.stop)  # before its cgroup is removed
+            with Sampler(worker.pid, inputs.sample_interval_ms, vram) as sampler:
+                for event in worker.events(inputs.timeout_s, keep=running.events):
+                    if at := _moment(event):
+                        marks.append(mark(at, worker.pid, vram, weights))
+                    seen.add(event, on_tokens)
     except KeyboardInterrupt:
         interrupted = True
         seen.ended = Died("interrupted", "stopped by the user")
@@ -100,8 +109,7 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
         "phases": [{"name": p.name, "at_s": (p.t_ns - started_ns) / 1e9} for p in seen.phases],
         **seen.stamps(),
     }
-    after_load["after_load_vram_bytes"] = _vram_bytes(sampler.columns, seen.phases) if sampler else None
-    record["memory"] = (sampler.summary() if sampler else {}) | after_load
+    record["memory"] = (sampler.summary() if sampler else {}) | {"marks": marks, **_after_load(marks)}
     record["memory"] |= {"rusage": worker.rusage if worker else None}
     record["exit_status"] = worker.exit_status if worker else None
     record["log_tail"] = results.tail(running.folder / "worker.log") if record["outcome"] != "ok" else []
@@ -138,25 +146,27 @@ def _nonsense(facts: dict[str, Any]) -> str | None:
     return None if times is None or whole else "device_ns that are no list of whole numbers"
 
 
-def _rss_bytes(pid: int) -> int | None:
-    """The resident set of a process now; null when it has ended."""
-    try:
-        return int(psutil.Process(pid).memory_info().rss) or None
-    except psutil.Error:
-        return None
+def _moment(event: Event | Died) -> str | None:
+    """The name of the moment of memory that an event tells of; null for others."""
+    if isinstance(event, Loaded):
+        return "loaded"
+    return MOMENTS.get(event.name) if isinstance(event, Phase) else None
 
 
-def _vram_bytes(samples: dict[str, list[int | None]], phases: list[Phase]) -> int | None:
-    """The device's memory in use by the first sample since the model was loaded; null without one."""
-    since = next((phase.t_ns for phase in phases if phase.name == "warmup"), None)
-    pairs = zip(samples["t_ns"], samples["vram_bytes"], strict=False)
-    return next((vram for t_ns, vram in pairs if since and t_ns and t_ns >= since), None)
+def _after_load(marks: list[dict[str, Any]]) -> dict[str, int | None]:
+    """Of the process and of the device as the model was loaded; null where it never was."""
+    loaded = next((each for each in marks if each["at"] == "loaded"), {})
+    parts = [loaded.get(f"rss_{kind}_bytes") for kind in ("anon", "file")]
+    rss = None if None in parts else sum(part or 0 for part in parts)
+    return {"after_load_rss_bytes": rss, "after_load_vram_bytes": loaded.get("vram_bytes")}
 
 
 class Seen:
     """What the worker has said so far, and how memory and CPU pressure rose while it was timing."""
 
-    def __init__(self) -> None:
+    def __init__(self, fence: Fence | None = None) -> None:
+        """`fence`: whose own pressure is taken in place of the machine's, where it has it."""
+        self._fence = fence
         self.phases: list[Phase] = []
         self.tokens: list[Tokens] = []
         self.loaded: dict[str, Any] | None = None
@@ -169,9 +179,9 @@ class Seen:
         if isinstance(event, Phase):
             self.phases.append(event)
             if event.name == "generate":
-                self._at_start = pressure()
+                self._at_start = self._pressure()
             elif event.name == "finish":
-                after = pressure()
+                after = self._pressure()
                 self.pressure = {k: after[k] - v for k, v in self._at_start.items() if k in after}
         elif isinstance(event, Loaded):
             self.loaded = event.facts
@@ -185,6 +195,9 @@ class Seen:
             self.ended = Died("error", f"the worker said nonsense: {nonsense}")
         else:
             self.ended = event
+
+    def _pressure(self) -> dict[str, int]:
+        return pressure() | (self._fence.pressure() if self._fence else {})
 
     def record(self) -> Record:
         """Outcome, phase, reason, and what the worker said of itself."""

@@ -87,6 +87,7 @@ class Here:
         source = self._source(cell)
         found = foresight.forecast(cell, source.ready, self.device, self._threads, self._bandwidth)
         refused = [each.reason for each in found.broken if each.refuses]
+        refused += [found.over_budget] if found.over_budget else []
         fails = [each.reason for each in found.broken if not each.refuses] + source.lacks
         fails = list(dict.fromkeys(fails))
         notes = [f"will be refused: {reason}" for reason in refused]

@@ -4,11 +4,14 @@ from harness.config.experiment import (
     Decode,
     Exclude,
     Experiment,
+    Grow,
+    MaxCtx,
     Model,
     Protocol,
     Variant,
     Warmup,
     Weights,
+    Workload,
 )
 from harness.config.load import load
 from harness.config.mistakes import ConfigError
@@ -18,10 +21,13 @@ __all__ = [
     "Decode",
     "Exclude",
     "Experiment",
+    "Grow",
+    "MaxCtx",
     "Model",
     "Protocol",
     "Variant",
     "Warmup",
     "Weights",
+    "Workload",
     "load",
 ]

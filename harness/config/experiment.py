@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from harness.config.sizes import SIZE, size_bytes
 from harness.theory.shapes import Shape
 
 Scalar = str | int | float | bool
@@ -73,6 +75,22 @@ class Protocol(Frozen):
     """Check every variant's logits against the 16-bit reference before timing."""
     sample_interval_ms: int = Field(default=200, ge=100, le=60_000)
     """Milliseconds between memory samples."""
+    memory_budget: str | None = Field(default=None, pattern=SIZE)
+    """Memory that a worker on the CPU may take, weights included, as in 2GiB; by default as much as there
+    is."""
+
+    @field_validator("memory_budget", mode="before")
+    @classmethod
+    def _has_a_unit(cls, given: Any) -> Any:
+        if given is not None and not isinstance(given, str):
+            raise ValueError("give a size with a unit, as in 2GiB or 1.5GB")
+        if given is not None:
+            size_bytes(given)
+        return given
+
+    @property
+    def memory_budget_bytes(self) -> int | None:
+        return None if self.memory_budget is None else size_bytes(self.memory_budget)
 
 
 class Decode(Frozen):
@@ -83,6 +101,39 @@ class Decode(Frozen):
     """Tokens to decode, in place of the protocol's."""
     prompt_tokens: PromptTokens | None = None
     """Tokens of prompt, in place of the protocol's."""
+
+
+class MaxCtx(Frozen):
+    """Find the longest context that fits. The context that a variant's options name is not looked at."""
+
+    kind: Literal["max_ctx"] = "max_ctx"
+    fill: bool = True
+    """Fill it to its end and decode there; else it is only allocated."""
+    prompt_tokens: PromptTokens | None = None
+    """Tokens of text, repeated until the context is full."""
+
+    @property
+    def new_tokens(self) -> int:
+        """None: nothing is timed."""
+        return 0
+
+
+class Grow(Frozen):
+    """Decode until memory runs out, or the target is reached."""
+
+    kind: Literal["grow"] = "grow"
+    target: Annotated[int, Field(ge=2, le=10_000_000)] = 100_000
+    """Tokens of prompt and decode."""
+    prompt_tokens: PromptTokens | None = None
+    """Tokens of prompt, in place of the protocol's."""
+
+    @property
+    def new_tokens(self) -> int:
+        """What the prompt leaves of the target."""
+        return self.target - (self.prompt_tokens or 0)
+
+
+Workload = Decode | MaxCtx | Grow
 
 
 class Weights(Frozen):
@@ -145,16 +196,19 @@ class Variant(Frozen):
 
 
 class Exclude(Frozen):
-    """Combinations to leave out: globs of names, and for each option the values explicitly given."""
+    """Combinations to leave out: globs of names and of workloads' kinds, and for each option the values
+    explicitly given."""
 
     model: str = "*"
     stack: str = "*"
     variant: str = "*"
+    workload: str = "*"
     options: dict[str, tuple[Scalar, ...]] = {}
 
-    def matches(self, model: Model, variant: Variant) -> bool:
+    def matches(self, model: Model, variant: Variant, workload: Workload) -> bool:
         return (
             fnmatchcase(model.name, self.model)
+            and fnmatchcase(workload.kind, self.workload)
             and fnmatchcase(variant.stack, self.stack)
             and fnmatchcase(variant.name, self.variant)
             and all(
@@ -176,28 +230,24 @@ class Experiment(Frozen):
     variants: tuple[Variant, ...]
     include: tuple[Variant, ...] = ()
     exclude: tuple[Exclude, ...] = ()
-    workloads: tuple[Decode, ...] = (Decode(),)
+    workloads: tuple[Workload, ...] = (Decode(),)
     source: dict[str, Any] = {}
 
-    def combinations(self) -> list[tuple[Model, Variant, Decode]]:
+    def combinations(self) -> list[tuple[Model, Variant, Workload]]:
         """All there is to measure: the matrix less `exclude`, then `include`; lengths resolved."""
-        pairs = [
-            (model, variant)
-            for model in self.models
-            for variant in self.variants
-            if variant.fits(model) and not any(rule.matches(model, variant) for rule in self.exclude)
-        ]
-        pairs += [(model, added) for model in self.models for added in self.include if added.fits(model)]
         workloads = [resolved(workload, self.protocol) for workload in self.workloads]
-        return [(model, variant, workload) for model, variant in pairs for workload in workloads]
+        matrix = product(self.models, self.variants, workloads)
+        added = product(self.models, self.include, workloads)
+        found = [each for each in matrix if not any(rule.matches(*each) for rule in self.exclude)]
+        return [(m, variant, workload) for m, variant, workload in [*found, *added] if variant.fits(m)]
 
 
-def resolved(workload: Decode, protocol: Protocol) -> Decode:
+def resolved(workload: Workload, protocol: Protocol) -> Workload:
     """The workload with the protocol's lengths where it has none of its own."""
-    return Decode(
-        new_tokens=workload.new_tokens or protocol.new_tokens,
-        prompt_tokens=workload.prompt_tokens or protocol.prompt_tokens,
-    )
+    lengths = {"prompt_tokens": workload.prompt_tokens or protocol.prompt_tokens}
+    if isinstance(workload, Decode):
+        lengths["new_tokens"] = workload.new_tokens or protocol.new_tokens
+    return workload.model_copy(update=lengths)
 
 
 def _same(given: Scalar | None, wanted: Scalar) -> bool:

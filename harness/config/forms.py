@@ -6,10 +6,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from harness.config.experiment import DEVICE, REPO, Decode, Frozen, Name, Protocol, Seed
+from harness.config.experiment import (
+    DEVICE,
+    REPO,
+    Decode,
+    Frozen,
+    Grow,
+    MaxCtx,
+    Name,
+    Protocol,
+    Seed,
+    Workload,
+)
 from harness.theory.shapes import Shape
 
-WORKLOADS = {"decode": Decode}
+WORKLOADS: dict[str, type[Workload]] = {"decode": Decode, "max_ctx": MaxCtx, "grow": Grow}
 
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 

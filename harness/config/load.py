@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import yaml_text
-from harness.config.experiment import Decode, Exclude, Experiment, Model, Protocol, Variant, Weights, resolved
+from harness.config.experiment import (
+    Exclude,
+    Experiment,
+    Grow,
+    Model,
+    Protocol,
+    Variant,
+    Weights,
+    Workload,
+    resolved,
+)
 from harness.config.forms import File
 from harness.config.mistakes import ConfigError, Loc, Mistakes, dotted, shortened, shown, suggestion
 from harness.config.rows import QUANT, model_of, safe_name, workload_of
@@ -44,7 +54,8 @@ def load(path: Path, settings: Sequence[str] = ()) -> Experiment:
     mistakes.stop_if_any()
     rules = [rule for rule in exclude if rule is not None]
     _check_lengths(variants + include, workloads, file.protocol, mistakes)
-    _check_combinations(models, variants + include, rules, len(workloads), mistakes)
+    _check_budget(file, variants + include, mistakes)
+    _check_combinations(models, variants + include, rules, workloads, mistakes)
     mistakes.stop_if_any()
     return Experiment(
         name=file.name or safe_name(path.stem) or "experiment",
@@ -130,21 +141,27 @@ def _variants(given: list[Any], key: str, names: list[str], mistakes: Mistakes) 
     return found
 
 
-def _workloads(file: File, mistakes: Mistakes) -> list[Decode]:
-    found: list[Decode] = []
+def _workloads(file: File, mistakes: Mistakes) -> list[Workload]:
+    found: list[Workload] = []
     seen: dict[str, int] = {}
     for index, row in enumerate(file.workloads):
         workload = workload_of(row, ("workloads", index), mistakes)
         if workload is None:
             continue
-        known = seen.setdefault(resolved(workload, file.protocol).model_dump_json(), index)
+        whole = resolved(workload, file.protocol)
+        if isinstance(whole, Grow) and whole.new_tokens < 1:
+            needs = f"must be above the prompt's {whole.prompt_tokens} tokens, got {whole.target}"
+            mistakes.add(("workloads", index, "target"), needs)
+        known = seen.setdefault(whole.model_dump_json(), index)
         if known != index:
             mistakes.add(("workloads", index), f"the same as workloads.{known}")
         found.append(workload)
     return found
 
 
-def _check_lengths(variants: Placed, workloads: list[Decode], protocol: Protocol, mistakes: Mistakes) -> None:
+def _check_lengths(
+    variants: Placed, workloads: list[Workload], protocol: Protocol, mistakes: Mistakes
+) -> None:
     """A given context (the option that defaults to the number of tokens) must hold the longest workload."""
     lengths = [resolved(workload, protocol) for workload in workloads]
     prompt, new = max(((w.prompt_tokens or 0, w.new_tokens or 0) for w in lengths), key=sum)
@@ -164,11 +181,26 @@ def _check_lengths(variants: Placed, workloads: list[Decode], protocol: Protocol
                 mistakes.add((*loc, key), f"{key} {given} is smaller than {needs}")
 
 
+def _check_budget(file: File, variants: Placed, mistakes: Mistakes) -> None:
+    """A memory budget is of main memory, and all weights are in it."""
+    if file.protocol.memory_budget is None:
+        return
+    if file.device != "cpu":
+        mistakes.add(("protocol", "memory_budget"), f"is of the device cpu; {file.device} has its own memory")
+    for loc, variant in variants:
+        if variant.options.get("mmap") is True:
+            mistakes.add((*loc, "mmap"), "true maps the weights, which no memory_budget counts")
+
+
 def _check_combinations(
-    models: list[Model], placed: Placed, rules: list[Exclude], workloads: int, mistakes: Mistakes
+    models: list[Model],
+    placed: Placed,
+    rules: list[Exclude],
+    workloads: list[Workload],
+    mistakes: Mistakes,
 ) -> None:
     """Each rule excludes something, something is left, and no cell is there twice."""
-    if (count := len(models) * len(placed) * workloads) > MAX_CELLS:
+    if (count := len(models) * len(placed) * len(workloads)) > MAX_CELLS:
         mistakes.add(("variants",), f"{count} cells (models x variants x workloads); at most {MAX_CELLS}")
         return
     matched: set[int] = set()
@@ -177,9 +209,13 @@ def _check_combinations(
         for model in models:
             if not variant.fits(model):
                 continue
-            hits = [i for i, rule in enumerate(rules) if rule.matches(model, variant) and loc[0] != "include"]
-            matched.update(hits)
-            if hits:
+            hits = [
+                {i for i, rule in enumerate(rules) if rule.matches(model, variant, workload)}
+                for workload in workloads
+                if loc[0] != "include"
+            ]
+            matched.update(*hits)
+            if hits and all(hits):
                 continue
             first = kept.setdefault((variant.stack, variant.name, model.name), number)
             if first != number:
@@ -188,7 +224,7 @@ def _check_combinations(
             if wrong := _unfilled_placeholder(model, variant):
                 mistakes.add(loc, wrong)
     for index in sorted(set(range(len(rules))) - matched):
-        mistakes.add(("exclude", index), "matches no combination of model and variant")
+        mistakes.add(("exclude", index), "matches no combination of model, variant and workload")
     if not kept:
         mistakes.add(("exclude",), "leaves nothing to measure")
 

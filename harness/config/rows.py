@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from harness.config.experiment import Decode, Model, Weights
+from harness.config.experiment import Model, Weights, Workload
 from harness.config.forms import (
     WORKLOADS,
     FormatWeights,
@@ -139,7 +139,7 @@ def safe_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:64]
 
 
-def workload_of(given: Any, loc: Loc, mistakes: Mistakes) -> Decode | None:
+def workload_of(given: Any, loc: Loc, mistakes: Mistakes) -> Workload | None:
     """The workload of a row; null after adding its mistakes."""
     if not isinstance(given, dict):
         mistakes.add(loc, expected("a mapping such as {kind: decode}", given))

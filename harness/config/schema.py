@@ -22,6 +22,7 @@ from harness.config.forms import (
     SyntheticWeights,
     VariantRow,
 )
+from harness.config.variants import EXCLUDED_BY
 from harness.envs.header import Header, Option, stacks
 from harness.theory.families import SHAPES
 
@@ -104,7 +105,7 @@ def _one_or_many(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _exclude() -> dict[str, Any]:
-    names = {key: {"type": "string", "description": "a glob"} for key in ("model", "stack", "variant")}
+    names = {key: {"type": "string", "description": "a glob"} for key in EXCLUDED_BY}
     options = sorted({name for header in stacks().values() for name in header.options})
     any_value = _one_or_many({"type": ["string", "number", "boolean"]})
     return {

@@ -13,6 +13,7 @@ from harness.config.forms import VariantRow
 from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
 from harness.envs.header import Option, stacks
 
+EXCLUDED_BY = ("model", "stack", "variant", "workload")  # globs; other keys are values of options
 MAX_CELLS = 10_000  # more is a slip in a matrix: at a minute each, a week
 
 _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
@@ -128,7 +129,7 @@ def exclusion(given: Any, loc: Loc, used: set[str], mistakes: Mistakes) -> Exclu
         mistakes.add(loc, "is empty, which would exclude everything" if given == {} else what)
         return None
     before = len(mistakes.found)
-    names = {key: given[key] for key in ("model", "stack", "variant") if key in given}
+    names = {key: given[key] for key in EXCLUDED_BY if key in given}
     options = {key: value for key, value in given.items() if key not in names}
     known = {key for stack in used for key in stacks()[stack].options}
     for key, glob in names.items():
@@ -137,7 +138,7 @@ def exclusion(given: Any, loc: Loc, used: set[str], mistakes: Mistakes) -> Exclu
     wanted = {key: tuple(value) if isinstance(value, list) else (value,) for key, value in options.items()}
     for key, values in wanted.items():
         if key not in known:
-            hint = suggestion(key, [*sorted(known), "model", "stack", "variant"])
+            hint = suggestion(key, [*sorted(known), *EXCLUDED_BY])
             mistakes.add((*loc, key), "unknown key" + hint)
         elif not all(isinstance(value, (str, int, float)) for value in values):
             mistakes.add((*loc, key), expected("a value, or a list of values", options[key]))

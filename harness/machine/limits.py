@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 CGROUPS = Path("/sys/fs/cgroup")
-# Names of the limit, of what is taken, and in memory.stat of the cached files that give way: v2, v1.
-V2 = ("memory.max", "memory.current", "inactive_file")
-V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+# By version, names of the limit, of what is taken, and in memory.stat of the cached files that give way.
+NAMES = {
+    2: ("memory.max", "memory.current", "inactive_file"),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+class MemoryCgroup(NamedTuple):
+    """A cgroup that may bound this process's memory. `version` of the hierarchy: 1 or 2."""
+
+    version: int
+    folder: Path
 
 
 def free_memory_bytes(cgroups: Path = CGROUPS) -> int:
     """Available memory: the machine's, or what a container or service around us leaves of it."""
     free = int(psutil.virtual_memory().available)
-    for folder, (limit, taken, cached) in _memory_cgroups(cgroups):
+    for version, folder in memory_cgroups(cgroups):
+        limit, taken, cached = NAMES[version]
         most, now = _number(folder / limit), _number(folder / taken)
         if most is not None and now is not None:
             free = min(free, most - now + (_stat(folder / "memory.stat", cached) or 0))
@@ -25,11 +36,11 @@ def free_memory_bytes(cgroups: Path = CGROUPS) -> int:
 
 def usable_memory_bytes(cgroups: Path = CGROUPS) -> int:
     """Installed memory: the machine's, or as much as a container or service around us may take."""
-    limits = [_number(folder / names[0]) for folder, names in _memory_cgroups(cgroups)]
+    limits = [_number(folder / NAMES[version][0]) for version, folder in memory_cgroups(cgroups)]
     return min([int(psutil.virtual_memory().total), *(limit for limit in limits if limit is not None)])
 
 
-def _memory_cgroups(cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+def memory_cgroups(cgroups: Path = CGROUPS) -> Iterator[MemoryCgroup]:
     """This process's memory cgroup and all above it; each may set a limit of its own. None off Linux."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -39,11 +50,11 @@ def _memory_cgroups(cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
             continue
-        root, names = (cgroups, V2) if controllers == "" else (cgroups / "memory", V1)
+        version, root = (2, cgroups) if controllers == "" else (1, cgroups / "memory")
         # In a container the path may be the host's, which is not there to see: its root is.
         inside = Path(path.lstrip("/"))
         for folder in dict.fromkeys([inside, *inside.parents]):
-            yield root / folder, names
+            yield MemoryCgroup(version, root / folder)
 
 
 def _number(path: Path) -> int | None:

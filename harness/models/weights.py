@@ -42,7 +42,7 @@ class Ready:
     GGUF with a vocabulary or a tokenizer.json. `sizes`: model_bytes, parameters, bytes_by_type,
     input_embedding_bytes and tied, as loaded. `attention`: layers, kv_heads, head_dim; null where they are
     not told. `revision`: the commit on the hub. `header`: of a GGUF. `packing`: of GPTQ and AWQ. `shards`:
-    files that the weights are in.
+    files that the weights are in; `file_bytes`: all of them.
     """
 
     path: Path
@@ -59,6 +59,7 @@ class Ready:
     header: gguf_header.GgufHeader | None = None
     packing: Packing | None = None
     shards: int = 1
+    file_bytes: int | None = None
 
 
 def synthetic_name(shape: Shape, seed: int) -> str:
@@ -119,6 +120,7 @@ def _gguf(path: Path) -> Ready:
         sizes=header.weights(),
         attention=header.attention(),
         header=header,
+        file_bytes=status.st_size,
     )
 
 
@@ -144,6 +146,7 @@ def _checkpoint(found: Checkpoint) -> Ready:
         attention=attention(shape) if shape else None,
         packing=found.packing,
         shards=len(found.files),
+        file_bytes=sum(path.stat().st_size for path in found.files),
     )
 
 

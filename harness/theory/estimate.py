@@ -37,10 +37,15 @@ def estimate(
 ) -> Estimate:
     """Every step reads the weights once and the KV cache so far, or all of a static one, at a share of the
     bandwidth."""
-    overhead = (GPU_OVERHEAD_BYTES if on_gpu else OVERHEAD_BYTES)[weights_format]
-    memory = weight_bytes + kv_bytes_per_token * n_ctx + overhead
+    memory = weight_bytes + kv_bytes_per_token * n_ctx + overhead_bytes(weights_format, on_gpu)
     if bandwidth_bytes_per_s is None:
         return Estimate(memory, None)
     mean_context = n_ctx if reads_all_kv else prompt_tokens + new_tokens / 2
     read = new_tokens * (weight_bytes + kv_bytes_per_token * mean_context)
     return Estimate(memory, read / (CPU_SHARE * bandwidth_bytes_per_s) + START_S)
+
+
+def overhead_bytes(weights_format: str, on_gpu: bool) -> int:
+    """What is taken beside weights and cache by stacks that load this format; none for those that load
+    nothing."""
+    return (GPU_OVERHEAD_BYTES if on_gpu else OVERHEAD_BYTES).get(weights_format, 0)

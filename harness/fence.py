@@ -1,0 +1,184 @@
+"""Bound the memory of one worker: by a cgroup of its own where one can be written, else by RLIMIT_DATA."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.machine.limits import CGROUPS, memory_cgroups
+
+CGROUP_V2, CGROUP_V1, RLIMIT_DATA = MEANS = ("cgroup v2", "cgroup v1", "RLIMIT_DATA")
+# Written in this order. Swap would let a worker take more than its budget; kernels without it lack its files.
+LIMITS = {
+    CGROUP_V2: {"memory.max": None, "memory.swap.max": 0},
+    CGROUP_V1: {"memory.limit_in_bytes": None, "memory.memsw.limit_in_bytes": None, "memory.swappiness": 0},
+}
+EVENTS = {CGROUP_V2: "memory.events", CGROUP_V1: "memory.oom_control"}
+PEAK = {CGROUP_V2: "memory.peak", CGROUP_V1: "memory.max_usage_in_bytes"}
+# Before exec, so that all the worker ever takes is counted. $0 is the file, or the limit in KiB.
+JOIN = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"']
+LIMITED = ["/bin/sh", "-c", 'ulimit -d "$0" && exec "$@"']
+REMOVED_WITHIN_S = 2.0  # a killed process leaves its cgroup a moment after it is reaped
+_numbers = itertools.count(1)
+
+
+class Fence:
+    """A limit on the memory of one worker, from `__enter__` to `__exit__`.
+
+    A cgroup counts pages that were touched, cached pages of files too, which give way. RLIMIT_DATA counts
+    private writable mappings, touched or not: heap, thread stacks, and weights mapped by torch.
+    """
+
+    def __init__(self, limit_bytes: int, means: str | None = None, cgroups: Path = CGROUPS) -> None:
+        """`means`: one of MEANS; null: the first that can be had, known once entered."""
+        self.limit_bytes = limit_bytes
+        self.means = means or RLIMIT_DATA
+        self.prefix: list[str] = []
+        self._choice = (means,) if means else MEANS
+        self._cgroups = cgroups
+        self._folder: Path | None = None
+
+    def __enter__(self) -> Fence:
+        """Raises OSError where the means asked for cannot be had."""
+        if sys.platform != "linux":
+            raise OSError("memory can be bounded on Linux alone")
+        for means in self._choice:
+            if means == RLIMIT_DATA:
+                self.means, self.prefix = means, [*LIMITED, str(self.limit_bytes // 1024)]
+                return self
+            for parent in _parents(means, self._cgroups):
+                if folder := _made(parent, means, self.limit_bytes):
+                    self.means, self._folder = means, folder
+                    self.prefix = _joining(folder)
+                    return self
+        raise OSError(f"no {self.means} can be made here to bound memory")
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder is not None:
+            _remove(self._folder)
+            self._folder = None
+
+    def facts(self) -> dict[str, Any]:
+        return {"bytes": self.limit_bytes, "means": self.means}
+
+    def oom_kills(self) -> int:
+        """Processes that the kernel has killed at this limit so far."""
+        return self._told(EVENTS, "oom_kill") or 0
+
+    def peak_bytes(self) -> int | None:
+        """The most that was taken at once, cached pages of files included; null where nobody counts."""
+        text = _read(self._folder / PEAK[self.means]) if self._folder else ""
+        return int(text) if text.isdigit() else None
+
+    def pressure(self) -> dict[str, int]:
+        """As harness.memory.pressure, of what happened to this worker alone; what is not told is left out.
+
+        That its limit was met is no sign: cached pages give way, at full speed to 4 MiB above the need.
+        """
+        found = {}
+        for name in ("workingset_refault_file", "workingset_refault_anon"):
+            if (count := self._told(dict.fromkeys(EVENTS, "memory.stat"), name)) is not None:
+                found[name] = count
+        stalled = _read(self._folder / "memory.pressure").split("total=") if self._folder else []
+        if len(stalled) > 1:  # the first line is of the time that some task stood still
+            found["memory_stall_us"] = int(stalled[1].split()[0])
+        return found
+
+    def _told(self, files: dict[str, str], key: str) -> int | None:
+        """The number after a key in this cgroup's file; null where there is none."""
+        lines = _read(self._folder / files[self.means]).splitlines() if self._folder else []
+        return next((int(line.split()[1]) for line in lines if line.startswith(f"{key} ")), None)
+
+
+def means_here(cgroups: Path = CGROUPS) -> str:
+    """The means that a fence would take here. Raises OSError off Linux."""
+    with Fence(1 << 30, cgroups=cgroups) as fence:
+        return fence.means
+
+
+def _parents(means: str, cgroups: Path) -> Iterator[Path]:
+    """Cgroups that might hold one of ours, this process's own first.
+
+    In v2 a cgroup with processes has no children that are limited (but the root), so that the nearest above
+    is taken that limits its children. Where none does, nothing of others' is changed.
+    """
+    version = {CGROUP_V2: 2, CGROUP_V1: 1}[means]
+    around = [c.folder for c in memory_cgroups(cgroups) if c.version == version and c.folder.is_dir()]
+    if version == 1:
+        yield from around[:1]
+        return
+    for folder in around:
+        control = folder / "cgroup.subtree_control"
+        if folder == around[0] and "memory" not in _read(control).split():
+            with contextlib.suppress(OSError):
+                control.write_text("+memory")
+        if "memory" in _read(control).split():
+            yield folder
+
+
+def _made(parent: Path, means: str, limit_bytes: int) -> Path | None:
+    """A new cgroup under another, limited, that a process can join; null where that cannot be."""
+    _sweep(parent)
+    folder = parent / f"harness-{os.getpid()}-{next(_numbers)}"
+    try:
+        folder.mkdir()
+    except OSError:
+        return None
+    try:
+        # A user may write the file of a cgroup that none of the user's processes may move to.
+        subprocess.run([*_joining(folder), "/bin/sh", "-c", ":"], check=True, stderr=subprocess.DEVNULL)
+        limit, *more = LIMITS[means]
+        (folder / limit).write_text(str(limit_bytes))
+        for name in more:
+            value = LIMITS[means][name]
+            with contextlib.suppress(OSError):
+                (folder / name).write_text(str(limit_bytes if value is None else value))
+    except (OSError, subprocess.CalledProcessError):
+        _remove(folder)
+        return None
+    return folder
+
+
+def _joining(folder: Path) -> list[str]:
+    return [*JOIN, str(folder / "cgroup.procs")]
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what controllers that are gone have left."""
+    for folder in parent.glob("harness-*-*"):
+        pid = folder.name.split("-")[1]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _remove(folder: Path) -> None:
+    """Remove a cgroup. What is still in it has left the worker's process group, and is killed."""
+    deadline = time.monotonic() + REMOVED_WITHIN_S
+    while True:
+        try:
+            folder.rmdir()
+            return
+        except OSError as refusal:
+            if refusal.errno != errno.EBUSY or time.monotonic() > deadline:
+                return
+        for pid in _read(folder / "cgroup.procs").split():
+            with contextlib.suppress(OSError):
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

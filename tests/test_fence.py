@@ -1,0 +1,191 @@
+"""A worker's memory is bounded, by each means there is here, and nothing is left of the bound."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_launch import request_of
+
+from harness import launch
+from harness.envs.build import Interpreter
+from harness.envs.header import stacks
+from harness.fence import CGROUP_V2, RLIMIT_DATA, Fence, means_here
+from harness.machine.spill import UNIFIED, spills
+from runners.protocol import Died, Done, Event, Failed
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory can be bounded on Linux alone")
+HERE = means_here() if sys.platform == "linux" else ""
+MIB = 1 << 20
+with_cgroup = pytest.mark.skipif(HERE == RLIMIT_DATA, reason="needs a memory cgroup that can be written")
+
+
+def folder_of(fence: Fence) -> Path:
+    return Path(fence.prefix[-1]).parent
+
+
+def last_event(folder: Path, interpreter: Interpreter, fence: Fence, **options: object) -> Event | Died:
+    request = request_of(new_tokens=500, **options)
+    return list(launch.run_job(request, interpreter, folder, 60, fence=fence))[-1]
+
+
+@pytest.mark.parametrize("means", sorted({HERE, RLIMIT_DATA}))
+def test_a_worker_that_takes_more_than_its_budget_is_out_of_memory(tmp_path, fake_interpreter, means):
+    with Fence(200 * MIB, means) as fence:
+        last = last_event(tmp_path, fake_interpreter, fence, leak_bytes_per_token=MIB)
+    assert isinstance(last, Died | Failed), last
+    assert last.outcome == "oom"
+    if means != RLIMIT_DATA:
+        assert last.reason == f"killed at the memory budget of 0.20 GiB ({means})"
+        assert not folder_of(fence).exists()
+
+
+@pytest.mark.parametrize("means", sorted({HERE, RLIMIT_DATA}))
+def test_a_worker_that_keeps_to_its_budget_knows_nothing_of_it(tmp_path, fake_interpreter, means):
+    with Fence(200 * MIB, means) as fence:
+        assert isinstance(last_event(tmp_path, fake_interpreter, fence, leak_bytes_per_token=1000), Done)
+        assert fence.oom_kills() == 0
+        assert fence.facts() == {"bytes": 200 * MIB, "means": means}
+        assert fence.peak_bytes() is None if means == RLIMIT_DATA else 0 < fence.peak_bytes() <= 200 * MIB
+
+
+@with_cgroup
+def test_no_cgroup_is_left_of_a_worker_that_was_killed_or_of_an_interrupt(tmp_path, fake_interpreter):
+    with Fence(200 * MIB) as fence:
+        last = last_event(tmp_path, fake_interpreter, fence, die_at_token=9, die_by="kill")
+        assert folder_of(fence).is_dir()
+    assert last == Died("crash", "killed by SIGKILL")  # by someone else
+    assert not folder_of(fence).exists()
+    with pytest.raises(KeyboardInterrupt), Fence(200 * MIB) as fence:
+        raise KeyboardInterrupt
+    assert not folder_of(fence).exists()
+
+
+@with_cgroup
+def test_what_is_still_in_it_at_the_end_is_killed():
+    with Fence(200 * MIB) as fence:
+        strays = subprocess.Popen([*fence.prefix, "setsid", "sleep", "100"])
+        until(lambda: str(strays.pid) in (folder_of(fence) / "cgroup.procs").read_text())
+    assert strays.wait(5) == -signal.SIGKILL
+    assert not folder_of(fence).exists()
+
+
+@with_cgroup
+def test_the_next_fence_removes_what_a_killed_controller_left():
+    script = (
+        "import os, signal; from harness.fence import Fence\n"
+        "with Fence(1 << 28) as fence:\n"
+        "    print(fence.prefix[-1], flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    left = Path(killed.stdout.strip()).parent
+    assert left.is_dir()
+    with Fence(200 * MIB):
+        assert not left.exists()
+
+
+def made_up(root: Path, limits_children: str) -> Path:
+    (root / "cgroup.controllers").write_text("cpu memory pids\n")
+    (root / "cgroup.subtree_control").write_text(f"{limits_children}\n")
+    return root
+
+
+def test_a_cgroup_of_version_2_is_limited_joined_and_asked(tmp_path):
+    root = made_up(tmp_path, "cpu memory")
+    with Fence(3 * MIB, cgroups=root) as fence:
+        assert fence.means == CGROUP_V2
+        folder = folder_of(fence)
+        assert folder.parent == root
+        assert folder.name.startswith(f"harness-{os.getpid()}-")
+        assert (folder / "memory.max").read_text() == str(3 * MIB)
+        assert (folder / "memory.swap.max").read_text() == "0"
+        said = subprocess.run([*fence.prefix, "sh", "-c", "echo $$"], capture_output=True, text=True)
+        assert (folder / "cgroup.procs").read_text() == said.stdout  # joined before exec, by the same process
+        assert (fence.oom_kills(), fence.peak_bytes(), fence.pressure()) == (0, None, {})
+        (folder / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 1\noom_kill 2\noom_group_kill 0\n")
+        (folder / "memory.peak").write_text("12345\n")
+        (folder / "memory.stat").write_text("anon 9\nworkingset_refault_anon 1\nworkingset_refault_file 5\n")
+        (folder / "memory.pressure").write_text(
+            "some avg10=0.00 avg60=0.00 avg300=0.00 total=77\nfull avg10=0.00 avg60=0.00 total=5\n"
+        )
+        assert (fence.oom_kills(), fence.peak_bytes()) == (2, 12345)
+        refaults = {"workingset_refault_file": 5, "workingset_refault_anon": 1}
+        assert fence.pressure() == refaults | {"memory_stall_us": 77}
+        for file in folder.iterdir():  # of a real one no file has to be removed
+            file.unlink()
+    assert not folder.exists()
+
+
+def test_without_a_cgroup_that_limits_its_children_there_is_rlimit_data(tmp_path):
+    with Fence(64 * MIB, cgroups=made_up(tmp_path, "cpu")) as fence:
+        assert fence.means == RLIMIT_DATA
+        limited = subprocess.run([*fence.prefix, "sh", "-c", "ulimit -d"], capture_output=True, text=True)
+        assert limited.stdout == "65536\n"
+    with (
+        pytest.raises(OSError, match="no cgroup v2 can be made here"),
+        Fence(64 * MIB, CGROUP_V2, cgroups=tmp_path),
+    ):
+        pass
+
+
+LAST_WORDS = [
+    ("terminate called after throwing an instance of 'std::bad_alloc'", "oom", "oom"),
+    ("ggml_aligned_malloc: insufficient memory (attempted to allocate  44.89 MB)", "crash", "oom"),
+    ("/some/where/ggml.c:7: GGML_ASSERT(a != b) failed", "crash", "crash"),
+]
+
+
+@pytest.mark.parametrize(("words", "alone", "fenced"), LAST_WORDS)
+def test_an_abort_for_want_of_memory_is_out_of_memory(tmp_path, words, alone, fenced):
+    """C++'s own word always; a stack's only within a budget, where memory is what was short."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "{words}"\nkill -ABRT $$\n')
+    python.chmod(0o755)
+    interpreter = Interpreter(stacks()["fake"].environments["cpu"], python, ())
+    (died,) = launch.run_job(request_of(), interpreter, tmp_path, 60)
+    assert isinstance(died, Died)
+    assert died.outcome == alone
+    with Fence(200 * MIB, RLIMIT_DATA) as fence:
+        (died,) = launch.run_job(request_of(), interpreter, tmp_path, 60, fence=fence)
+    assert isinstance(died, Died)
+    assert died.outcome == fenced
+    assert words.removeprefix("/some/where/") in died.reason
+
+
+@pytest.mark.parametrize(
+    ("family", "variables", "version", "system", "why"),
+    [
+        ("cpu", {UNIFIED: "1"}, "Linux microsoft-standard-WSL2", "Linux", None),
+        ("cuda", {}, "Linux version 6.8.0-generic", "Linux", None),
+        ("cuda", {}, "Linux version 5.15.90.1-microsoft-standard-WSL2", "Linux", "drivers for Windows"),
+        ("cuda", {}, "", "Windows", "drivers for Windows"),
+        ("cuda", {UNIFIED: "0"}, "Linux version 6.8.0-generic", "Linux", "is set"),
+        ("hip", {}, "Linux version 6.8.0-generic", "Linux", None),
+        ("hip", {"HSA_XNACK": "0"}, "Linux version 6.8.0-generic", "Linux", None),
+        ("hip", {"HSA_XNACK": "1"}, "Linux version 6.8.0-generic", "Linux", "migrate"),
+        ("hip", {UNIFIED: "1"}, "Linux version 6.8.0-generic", "Linux", "is set"),
+        ("metal", {}, "", "Darwin", "the machine's own"),
+        ("vulkan", {}, "Linux version 6.8.0-generic", "Linux", "may move"),
+    ],
+)
+def test_where_memory_of_a_device_may_spill_it_is_said_why(family, variables, version, system, why):
+    found = spills(family, variables, version, system)
+    assert found is None if why is None else why in str(found)
+
+
+def until(true: Callable[[], bool], seconds: float = 5) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            if true():
+                return
+        time.sleep(0.01)
+    raise AssertionError("waited in vain")

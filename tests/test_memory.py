@@ -1,0 +1,129 @@
+"""Memory read from outside: of this process, of one that has ended, of workers at the moments they tell."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from harness.memory import Sampler, mark, resident, watched, weights_in_ram
+
+MB = 1_000_000
+SHORT = {"window_tokens": 4, "max_windows": 2, "tolerance": 0.5}
+
+
+def test_what_the_kernel_says_of_a_process_is_what_psutil_says():
+    taken = bytearray(b"\1" * 64 * MB)
+    held, seen = resident(os.getpid()), psutil.Process().memory_info()
+    assert held is not None
+    assert abs(held.anon_bytes + held.file_bytes - seen.rss) < 8 * MB
+    assert abs(held.file_bytes - seen.shared) < 8 * MB
+    assert held.anon_bytes > len(taken)
+    assert held.highest_bytes >= held.anon_bytes + held.file_bytes - 8 * MB  # counted a moment apart
+
+
+def test_a_process_that_has_ended_holds_nothing(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert resident(process.pid) is None  # a zombie
+    process.wait()
+    assert resident(process.pid) is None
+    assert weights_in_ram(process.pid, tmp_path) is None
+    assert mark("finished", process.pid, lambda: None, tmp_path)["rss_anon_bytes"] is None
+    with Sampler(process.pid, 100, lambda: None) as sampler:
+        sampler._thread.join(5)
+    assert sampler.summary()["samples"] == 0
+
+
+def test_of_the_weights_that_is_counted_which_was_read(tmp_path):
+    """Through a link too, as a hub's files are; another file's pages are not theirs."""
+    stored = tmp_path / "blobs" / "1"
+    stored.parent.mkdir()
+    other = tmp_path / "other"
+    for file in (stored, other):
+        file.write_bytes(b"\1" * 8 * MB)
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "model.safetensors").symlink_to(stored)
+    views = []
+    for file in (stored, other):
+        with file.open("rb") as opened:
+            views.append(mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ))
+    assert sum(view[i] for view in views for i in range(0, 8 * MB, 4096)) > 0
+    for weights in (folder, folder / "model.safetensors"):
+        held = weights_in_ram(os.getpid(), weights)
+        assert held is not None
+        assert abs(held - 8 * MB) < 65536  # whole pages, and what is read ahead
+
+
+def test_a_device_that_is_not_there_has_no_memory_to_tell():
+    with watched(None) as vram:
+        assert vram() is None
+    with watched("GPU-00000000-0000-0000-0000-000000000000") as vram:
+        assert vram() is None
+
+
+def test_memory_is_read_as_the_worker_tells_of_a_moment_and_never_while_it_is_timed(
+    harness, config, tmp_path
+):
+    leaking = {"leak_bytes_per_token": 200_000, "B_ms": 2.0, "name": "leaking"}
+    harness("run", config(leaking, new_tokens=200, warmup=SHORT), "--json")
+    (path,) = (tmp_path / "results").rglob("record.json")
+    record = json.loads(path.read_text())
+    marks = record["memory"]["marks"]
+    assert [each["at"] for each in marks] == ["started", "imported", "loaded", "finished"]
+    started, _, loaded, finished = marks
+    assert set(started.values()) == {"started", None}  # there was no process yet
+    assert loaded["rss_anon_bytes"] < 20 * MB  # a warm-up of 8 tokens may begin before it is read
+    assert finished["rss_anon_bytes"] > 22 * MB  # 50 had it been read at once; the fake then gives it back
+    assert record["memory"]["after_load_rss_bytes"] == loaded["rss_anon_bytes"] + loaded["rss_file_bytes"]
+    assert record["memory"]["after_load_vram_bytes"] is None
+    assert record["memory"]["peak_rss_bytes"] >= finished["rss_anon_bytes"]
+
+
+def test_of_a_worker_that_never_loads_the_moments_before_are_kept(harness, config, tmp_path):
+    harness("run", config({"oom_above_n_ctx": 10}), "--json")
+    (path,) = (tmp_path / "results").rglob("record.json")
+    memory = json.loads(path.read_text())["memory"]
+    assert [each["at"] for each in memory["marks"]] == ["started", "imported"]
+    assert memory["after_load_rss_bytes"] is None
+
+
+def test_the_table_says_where_the_memory_of_each_cell_goes(harness, config, tmp_path):
+    harness("run", config({"name": "small"}, {"leak_bytes_per_token": 500_000, "name": "leaking"}))
+    found = {row["variant"]: row for row in harness("memory", "results", "--json").json}
+    small, leaking = found["small"], found["leaking"]
+    assert small["loaded"]["total_bytes"] == sum(
+        part or 0 for part in (*small["loaded"]["parts"].values(), small["loaded"]["unattributed_bytes"])
+    )
+    assert small["file_bytes"] is None
+    assert leaking["peak"]["unattributed_bytes"] > small["peak"]["unattributed_bytes"] + 10 * MB
+    ran = harness("memory", "results")
+    assert ran.code == 0
+    for heading in ("file", "weights", "kv", "slack", "runtime", "unattributed", "KV B/token"):
+        assert heading in ran.out.splitlines()[0]
+    assert "tiny-qwen2 fake leaking" in ran.out
+    assert "%" in ran.out
+    assert "NaN" not in ran.out + json.dumps([small, leaking])
+
+
+def test_a_folder_that_is_none_and_one_that_is_empty_are_said_as_list_says_them(harness, tmp_path):
+    for folder in (tmp_path / "no such", Path(__file__)):
+        ran, listed = harness("memory", folder), harness("list", folder)
+        assert (ran.code, ran.err) == (listed.code, listed.err) == (2, ran.err)
+    (tmp_path / "empty").mkdir()
+    ran = harness("memory", tmp_path / "empty", "--json")
+    assert (ran.code, ran.json) == (0, [])
+    assert harness("memory", tmp_path / "empty").code == 0
+
+
+def test_published_sizes_are_rows_beside_ours(harness):
+    study = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
+    ran = harness("memory", study)
+    assert ran.code == 0
+    assert "reported" in ran.out

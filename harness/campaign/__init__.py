@@ -12,13 +12,14 @@ from typing import Protocol
 from harness import machine, plan, results
 from harness.analysis import agreement
 from harness.analysis.verdicts import status
-from harness.campaign import check, facts
+from harness.campaign import check, facts, longest
 from harness.campaign.device_lock import DeviceBusy, device_lock
 from harness.campaign.foresight import Device, device_of, expected, forecast
 from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.probes import Probes
 from harness.campaign.repeat import Inputs, measure, not_measured
 from harness.config import Experiment
+from harness.fence import means_here
 from harness.plan import Cell
 from harness.results import Record, Stored
 
@@ -38,6 +39,7 @@ class Watcher(Protocol):
     def repeat_begins(self, number: int, of: int, cell: Cell, repeat: int) -> None: ...
     def tokens(self, count: int, latency_ns: int) -> None: ...
     def repeat_ends(self, stored: Stored) -> None: ...
+    def search_ends(self, stored: Stored) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,9 @@ class Asked:
 
 
 def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Watcher) -> list[Stored]:
-    """Measure what is not measured yet. Returns every repeat's record, those kept from before included, and
-    after them those of the checks of weights, if the protocol has them.
+    """Measure what is not measured yet, then search the longest contexts, which takes all memory there is.
+    Returns every record, those kept from before included: of repeats, of searches, and of the checks of
+    weights, if the protocol has them.
 
     Raises ResultsError and CacheError (nothing was started), DeviceBusy, Stopped, KeyboardInterrupt (the
     record of the repeat in hand is written first).
@@ -65,7 +68,8 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
         device = campaign.device
         checks = _checked(campaign, CHECK_SECONDS) if protocol.check_weights else []
         found, todo = [], []
-        for cell, repeat in plan.order(cells, protocol.repeats, protocol.order_seed):
+        timed = [cell for cell in cells if not cell.searches]
+        for cell, repeat in plan.order(timed, protocol.repeats, protocol.order_seed):
             before = campaign.latest.get((keys[cell.id], repeat))
             was = _status(before) if before else None
             if before and plan.is_done(was, asked.fresh, asked.retry_failed):
@@ -102,9 +106,40 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
                 raise Stopped(f"stopped at {cell.id}: {full}; {kept}") from full
             found.append(stored)
             watcher.repeat_ends(stored)
+        searches = [_searched(campaign, cell) for cell in cells if cell.searches]
     place = {cell.id: number for number, cell in enumerate(cells)}
     found.sort(key=lambda s: (place[s.record["cell"]], s.record["repeat"]))
-    return found + checks
+    return found + searches + checks
+
+
+def _searched(campaign: _Campaign, cell: Cell) -> Stored:
+    """The longest context of a cell: as found before, or searched now."""
+    experiment, asked, watcher = campaign.experiment, campaign.asked, campaign.watcher
+    key = campaign.keys[cell.id]
+    before = campaign.searches.get(key)
+    was = status(before.record)[0] if before else None
+    if before and plan.is_done(was, asked.fresh, asked.retry_failed):
+        watcher.say(f"{cell.id} is searched already: {before.record['search'].get('verified_n_ctx')} tokens")
+        return before
+    preparation = campaign.preparation
+    refused = longest.refusal(cell, preparation.threads)
+    inputs = refused or _inputs(cell, experiment, preparation, campaign.device)
+    begun = campaign.shared | facts.of_repeat(cell, 1, key, experiment.device, experiment.gpu)
+    if isinstance(inputs, Inputs):
+        begun |= facts.of_inputs(cell, inputs, begun)
+    searching = longest.Searching(
+        folder=campaign.folder,
+        device_family=experiment.device.partition(":")[0],
+        budget_bytes=experiment.protocol.memory_budget_bytes,
+        means=means_here() if preparation.device_id == "cpu" else None,
+        say=watcher.say,
+    )
+    try:
+        stored = longest.find(cell, inputs, begun, searching, before if was == "interrupted" else None)
+    except results.ResultsError as full:
+        raise Stopped(f"stopped at {cell.id}: {full}") from full
+    watcher.search_ends(stored)
+    return stored
 
 
 def check_weights(
@@ -122,8 +157,8 @@ def check_weights(
 @dataclass(frozen=True)
 class _Campaign:
     """One campaign while it has the device. `device`: as far as it is known; `keys`: content key by cell;
-    `folder`: results of this machine; `shared`: what each of its records says; `latest`, `checks`: what was
-    measured and checked before."""
+    `folder`: results of this machine; `shared`: what each of its records says; `latest`, `checks`,
+    `searches`: what was measured, checked and searched before."""
 
     experiment: Experiment
     cells: Sequence[Cell]
@@ -136,6 +171,7 @@ class _Campaign:
     shared: Record
     latest: dict[tuple[str, int], Stored]
     checks: list[Stored]
+    searches: dict[str, Stored]
 
 
 @contextmanager
@@ -224,7 +260,7 @@ def _inputs(
 
 def _refusal(cell: Cell, preparation: Preparation, device: Device) -> str | None:
     """Why a cell is not to be started, before anything is built, made or downloaded for it."""
-    if not any(limit.refuses for limit in cell.header.limits):
+    if device.free_bytes is None and not any(limit.refuses for limit in cell.header.limits):
         return None
     return expected(cell, device, preparation.threads).refusal
 
@@ -242,14 +278,20 @@ def _content_key(cell: Cell, preparation: Preparation, device: Device, slug: str
     return plan.content_key(cell, options, stack, preparation.fingerprint(cell), slug, device_id)
 
 
-def _before(folder: Path, watcher: Watcher) -> tuple[dict[tuple[str, int], Stored], list[Stored]]:
-    """What this machine measured before, the latest record of each content key and repeat; and its checks."""
-    kinds: dict[str, list[Stored]] = {"measured": [], "checked": []}
+def _before(
+    folder: Path, watcher: Watcher
+) -> tuple[dict[tuple[str, int], Stored], list[Stored], dict[str, Stored]]:
+    """What this machine measured before, the latest record of each content key and repeat; its checks; and
+    the latest search of each content key."""
+    kinds: dict[str, list[Stored]] = {"measured": [], "checked": [], "searched": []}
     for each in results.records(folder, _passed_over(watcher)):
         kinds.setdefault(each.record["kind"], []).append(each)
-    measured = sorted(kinds["measured"], key=lambda each: str(each.record["started_utc"]))
-    latest = {(each.record["content_key"], each.record["repeat"]): each for each in measured}
-    return latest, kinds["checked"]
+    by_time = {
+        kind: sorted(found, key=lambda each: str(each.record["started_utc"])) for kind, found in kinds.items()
+    }
+    latest = {(each.record["content_key"], each.record["repeat"]): each for each in by_time["measured"]}
+    searches = {each.record["content_key"]: each for each in by_time["searched"]}
+    return latest, kinds["checked"], searches
 
 
 def _passed_over(watcher: Watcher) -> Callable[[results.ResultsError], None]:

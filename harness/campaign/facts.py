@@ -57,7 +57,7 @@ def of_repeat(cell: Cell, repeat: int, content_key: str, device: str, gpu: str |
             "shape": asdict(shape) if shape else None,
             "weights": source.model_dump(mode="json"),
         },
-        "workload": cell.workload.model_dump(mode="json"),
+        "workload": cell.workload.model_dump(mode="json") | {"new_tokens": cell.workload.new_tokens},
         "conditions": machine.conditions(),
     }
 
@@ -80,6 +80,7 @@ def of_inputs(cell: Cell, inputs: Inputs, begun: Record) -> Record:
             "attention": ready.attention,
             "packing": asdict(ready.packing) if ready.packing else None,
             "shards": ready.shards,
+            "file_bytes": ready.file_bytes,
         }
     return {
         "model": model,

@@ -31,7 +31,7 @@ from harness.models.weights import FULL_TYPES
 from harness.plan import Cell
 from harness.results import Record
 from harness.theory.ggml import element_bytes
-from runners.protocol import Died, Done, Failed, Request
+from runners.protocol import Died, Done, Failed
 
 EAGER: dict[str, Scalar] = {"attn": "eager"}  # plain products: what is fused may round otherwise
 FREE_SHARE = 0.6  # of the free memory that a float32 reference's weights may take
@@ -254,20 +254,14 @@ def logits_of(
     """
     (first, prompt_tokens), *deeper = windows
     file = arrays / "logits.npy"
-    weights = str(inputs.weights.path) if inputs.weights else None
-    request = Request(
-        job="logits",
-        stack=cell.variant.stack,
-        device=inputs.device_id,
-        model={"name": cell.model.name, "path": weights, "shape": None},
-        options=inputs.options,
-        workloads=[
-            {"ids": ids[: windows[-1][1]], "prompt_tokens": prompt_tokens}
-            | {"prompt_keep": prompt_tokens - first}
-            | {"windows": [list(window) for window in deeper], "seconds": seconds}
-        ],
-        files={"logits": str(file)},
-    )
+    asked = {
+        "ids": ids[: windows[-1][1]],
+        "prompt_tokens": prompt_tokens,
+        "prompt_keep": prompt_tokens - first,
+        "windows": [list(window) for window in deeper],
+        "seconds": seconds,
+    }
+    request = inputs.request(cell, "logits", asked, {"logits": str(file)})
     try:
         ended = None
         for event in launch.run_job(request, inputs.interpreter, folder, inputs.timeout_s, inputs.threads):

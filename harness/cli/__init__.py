@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 
     run = _command(commands, "run", "measure every cell of a config; what is measured already is kept")
     run.add_argument("config", type=Path, metavar="CONFIG")
-    run.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results)")
+    run.add_argument("-o", "--out", type=Path, metavar="DIR", help="results folder (default: results)")
     run.add_argument(
         "--only", action="append", default=[], metavar="GLOB", help="only cells whose id matches"
     )
@@ -106,9 +106,30 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--fresh", action="store_true", help="check again what is checked already")
     check.add_argument("--json", action="store_true", help="print one array of checks instead of the table")
 
+    longest = _command(commands, "max-ctx", "the longest context that fits, predicted and proved")
+    longest.add_argument("config", type=Path, metavar="CONFIG")
+    longest.add_argument("-o", "--out", type=Path, metavar="DIR", help="results folder (default: results)")
+    longest.add_argument(
+        "--only", action="append", default=[], metavar="GLOB", help="only cells whose id matches"
+    )
+    _settable(longest)
+    longest.add_argument(
+        "--no-fill", action="store_true", help="stop at what can be allocated; filling takes its time"
+    )
+    longest.add_argument("--fresh", action="store_true", help="search again what is searched already")
+    longest.add_argument("--retry-failed", action="store_true", help="search again what is not ok")
+    longest.add_argument(
+        "--wait", action="store_true", help="wait for another campaign on this device, else refuse"
+    )
+    longest.add_argument("--json", action="store_true", help="print one array of searches")
+
     listing = _command(commands, "list", "the records of a results folder")
     listing.add_argument("dir", nargs="?", type=Path, default=Path("results"), metavar="DIR")
     listing.add_argument("--json", action="store_true", help="one array, one object per record")
+
+    memory = _command(commands, "memory", "where the memory of each cell of a results folder goes")
+    memory.add_argument("dir", nargs="?", type=Path, default=Path("results"), metavar="DIR")
+    memory.add_argument("--json", action="store_true", help="one array, one object per cell")
 
     validate = _command(commands, "validate", "check a config; print its cells")
     validate.add_argument("config", type=Path, metavar="CONFIG")

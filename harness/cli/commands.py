@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from harness.campaign import foresight
 from harness.cli import NOT_OK, NOT_STARTED, OK
 from harness.cli.progress import Progress
 from harness.config import Experiment
-from harness.results import ResultsError
+from harness.results import ResultsError, Stored
 
 if TYPE_CHECKING:
     from harness.report.gather import Gathered
@@ -61,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"harness: {refusal}", file=sys.stderr)
         return NOT_OK
     print(f"records: {root}\nreport: {page.absolute()}", file=sys.stderr if arguments.json else sys.stdout)
-    return OK if all(row["status"] in FINE for row in gathered.repeats) else NOT_OK
+    done = gathered.repeats + gathered.searches
+    return OK if all(row["status"] in FINE for row in done) else NOT_OK
 
 
 def check_weights(arguments: argparse.Namespace) -> int:
@@ -71,18 +72,26 @@ def check_weights(arguments: argparse.Namespace) -> int:
     return command.run(arguments)
 
 
+def max_ctx(arguments: argparse.Namespace) -> int:
+    """Search the longest context of every variant."""
+    from harness.cli import max_ctx as command
+
+    return command.run(arguments)
+
+
 def list(arguments: argparse.Namespace) -> int:
     """Print the records of a results folder."""
-    if not arguments.dir.is_dir():
-        raise ResultsError(
-            f"{arguments.dir}: {'not a' if arguments.dir.exists() else 'no such'} results folder"
-        )
-    unreadable: Any = lambda damage: print(f"harness: passed over: {damage}", file=sys.stderr)  # noqa: E731
     from harness.report.gather import Gathered
 
-    stored = [s for s in results.records(arguments.dir, unreadable) if s.record["kind"] != "reported"]
-    _print(Gathered(stored), arguments.json)
+    _print(Gathered([s for s in stored_in(arguments.dir) if s.record["kind"] != "reported"]), arguments.json)
     return OK
+
+
+def memory(arguments: argparse.Namespace) -> int:
+    """Print where the memory of the cells of a results folder goes."""
+    from harness.cli import memory as command
+
+    return command.show(arguments.dir, arguments.json)
 
 
 def report(arguments: argparse.Namespace) -> int:
@@ -139,6 +148,14 @@ def doctor(arguments: argparse.Namespace) -> int:
     return OK
 
 
+def stored_in(folder: Path) -> Iterator[Stored]:
+    """The records of a results folder; those that cannot be read are said. Raises ResultsError."""
+    if not folder.is_dir():
+        raise ResultsError(f"{folder}: {'not a' if folder.exists() else 'no such'} results folder")
+    unreadable: Any = lambda damage: print(f"harness: passed over: {damage}", file=sys.stderr)  # noqa: E731
+    return results.records(folder, unreadable)
+
+
 def chosen_of(cells: Sequence[plan.Cell], globs: Sequence[str]) -> Sequence[plan.Cell]:
     """The cells that --only asks for; where there are none it is said."""
     chosen = plan.select(cells, globs)
@@ -164,7 +181,13 @@ def _print(gathered: Gathered, as_json: bool) -> None:
     for warning in gathered.warnings:
         print(f"harness: {warning}", file=sys.stderr)
     if as_json:
-        print(json.dumps(gathered.repeats, indent=1, allow_nan=False))
+        print(json.dumps(gathered.repeats + gathered.searches, indent=1, allow_nan=False))
+        return
+    if gathered.searches:
+        from harness.cli import max_ctx
+
+        max_ctx.show(gathered.searches)
+    if not gathered.cells and gathered.searches:
         return
     from rich.console import Console
 
@@ -182,5 +205,7 @@ def _print(gathered: Gathered, as_json: bool) -> None:
     if any(row["weights"] == "synthetic" for row in gathered.cells):
         console.print("synthetic weights: sizes are exact, latency nearly so", style="dim")
     for row in gathered.cells:
+        if row["workload"] == "grow" and row["max_ctx"]:
+            console.print(f"{row['name']}: {tables.grown(row)}", style="dim", markup=False)
         for reason in row["reasons"]:
             console.print(f"{row['name']}: {reason}", style="yellow", markup=False)

@@ -63,6 +63,16 @@ class Progress:
         self.clear()
         print(line, file=sys.stderr, flush=True)
 
+    def search_ends(self, stored: Stored) -> None:
+        state, reasons = status(stored.record)
+        found = stored.record["search"]
+        line = f"{stored.record['cell']}  {state}"
+        if found.get("verified_n_ctx"):
+            by = {"decode": "filled and decoding", "allocation": "allocated"}[found["verified_by"]]
+            line += f"  {found['verified_n_ctx']} tokens, {by}"
+        self.clear()
+        print(line + (f": {'; '.join(reasons)}" if reasons else ""), file=sys.stderr, flush=True)
+
     def _draw(self, line: str) -> None:
         width = shutil.get_terminal_size().columns - 1
         sys.stderr.write("\r\x1b[K" + line[:width])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness import results
 from harness.cli import NOT_OK, OK
-from harness.report import document, export
+from harness.report import document, export, figures
 from harness.report.gather import Gathered
 from harness.results import ResultsError, Stored
 
@@ -30,13 +30,15 @@ def make(arguments: argparse.Namespace) -> int:
             return NOT_OK
     if arguments.format:
         if arguments.format == "md":
-            print(export.markdown(study.rows, study.checks), end="")
+            print(export.markdown(study.rows, study.checks, figures.chapters(study)), end="")
         else:
             print({"csv": export.csv, "json": export.json}[arguments.format](study.rows), end="")
         return OK
     if arguments.output or not arguments.png:
         page = (
-            arguments.output or Path("reports") / f"{[*gathered.cells, *gathered.checks][0]['machine']}.html"
+            arguments.output
+            or Path("reports")
+            / f"{[*gathered.cells, *gathered.checks, *gathered.searches][0]['machine']}.html"
         )
         document.write(page, study)
         print(page.absolute())

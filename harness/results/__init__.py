@@ -86,6 +86,14 @@ class Running:
         fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
         write_whole(folder / "begun.json", json.dumps(begun).encode())
 
+    def note(self, probe: Record) -> None:
+        """Keep a probe of a search at once: whoever finds this folder has it. Raises ResultsError."""
+        try:
+            with (self.folder / "probes.jsonl").open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(probe, allow_nan=False) + "\n")
+        except OSError as refusal:
+            raise ResultsError(f"cannot write results to {self.folder}: {refusal.strerror}") from refusal
+
     def finish(
         self, record: Record, series: dict[str, list[int]], memory: dict[str, list[int | None]] | None
     ) -> Stored:
@@ -225,6 +233,9 @@ def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stor
                 continue
             said = list(events_in((folder / "events.jsonl").read_bytes()))
             columns = columns_of(said)
+            if "search" in begun:
+                probes = [*begun["search"]["probes"], *_probes_in(folder / "probes.jsonl")]
+                begun["search"] = begun["search"] | {"probes": probes}
             phases = [e.name for e in said if isinstance(e, Phase)]
             record = begun | {
                 "outcome": "interrupted",
@@ -263,6 +274,15 @@ def events_in(raw: bytes) -> Iterator[Event]:
             return
 
 
+def _probes_in(path: Path) -> Iterator[Record]:
+    """The whole lines at the beginning of a file of probes that may have been cut anywhere."""
+    try:
+        *lines, _ = path.read_text(encoding="utf-8").split("\n")
+        yield from map(json.loads, lines)
+    except (OSError, ValueError):
+        return
+
+
 def columns_of(events: Sequence[Event]) -> dict[str, list[int]]:
     """`latency_ns` and `token_id` of the Tokens events, token after token; without `n`, which finish()
     adds."""
@@ -290,7 +310,7 @@ def _finish(
 def _tidy(folder: Path) -> None:
     for leftover in folder.glob("*.partial"):  # of a write that a kill cut off
         leftover.unlink(missing_ok=True)
-    for name in ("events.jsonl", "request.json", "begun.json"):
+    for name in ("events.jsonl", "probes.jsonl", "request.json", "begun.json"):
         (folder / name).unlink(missing_ok=True)
 
 

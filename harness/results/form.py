@@ -17,6 +17,7 @@ from harness.results.values import (
     SWITCH,
     TEXT,
     TIME,
+    TRIPLES,
     Form,
     Maybe,
     Value,
@@ -80,16 +81,18 @@ LOADED = _SIZES | {
     "leftovers?": Maybe([TEXT]),
     "warnings?": Maybe([TEXT]),
     "memory?": Maybe({...: {...: COUNT}}),
-    "allocator?": Maybe({"allocated_bytes?": Maybe(COUNT)}),
+    "heap_free_bytes?": Maybe(COUNT),
+    "allocator?": Maybe({"allocated_bytes?": Maybe(COUNT), "reserved_bytes?": Maybe(COUNT)}),
 }
 COUNTERS = {
     "stack_decode_ms?": Maybe(NUMBER),
     "sampling_ms?": NUMBER,
     "device_tokens?": Maybe(COUNT),
     "compilations?": Maybe(COUNT),
-    "allocator?": Maybe({"peak_allocated_bytes?": Maybe(COUNT)}),
+    "allocator?": Maybe(dict.fromkeys(("peak_allocated_bytes?", "peak_reserved_bytes?"), Maybe(COUNT))),
     "allocator_retries?": Maybe(PAIRS),
 }
+MARKED = ("rss_anon_bytes", "rss_file_bytes", "vram_bytes")
 MEASURED = _COMMON | {
     "asked": {"device": TEXT},
     "device?": TEXT,
@@ -102,6 +105,7 @@ MEASURED = _COMMON | {
             "kind": TEXT,
             "synthetic?": SWITCH,
             "file?": Maybe(TEXT),
+            "file_bytes?": Maybe(COUNT),
             "header?": Maybe(
                 {"model_bytes": COUNT, "parameters": COUNT, "input_embedding_bytes": COUNT, "tied": SWITCH}
                 | {"bytes_by_type?": {...: COUNT}}
@@ -114,11 +118,22 @@ MEASURED = _COMMON | {
     "matrix_probe?": Maybe({"flops_per_s": ABOVE_0}),
     "options?": MAPPING,
     "threads?": POSITIVE,
+    "memory_budget?": {"bytes": POSITIVE, "means": TEXT},
     "known_failure?": [TEXT],
     "loaded?": Maybe(LOADED),
-    "done?": Maybe({"peak_rss_bytes?": Maybe(COUNT), "counters?": COUNTERS, "facts_changed?": LOADED}),
+    "done?": Maybe(
+        {
+            "peak_rss_bytes?": Maybe(COUNT),
+            "heap_free_bytes?": Maybe(COUNT),
+            "start_ns?": COUNT,
+            "memory_steps?": TRIPLES,
+            "counters?": COUNTERS,
+            "facts_changed?": LOADED,
+        }
+    ),
     "timing": {"wall_s?": Maybe(NUMBER), "first_token_ns?": COUNT, "last_token_ns?": COUNT},
     "memory": {
+        "marks?": [{"at": TEXT, "rss_weights_bytes?": Maybe(COUNT)} | dict.fromkeys(MARKED, Maybe(COUNT))],
         "peak_rss_bytes?": Maybe(COUNT),
         "peak_rss_anon_bytes?": Maybe(COUNT),
         "peak_rss_file_bytes?": Maybe(COUNT),
@@ -198,7 +213,39 @@ CHECKED["check"] = {
         }
     ],
 }
-KINDS: dict[str, Form] = {"measured": MEASURED, "reported": REPORTED, "checked": CHECKED}
+_LENGTH = Maybe(POSITIVE)
+_PROBE = {
+    "n_ctx": POSITIVE,
+    "limit_bytes": POSITIVE,
+    "filled": SWITCH,
+    "fits": Maybe(SWITCH),
+    "allocates": SWITCH,
+    "reason": Maybe(TEXT),
+    "peak_bytes": Maybe(COUNT),
+    "seconds": NUMBER,
+    "fill_s": Maybe(NUMBER),
+    "speed_ratio": Maybe(NUMBER),
+}
+SEARCHED = _COMMON | {
+    key: MEASURED[key] for key in ("asked", "device?", "machine", "model", "workload", "options?")
+}
+SEARCHED |= {
+    "timing": {"wall_s?": Maybe(NUMBER)},
+    "memory_budget?": Maybe({"bytes": POSITIVE, "means": TEXT}),
+    "search": {
+        "probes": [_PROBE],
+        **dict.fromkeys(("predicted_n_ctx?", "predicted_allocated_n_ctx?"), _LENGTH),
+        **dict.fromkeys(("verified_n_ctx?", "allocated_n_ctx?", "granule?", "limit_bytes?"), _LENGTH),
+        **dict.fromkeys(("verified_by?", "limit_reason?", "not_filled?"), Maybe(TEXT)),
+        "need?": Maybe({...: FROM_0}),
+    },
+}
+KINDS: dict[str, Form] = {
+    "measured": MEASURED,
+    "reported": REPORTED,
+    "checked": CHECKED,
+    "searched": SEARCHED,
+}
 BEGUN = {"started_utc": TIME, "workload": {"prompt_tokens": COUNT}}
 
 

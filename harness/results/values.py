@@ -54,14 +54,18 @@ ABOVE_0 = Value("a number above 0", lambda value: _is_number(value) and value > 
 SWITCH = Value("true or false", lambda value: isinstance(value, bool))
 TIME = Value("a time with its zone", lambda value: isinstance(value, str) and _is_time(value))
 MAPPING = Value("a mapping", lambda value: isinstance(value, dict))
-PAIRS = Value(
-    "pairs of whole numbers",
-    lambda value: isinstance(value, list)
-    and all(isinstance(pair, list) and len(pair) == 2 and all(map(COUNT.holds, pair)) for pair in value),
-)
+PAIRS = Value("pairs of whole numbers", lambda value: _are_whole(value, 2))
+TRIPLES = Value("triples of whole numbers", lambda value: _are_whole(value, 3))
 NAMES = Value(
     "names", lambda value: isinstance(value, list | dict) and all(isinstance(name, str) for name in value)
 )
+
+
+def _are_whole(value: Any, count: int) -> bool:
+    """Whether it is a list of lists of so many whole numbers from 0."""
+    return isinstance(value, list) and all(
+        isinstance(each, list) and len(each) == count and all(map(COUNT.holds, each)) for each in value
+    )
 
 
 def misfit(value: Any, form: Form, where: str = "") -> str | None:

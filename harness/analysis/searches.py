@@ -1,0 +1,65 @@
+"""Searches for the longest context -> rows: what was predicted, what was proved, by which probes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.analysis import traffic
+from harness.analysis.verdicts import status
+
+Record = dict[str, Any]
+Row = dict[str, Any]
+
+SAID = (
+    *("predicted_n_ctx", "predicted_allocated_n_ctx", "verified_n_ctx", "verified_by", "allocated_n_ctx"),
+    *("limit_reason", "limit_bytes", "limit_stated", "not_filled", "granule", "need"),
+)
+
+
+def row(record: Record) -> Row:
+    """One search, flat. Missing is null. `verified_by`: decode, at the end of a context that was filled, or
+    allocation. `live_probes`: how many contexts were really allocated; `search_s`: without filling them."""
+    state, reasons = status(record)
+    weights, search = record["model"]["weights"], record["search"]
+    probes, budget = search["probes"], record.get("memory_budget") or {}
+    fill_s = sum(probe.get("fill_s") or 0.0 for probe in probes)
+    wall_s = record["timing"].get("wall_s")
+    synthetic = weights.get("synthetic", weights["kind"] == "synthetic")
+    return {
+        "cell": record["cell"],
+        "kind": record["kind"],
+        "model": record["model"]["name"],
+        "stack": record["stack"],
+        "variant": record["variant"],
+        "weights": "synthetic" if synthetic else weights["kind"],
+        "machine": record["machine"]["slug"],
+        "device": record.get("device", record["asked"]["device"]),
+        "content_key": record["content_key"],
+        "started_utc": record["started_utc"],
+        "status": state,
+        "reasons": reasons,
+        **{name: search.get(name) for name in SAID},
+        "model_bytes": traffic.model_bytes(record),
+        "weight_bytes_per_token": traffic.weight_bytes_per_token(record),
+        "kv_bytes_per_token": traffic.kv_bytes_per_token(record),
+        "memory_budget_bytes": budget.get("bytes"),
+        "budget_means": budget.get("means"),
+        "live_probes": len(probes),
+        "fill_s": fill_s,
+        "search_s": None if wall_s is None else wall_s - fill_s,
+        "speed_ratio": _at(probes, search.get("verified_n_ctx"), "speed_ratio"),
+        "probes": probes,
+    }
+
+
+def latest(rows: Sequence[Row]) -> list[Row]:
+    """Of searches of the same, the last; in the order of their first."""
+    found: dict[str, Row] = {}
+    for each in sorted(rows, key=lambda row: str(row["started_utc"])):
+        found[each["content_key"]] = each
+    return [found[key] for key in dict.fromkeys(row["content_key"] for row in rows)]
+
+
+def _at(probes: Sequence[Record], n_ctx: int | None, key: str) -> Any:
+    return next((p.get(key) for p in reversed(probes) if p["n_ctx"] == n_ctx and p["fits"]), None)

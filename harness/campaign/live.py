@@ -1,0 +1,151 @@
+"""One live probe of a search: a process of its own allocates a context and, if asked to, fills it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness import launch
+from harness.analysis import depth
+from harness.analysis.verdicts import CONTENTION_TOLERANCE
+from harness.campaign.repeat import Inputs
+from harness.campaign.room import Room
+from harness.fence import Fence
+from harness.memory import Sampler, watched
+from harness.plan import Cell
+from runners.protocol import Died, Done, Event, Failed, Loaded, Phase
+
+FILL_SHARE = 0.9  # of a probe's time that filling may take; the rest is loading
+SAMPLE_MS = 100  # closer than while timing: here a peak counts
+TROUBLE = ("error", "interrupted")  # says nothing of the memory; all other ends are "does not fit"
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Probing:
+    """What all probes of a search share. `option`: the one that takes the context's length; `means`: how the
+    memory is bounded, null on a GPU."""
+
+    cell: Cell
+    inputs: Inputs
+    option: str
+    room: Room
+    means: str | None
+    folder: Path
+    say: Callable[[str], None]
+
+    def run(self, n_ctx: int, fill: bool) -> Found:
+        """Try one context. `fits`: it was allocated and, where asked to, filled, and decodes at its end no
+        slower than its shallower depths foretell. `outcome` error: it failed for another reason than memory.
+
+        Raises DeviceLost, KeyboardInterrupt; the process is gone in any case.
+        """
+        waited_s, free = self.room.settle()
+        began, ended, seen = time.monotonic(), None, _Seen()
+        folder = self.folder / f"n_ctx-{n_ctx}-{'filled' if fill else 'allocated'}"
+        folder.mkdir(exist_ok=True)
+        with contextlib.ExitStack() as around:
+            fence = around.enter_context(Fence(self.room.limit_bytes, self.means)) if self.means else None
+            gpu = None if self.inputs.device_id == "cpu" else self.inputs.device_id
+            vram = around.enter_context(watched(gpu))
+            try:
+                worker = launch.Worker(
+                    self._request(n_ctx, fill), self.inputs.interpreter, folder, self.inputs.threads, fence
+                )
+                around.callback(worker.stop)
+                with Sampler(worker.pid, SAMPLE_MS, vram) as sampler:
+                    for event in worker.events(self.inputs.timeout_s):
+                        seen.add(event, lambda told: self.say(f"{self.cell.id} at {n_ctx}: {told}"))
+                        ended = event
+                sampled = sampler.summary()
+            except OSError as refusal:
+                ended, sampled = Died("error", f"the worker could not be started: {refusal}"), {}
+        (folder / "request.json").unlink(missing_ok=True)
+        return {
+            "n_ctx": n_ctx,
+            **_said(ended, seen, fill, self.inputs.threads),
+            "seconds": time.monotonic() - began,
+            "peak_bytes": self._peak_bytes(sampled, ended),
+            "free_before_bytes": free,
+            "waited_s": waited_s,
+        }
+
+    def _peak_bytes(self, sampled: Found, ended: Event | Died | None) -> int | None:
+        """The most that the probe took, counted as its limit counts."""
+        if self.means == "RLIMIT_DATA":
+            return ended.facts.get("data_bytes") if isinstance(ended, Done) else None
+        if self.means:
+            peak = sampled.get("peak_rss_anon_bytes")
+            return None if peak is None else int(peak)
+        peak = sampled.get("peak_vram_bytes")
+        return None if peak is None else int(peak) - self.room.held_bytes
+
+    def _request(self, n_ctx: int, fill: bool) -> Any:
+        asked = replace(self.inputs, options=self.inputs.options | {self.option: n_ctx})
+        workload = {"kind": "fit", "tokens": n_ctx, "fill": fill, "prompt": self.inputs.prompt}
+        return asked.request(self.cell, "fit", workload | {"most_s": FILL_SHARE * self.inputs.timeout_s})
+
+
+class _Seen:
+    """How far a probe came."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, Any] | None = None
+        self.phase = "start"
+        self._filling: float | None = None
+
+    def fill_s(self, facts: dict[str, Any]) -> float | None:
+        """Seconds of filling, as the worker says; of one that did not come to its end, up to now."""
+        if "fill_s" in facts or self._filling is None:
+            return facts.get("fill_s")
+        return time.monotonic() - self._filling
+
+    def add(self, event: Event | Died, say: Callable[[str], None]) -> None:
+        if isinstance(event, Loaded):
+            self.loaded = event.facts
+        elif isinstance(event, Phase):
+            self.phase = event.name.partition(":")[0]
+            if self.phase == "fill" and self._filling is None:
+                self._filling = time.monotonic()
+            if ":" in event.name:
+                say(event.name)
+
+
+def _said(ended: Event | Died | None, seen: _Seen, fill: bool, threads: int) -> Found:
+    """What a probe came to. `held`: tokens that were in the context at the end; `cpu_wait_share`: of the
+    threads' time, while it was filled."""
+    facts = ended.facts if isinstance(ended, Done) else {}
+    decode, fill_ns = facts.get("decode") or [], (facts.get("fill_s") or 0) * 1e9
+    busy = (facts.get("cpu_wait_ns") or 0) / (fill_ns * threads) if fill_ns else 0.0
+    found: Found = {
+        "fits": isinstance(ended, Done),
+        "allocates": seen.loaded is not None,
+        "decodes": None,
+        "outcome": "ok",
+        "reason": None,
+        "phase": seen.phase,
+        "held": facts.get("held"),
+        "fill_s": seen.fill_s(facts),
+        "estimate_s": facts.get("estimate_s"),
+        "left_out": facts.get("left_out"),
+        "decode": decode,
+        "speed_ratio": depth.speed_ratio(decode),
+        "cpu_wait_share": busy if fill_ns else None,
+    }
+    if isinstance(ended, (Failed, Died)):
+        trouble = ended.outcome in TROUBLE
+        found |= {"outcome": ended.outcome, "reason": ended.reason, "fits": None if trouble else False}
+        if fill and seen.loaded is not None and not trouble:
+            found["decodes"] = False
+    elif fill and facts.get("left_out") is None:
+        slow = depth.too_slow(decode)
+        if slow and busy > CONTENTION_TOLERANCE:  # then it says nothing of memory
+            found["reason"] = f"{slow}; not held against it: threads waited for a CPU {busy:.0%} of the time"
+        else:
+            found |= {"fits": slow is None, "reason": slow}
+        found["decodes"] = found["fits"]
+    return found

@@ -1,0 +1,233 @@
+"""Search the longest context of one cell: predict it, prove it by live probes, keep one record of all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness import launch, results, search
+from harness.campaign.live import Found, Probing
+from harness.campaign.need import Account, by_shape
+from harness.campaign.prepare import NotReady
+from harness.campaign.repeat import Inputs
+from harness.campaign.room import DeviceLost, NoRoom, Room, room_on
+from harness.config import MaxCtx
+from harness.envs.header import Context
+from harness.plan import Cell
+from harness.results import Record, Running, Stored
+from harness.search import Need, Space, Try
+
+MOST_PROBES = 24  # a plain bisection of a million contexts takes 20
+BEYOND = 1.1  # of a device's memory: what allocates so much of it spills
+
+_INT32 = 2**31 - 1
+
+
+class Fails(RuntimeError):
+    """A search cannot be done or ends without an answer: `outcome`, and a reason, one sentence."""
+
+    def __init__(self, outcome: str, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+
+
+@dataclass(frozen=True)
+class Searching:
+    """What a campaign gives its searches. `folder`: results of this machine; `means`: how memory is
+    bounded on a CPU, null elsewhere; `say`: what a person is told."""
+
+    folder: Path
+    device_family: str
+    budget_bytes: int | None
+    means: str | None
+    say: Callable[[str], None]
+
+
+def refusal(cell: Cell, threads: int) -> NotReady | None:
+    """Why nothing of a cell can be searched, before anything is made for it; null: it can."""
+    if cell.header.context_of(cell.options(threads)):
+        return None
+    asked = ", ".join(f"{name}: {value}" for name, value in sorted(cell.variant.options.items()))
+    which = f"stack {cell.variant.stack}" + (f" with {asked}" if asked else "")
+    return NotReady("refused", f"{which} has no context to set: it grows; see workload kind grow")
+
+
+def find(
+    cell: Cell, inputs: Inputs | NotReady, begun: Record, given: Searching, before: Stored | None
+) -> Stored:
+    """Search, and write the record. `before`: an interrupted search of the same, whose probes count.
+
+    Raises ResultsError when it cannot be written, KeyboardInterrupt after an interrupted record is.
+    """
+    probes = before.record["search"]["probes"] if before else []
+    begun = begun | {"kind": "searched", "search": {"probes": probes}}
+    running = results.begin(given.folder / cell.model.name / cell.id, begun)
+    began, one = time.monotonic(), _Search(cell, given, running, probes)
+    outcome, reason, interrupted = "ok", None, False
+    try:
+        if isinstance(inputs, NotReady):
+            raise Fails(inputs.outcome, str(inputs))
+        one.go(inputs)
+    except (Fails, NoRoom, DeviceLost) as failure:
+        outcome = failure.outcome if isinstance(failure, Fails) else "refused"
+        outcome = "error" if isinstance(failure, DeviceLost) else outcome
+        reason = str(failure)
+    except KeyboardInterrupt:
+        interrupted, outcome, reason = True, "interrupted", "stopped by the user"
+    ending = {"outcome": outcome, "reason": reason, "phase": "search", "tokens": 0, "search": one.said}
+    timing = {"started_utc": begun["started_utc"], "wall_s": time.monotonic() - began}
+    stored = running.finish(begun | one.budget | ending | {"timing": timing}, {}, None)
+    if interrupted:
+        raise KeyboardInterrupt
+    return stored
+
+
+class _Search:
+    """One search while it runs. `said`: what its record says of it; `budget`: how its memory is bounded."""
+
+    def __init__(self, cell: Cell, given: Searching, running: Running, probes: Sequence[Found]) -> None:
+        self._cell, self._given, self._running = cell, given, running
+        self._fill = isinstance(cell.workload, MaxCtx) and cell.workload.fill
+        self.budget: Record = {}
+        self.said: Record = {
+            "probes": list(probes),
+            **dict.fromkeys(("predicted_n_ctx", "verified_n_ctx", "allocated_n_ctx", "verified_by")),
+            **dict.fromkeys(("predicted_allocated_n_ctx", "need", "limit_reason", "limit_bytes")),
+        }
+
+    def go(self, inputs: Inputs) -> None:
+        """Find it. Raises Fails, NoRoom, DeviceLost, KeyboardInterrupt."""
+        cell, given = self._cell, self._given
+        context = cell.header.context_of(inputs.options)
+        assert context is not None  # else it was refused
+        with room_on(inputs.device_id, given.device_family, given.budget_bytes) as room:
+            room = self._as_before(room)
+            if given.means:
+                self.budget = {"memory_budget": {"bytes": room.limit_bytes, "means": given.means}}
+            space = _space(cell, context)
+            self.said |= {"granule": space.granule, "lowest": space.lowest, "highest": space.highest}
+            self.said |= {"limit_bytes": room.limit_bytes, "limit_stated": room.stated}
+            probing = Probing(
+                cell, inputs, context.option, room, given.means, self._running.folder, given.say
+            )
+            needs = self._needs(context, inputs, space)
+            self._prove_no_spill(probing, space, needs)
+            self._search(probing, space, needs, context.dry)
+
+    def _as_before(self, room: Room) -> Room:
+        """The room with the limit that the probes of the search before were held to; where that is not there
+        any more, they count no longer."""
+        if not (probes := self.said["probes"]):
+            return room
+        before = replace(room, limit_bytes=int(probes[-1]["limit_bytes"]))
+        if room.stated or not before.missing(room.free()):
+            return before
+        self.said["probes"] = []
+        return room
+
+    def _needs(self, context: Context, inputs: Inputs, space: Space) -> Callable[[bool], Need | None]:
+        """Bytes by context, filled or only allocated; what is predicted of both is said."""
+        limit = self.said["limit_bytes"]
+        if not context.dry:
+            need = by_shape(self._cell, inputs)
+            return lambda filled: need
+        account = Account(self._cell, inputs, self._running.folder, self._given.means)
+        try:
+            both = {filled: account.predicted(space, limit, filled) for filled in (True, False)}
+        except launch.JobFailed as failure:
+            raise Fails("error", f"its memory could not be accounted for: {failure}") from failure
+        found = both[self._fill]
+        self.said |= {"predicted_n_ctx": found, "predicted_allocated_n_ctx": both[False]}
+        self.said["need"] = account.parts(found or space.lowest, self._fill)
+        if account.knows_lengths:
+            return account.need
+        self.said["predicted_n_ctx"] = self.said["predicted_allocated_n_ctx"] = None
+        return lambda filled: None
+
+    def _prove_no_spill(self, probing: Probing, space: Space, needs: Callable[[bool], Need | None]) -> None:
+        """Where memory may spill, show that it does not: a context far beyond the device's must fail."""
+        need, why = needs(False), probing.room.may_spill
+        if why is None:
+            return
+        beyond = need and search.predicted(space, need, BEYOND * probing.room.limit_bytes)
+        beyond = beyond and beyond + space.granule
+        if not beyond or beyond > space.highest:
+            raise Fails("refused", f"{why}, and no context is long enough to show that it does not")
+        if self._probe(probing, beyond, fill=False)["fits"]:
+            raise Fails("refused", f"{why}: {beyond} tokens, more than the device holds, were allocated")
+
+    def _search(
+        self, probing: Probing, space: Space, needs: Callable[[bool], Need | None], dry: bool
+    ) -> None:
+        fill = self._fill
+        limit = probing.room.limit_bytes
+        while True:
+            tries = _tries(self.said["probes"], fill)
+            self._say_found(space, tries, fill)
+            asked = search.following(space, tries, needs(fill), limit, dry)
+            if asked is None:
+                break
+            if len(tries) >= MOST_PROBES:
+                raise Fails("error", f"no answer in {MOST_PROBES} probes")
+            if not dry and len(tries) == 1:  # the first has shown how far off a guess by the shape is
+                self.said["predicted_n_ctx"] = asked
+            found = self._probe(probing, asked, fill)
+            if found["fits"] is None:
+                raise Fails("error", f"at {asked} tokens: {found['reason']}")
+            if found["left_out"]:  # what is not filled, is at least known to be allocated
+                fill, self.said["not_filled"] = False, found["left_out"]
+                self.said["predicted_n_ctx"] = self.said["predicted_allocated_n_ctx"]
+        if self.said["verified_n_ctx"] is None:
+            raise Fails("oom", f"not even {space.lowest} tokens fit: {self.said['limit_reason']}")
+
+    def _say_found(self, space: Space, tries: Sequence[Try], fill: bool) -> None:
+        """What is known by now, should the search end here."""
+        probes = self.said["probes"]
+        verified = search.longest(space, tries)
+        allocated = [probe["n_ctx"] for probe in probes if probe["allocates"]]
+        failed = [probe for probe in probes if probe["fits"] is False]
+        least = min(failed, key=lambda probe: int(probe["n_ctx"]), default=None)
+        why = f"at {least['n_ctx']} tokens: {least['reason']}" if least else None
+        self.said |= {
+            "verified_n_ctx": verified,
+            "verified_by": verified and ("decode" if fill else "allocation"),
+            "allocated_n_ctx": max(allocated, default=None),
+            "limit_reason": why or f"{space.highest} tokens are the most that the stack takes",
+        }
+
+    def _probe(self, probing: Probing, n_ctx: int, fill: bool) -> Found:
+        """Try one context, and keep what came of it at once."""
+        self._given.say(f"{self._cell.id} tries {n_ctx} tokens: {'to be filled' if fill else 'allocation'}")
+        held_to: Found = {"filled": fill, "limit_bytes": probing.room.limit_bytes}
+        found = held_to | probing.run(n_ctx, fill)
+        self.said["probes"].append(found)
+        self._running.note(found)
+        fits: bool | None = found["fits"]
+        word = {True: "fits", False: "does not fit", None: "failed"}[fits]
+        why = f" ({found['reason']})" if found["reason"] else ""
+        self._given.say(f"{self._cell.id} with {n_ctx} tokens {word}{why}: after {found['seconds']:.1f} s")
+        if fits is False and (missing := probing.room.missing(found["free_before_bytes"])):
+            raise Fails("error", f"others have taken {missing / 1e6:.0f} MB of what the search began with")
+        return found
+
+
+def _space(cell: Cell, context: Context) -> Space:
+    most = int(cell.header.options[context.option].maximum or _INT32)
+    return Space(context.granule, context.granule, most // context.granule * context.granule)
+
+
+def _tries(probes: Sequence[Found], fill: bool) -> list[Try]:
+    """What the probes say of contexts that are to be filled, or only allocated. What cannot be allocated
+    cannot be filled; the peak of a filled one says nothing of one that is only allocated."""
+    tries = {}
+    for probe in probes:
+        fits, peak = probe["fits"], probe["peak_bytes"]
+        if fill and not probe["filled"]:
+            fits, peak = (None if fits else fits), None
+        elif not fill and probe["filled"]:
+            fits, peak = (probe["allocates"] if fits is not None else None), None
+        if fits is not None:
+            tries[probe["n_ctx"]] = Try(probe["n_ctx"], fits, peak)
+    return list(tries.values())

@@ -1,0 +1,243 @@
+"""The longest context, end to end: real workers that take memory, and all the ways of not fitting."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import results
+from harness.campaign.room import DeviceLost, NoRoom, Room, room_on
+from tests.conftest import Ran
+
+MIB = 2**20
+KV = 65536  # bytes a token: a granule is 16 MiB, far more than what the interpreter's own memory varies by
+NOTHING_LEFT = Path("/sys/fs/cgroup")
+
+
+@pytest.fixture
+def searched(config: Callable[..., Path], harness: Callable[..., Ran]) -> Callable[..., list[dict[str, Any]]]:
+    """Searches fake variants under a budget and returns the rows: `searched({"oom_above_n_ctx": 5000})`."""
+
+    def run(
+        *variants: dict[str, Any], code: int = 0, arguments: tuple[str, ...] = (), **protocol: Any
+    ) -> Any:
+        path = config(*variants, **({"memory_budget": "256MiB"} | protocol))
+        ran = harness("max-ctx", path, "--json", *arguments)
+        assert ran.code == code, ran.err
+        return ran.json
+
+    return run
+
+
+def test_memory_that_is_really_taken_is_predicted_and_proved_to_the_granule(searched) -> None:
+    (row,) = searched({"kv_bytes_per_token": KV})
+    room = (256 - 5 - 8) * MIB  # of an interpreter of Python alone: 5 to 8 MiB; weights 2 MB
+    assert row["verified_n_ctx"] in range(room // KV // 256 * 256 - 256, room // KV + 257)
+    assert row["verified_by"] == "decode"
+    assert abs(row["predicted_n_ctx"] - row["verified_n_ctx"]) <= 256
+    assert row["live_probes"] <= 3
+    tried = {probe["n_ctx"]: probe["fits"] for probe in row["probes"]}
+    assert tried[row["verified_n_ctx"]] is True
+    assert tried[row["verified_n_ctx"] + 256] is False
+    assert "256" not in row["limit_reason"] or "budget" in row["limit_reason"]
+
+
+@pytest.mark.parametrize("off_mib", [-20, 20])
+def test_an_account_that_is_off_is_corrected(searched, off_mib: int) -> None:
+    exact, off = searched(
+        {"kv_bytes_per_token": KV}, {"kv_bytes_per_token": KV, "account_off_bytes": off_mib * MIB}
+    )
+    assert off["predicted_n_ctx"] != exact["predicted_n_ctx"]
+    assert off["verified_n_ctx"] == exact["verified_n_ctx"]
+    assert off["live_probes"] <= 4
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("refuse", "does not fit"),
+        ("abort", "SIGABRT"),
+        ("kill", "SIGKILL"),
+        ("segfault", "SIGSEGV"),
+        ("hang", "not finished within"),
+    ],
+)
+def test_every_way_of_not_fitting_gives_the_same_answer(searched, way: str, said: str) -> None:
+    (row,) = searched({"oom_above_n_ctx": 5000, "fits_by": way}, timeout_s=3)
+    assert row["verified_n_ctx"] == 4864
+    assert row["limit_reason"].startswith("at 5120 tokens: ")
+    assert said in row["limit_reason"]
+
+
+def test_an_error_that_is_not_for_memory_ends_the_search(searched) -> None:
+    (row,) = searched({"oom_above_n_ctx": 5000, "fits_by": "error"}, code=1)
+    assert row["status"] == "error"
+    assert row["reasons"] == ["at 8192 tokens: the fake failed, as asked"]
+    assert [probe["fits"] for probe in row["probes"]] == [True, None]
+
+
+def test_allocating_and_decoding_are_two_figures_where_they_differ(searched) -> None:
+    deceiving = {"oom_above_n_ctx": 9000, "fills_to": 5000}
+    (filled,) = searched(deceiving)
+    assert (filled["verified_n_ctx"], filled["verified_by"]) == (4864, "decode")
+    assert filled["allocated_n_ctx"] > filled["verified_n_ctx"]
+    (allocated,) = searched(deceiving, arguments=("--no-fill",))
+    assert (allocated["verified_n_ctx"], allocated["verified_by"]) == (8960, "allocation")
+    assert allocated["fill_s"] == 0
+
+
+def test_a_context_that_decodes_too_slowly_at_its_end_is_too_long(searched) -> None:
+    spilled = {"oom_above_n_ctx": 4096, "slow_above_n": 3000, "B_ms": 2.0, "kv_bytes_per_token": 1024}
+    (row,) = searched(spilled)
+    assert row["verified_n_ctx"] < 3000 + 256
+    assert "times slower" in row["limit_reason"]
+
+
+def test_a_fill_that_would_take_too_long_is_left_out_and_said(searched) -> None:
+    slow = {"oom_above_n_ctx": 65536, "prefill_ms": 1000.0, "kv_bytes_per_token": 2048}
+    (row,) = searched(slow, timeout_s=12)
+    assert row["verified_by"] == "allocation"
+    assert "tokens would take about" in row["not_filled"]
+
+
+def test_the_longest_that_the_account_knows_of_may_be_none(searched) -> None:
+    (row,) = searched({"oom_above_n_ctx": 100}, code=1)
+    assert (row["status"], row["verified_n_ctx"]) == ("oom", None)
+    assert row["reasons"][0].startswith("not even 256 tokens fit: at 256 tokens: ")
+
+
+def test_a_budget_below_the_weights_is_refused_before_anything_is_tried(searched, tmp_path: Path) -> None:
+    (row,) = searched({"kv_bytes_per_token": KV}, code=1, memory_budget="5MiB")
+    assert row["status"] in ("refused", "oom")
+    assert row["verified_n_ctx"] is None
+
+
+def test_a_stack_that_grows_has_no_context_to_search(harness: Callable[..., Ran], tmp_path: Path) -> None:
+    path = tmp_path / "grows.yaml"
+    path.write_text("models: [{shape: tiny-qwen2}]\nvariants: [{stack: hf, cache: dynamic}]\n")
+    ran = harness("max-ctx", path, "--json")
+    (row,) = ran.json
+    assert (ran.code, row["status"], row["probes"]) == (1, "refused", [])
+    expected = "stack hf with cache: dynamic has no context to set: it grows; see workload kind grow"
+    assert row["reasons"] == [expected]
+
+
+def test_a_killed_search_goes_on_from_its_probes(
+    config: Callable[..., Path],
+    harness: Callable[..., Ran],
+    background: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+) -> None:
+    path = config({"oom_above_n_ctx": 20000, "load_ms": 400.0}, memory_budget="256MiB")
+    process = background("max-ctx", path)
+    until = time.monotonic() + 30
+    while not (found := list(tmp_path.glob("results/**/probes.jsonl"))) and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = [json.loads(line) for line in found[0].read_text().splitlines(keepends=True) if "\n" in line]
+    assert 1 <= len(before) < 8
+    (row,) = harness("max-ctx", path, "--json").json
+    assert row["verified_n_ctx"] == 19968
+    tried = [probe["n_ctx"] for probe in row["probes"]]
+    assert tried[: len(before)] == [probe["n_ctx"] for probe in before]
+    assert len(tried) == len(set(tried))
+    assert {"ok", "interrupted"} == {record.record["outcome"] for record in kept(tmp_path)}
+    assert no_cgroup_is_left()
+
+
+def kept(folder: Path) -> list[results.Stored]:
+    return list(results.records(folder / "results", lambda damage: pytest.fail(str(damage))))
+
+
+def no_cgroup_is_left() -> bool:
+    """Of ours; others' tests may run beside."""
+    until = time.monotonic() + 5
+    while left := [
+        p for p in NOTHING_LEFT.rglob("harness-*-*") if not Path("/proc", p.name.split("-")[1]).exists()
+    ]:
+        if time.monotonic() > until:
+            return not left
+        time.sleep(0.1)
+    return True
+
+
+def test_an_interrupt_leaves_a_record_and_nothing_running(
+    config: Callable[..., Path],
+    background: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+) -> None:
+    path = config({"oom_above_n_ctx": 20000, "load_ms": 2000.0}, memory_budget="256MiB")
+    process = background("max-ctx", path)
+    until = time.monotonic() + 30
+    while not list(tmp_path.glob("results/**/request.json")) and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 130
+    (record,) = kept(tmp_path)
+    assert record.record["outcome"] == "interrupted"
+    workers = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
+    assert workers.stdout == ""
+
+
+def test_a_search_that_is_done_is_kept_and_made_anew_on_request(searched, tmp_path: Path) -> None:
+    once = searched({"oom_above_n_ctx": 5000})
+    assert searched({"oom_above_n_ctx": 5000}) == once
+    anew = searched({"oom_above_n_ctx": 5000}, arguments=("--fresh",))
+    assert anew[0]["started_utc"] > once[0]["started_utc"]
+    other = searched({"oom_above_n_ctx": 5000}, memory_budget="128MiB")
+    assert other[0]["started_utc"] > anew[0]["started_utc"]  # another budget, another search
+    assert len(kept(tmp_path)) == 3
+
+
+def test_a_run_searches_after_all_that_is_timed(
+    config: Callable[..., Path], harness: Callable[..., Ran], tmp_path: Path
+) -> None:
+    path = config({"oom_above_n_ctx": 5000})
+    experiment = json.loads(path.read_text())
+    experiment["workloads"] = [{"kind": "max_ctx"}, {"kind": "decode"}]
+    path.write_text(json.dumps(experiment))
+    ran = harness("run", path, "--json")
+    assert ran.code == 0
+    decoded, search = ran.json
+    assert (decoded["kind"], search["kind"]) == ("measured", "searched")
+    assert search["started_utc"] > decoded["started_utc"]
+    assert search["verified_n_ctx"] == 4864
+    shown = harness("run", path)
+    assert "4864" in shown.out
+    assert "longest n_ctx" in shown.out
+
+
+def test_without_a_budget_the_free_memory_less_a_margin_is_the_limit() -> None:
+    with room_on("cpu", "cpu", None) as room:
+        assert not room.stated
+        assert room.limit_bytes == pytest.approx(0.9 * room.free(), rel=0.05)
+
+
+def test_memory_that_others_have_taken_is_waited_for_and_then_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("harness.campaign.room.GIVEN_BACK_S", 0.5)
+    given_back = iter([50, 50, 100])
+    room = Room(100, False, 0, None, lambda: next(given_back))
+    waited, free = room.settle()
+    assert (waited > 0.4, free, room.missing(free)) == (True, 100, 0)
+    taken = Room(100, False, 0, None, lambda: 50)
+    assert taken.missing(taken.settle()[1]) == 50
+
+
+def test_a_gpu_that_is_not_there_is_lost_and_one_that_cannot_be_asked_is_refused() -> None:
+    with pytest.raises(DeviceLost, match="cannot be asked"), room_on("GPU-gone", "cuda", None):
+        pass
+    with pytest.raises(NoRoom, match="Vulkan"), room_on("vulkan", "vulkan", None):
+        pass

@@ -1,0 +1,113 @@
+"""The longest context of real stacks under budgets, held against every context around the answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import launch, results
+from harness.envs.build import Interpreter
+from harness.fence import Fence
+from runners.protocol import Done, Request
+from tests.conftest import HARNESS
+
+pytestmark = pytest.mark.real
+
+# Little to compute and much to hold: 32 KiB of KV cache a token beside 46 MB of weights.
+WIDE = {"arch": "llama", "vocab_size": 512, "hidden_size": 512, "layers": 16}
+WIDE |= {"intermediate_size": 256, "heads": 8, "kv_heads": 8}
+# Grouped heads, a vocabulary whose logits are most of the compute buffer, and matrices that are tied.
+GROUPED = {"arch": "qwen2", "vocab_size": 32768, "hidden_size": 512, "layers": 16, "tied": True}
+GROUPED |= {"intermediate_size": 512, "heads": 8, "kv_heads": 4}
+NO_CGROUPS = 'mount -t tmpfs none /sys/fs/cgroup && exec "$@"'
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Searches one variant under a budget and returns the record's search, and the record."""
+
+    def search(shape: dict[str, Any], budget: str, *before: str, **variant: Any) -> dict[str, Any]:
+        experiment = {
+            "protocol": {"memory_budget": budget, "timeout_s": 300, "threads": 2},
+            "models": [{"name": "m", "shape": shape}],
+            "variants": [variant],
+        }
+        path = tmp_path / "longest.yaml"
+        path.write_text(json.dumps(experiment))
+        command = [*before, HARNESS, "max-ctx", str(path), "--fresh"]
+        ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=400)
+        assert ran.returncode == 0, ran.stderr
+        stored = results.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+        record = max((each.record for each in stored), key=lambda record: str(record["started_utc"]))
+        return {"record": record, **record["search"]}
+
+    return search
+
+
+def fits(record: dict[str, Any], n_ctx: int, interpreter: Interpreter, folder: Path) -> bool:
+    """Whether a context can be filled to its end under the record's budget: one job, and nothing clever."""
+    workload = {"kind": "fit", "tokens": n_ctx, "fill": True, "most_s": 300.0}
+    model = {"name": "m", "path": record["model"]["weights"]["file"], "shape": None}
+    request = Request(
+        job="fit",
+        stack=record["stack"],
+        device="cpu",
+        model=model,
+        options=record["options"] | {"n_ctx": n_ctx},
+        workloads=[workload | {"prompt": record["workload"]["prompt"]}],
+    )
+    with Fence(record["memory_budget"]["bytes"], record["memory_budget"]["means"]) as fence:
+        *_, last = launch.run_job(request, interpreter, folder, 300, threads=2, fence=fence)
+    return isinstance(last, Done)
+
+
+def is_the_longest(found: dict[str, Any], interpreter: Interpreter, folder: Path) -> None:
+    """Of the contexts around it, those up to it fit and those above do not, but for one granule: the last few
+    hundred KiB are another's from one process to the next."""
+    n_ctx, granule = found["verified_n_ctx"], found["granule"]
+    assert found["verified_by"] == "decode"
+    assert fits(found["record"], n_ctx - granule, interpreter, folder)
+    assert not fits(found["record"], n_ctx + 2 * granule, interpreter, folder)
+
+
+@pytest.mark.parametrize(
+    ("shape", "budget", "flash_attn"),
+    [(WIDE, "140MiB", False), (GROUPED, "150MiB", True)],
+    ids=["wide", "grouped"],
+)
+def test_llamacpp_is_predicted_exactly_and_takes_three_probes_at_most(
+    found, llamacpp_interpreter: Interpreter, tmp_path: Path, shape, budget: str, flash_attn: bool
+) -> None:
+    answer = found(shape, budget, stack="llamacpp", flash_attn=flash_attn)
+    assert len(answer["probes"]) <= 3
+    assert abs(answer["predicted_n_ctx"] - answer["verified_n_ctx"]) <= answer["granule"]
+    is_the_longest(answer, llamacpp_interpreter, tmp_path)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root, to hide the cgroups"
+)
+def test_without_a_cgroup_the_limit_is_of_what_is_allocated(
+    found, llamacpp_interpreter: Interpreter, tmp_path: Path
+) -> None:
+    hidden = ("unshare", "-m", "sh", "-c", NO_CGROUPS, "sh")
+    answer = found(WIDE, "240MiB", *hidden, stack="llamacpp")
+    assert answer["record"]["memory_budget"]["means"] == "RLIMIT_DATA"
+    assert len(answer["probes"]) <= 3
+    assert abs(answer["predicted_n_ctx"] - answer["verified_n_ctx"]) <= answer["granule"]
+    is_the_longest(answer, llamacpp_interpreter, tmp_path)
+
+
+def test_a_static_cache_without_an_account_takes_five_probes_at_most(
+    found, hf_interpreter: Interpreter, tmp_path: Path
+) -> None:
+    answer = found(WIDE, "420MiB", stack="hf", cache="static")
+    assert len(answer["probes"]) <= 5
+    is_the_longest(answer, hf_interpreter, tmp_path)

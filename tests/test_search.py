@@ -1,0 +1,156 @@
+"""The search for the longest context, against exhaustive truth: right, monotone, and few tries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from harness.analysis import depth
+from harness.search import Space, Try, corrected, following, longest, predicted
+
+SPACE = Space(256, 256, 262144)
+COUNT = SPACE.highest // SPACE.granule
+WEIGHTS, TOKEN = 400e6, 98304.0
+
+
+def true_need(n_ctx: float) -> float:
+    return WEIGHTS + TOKEN * n_ctx
+
+
+def searched(
+    limit: float,
+    need: Callable[[float], float] | None,
+    accounted: bool = True,
+    measured: bool = True,
+    truth: Callable[[float], float] = true_need,
+) -> tuple[int | None, list[int]]:
+    """The answer, and what was tried for it."""
+    tries: list[Try] = []
+    while (n_ctx := following(SPACE, tries, need, limit, accounted)) is not None:
+        assert n_ctx % SPACE.granule == 0
+        assert SPACE.lowest <= n_ctx <= SPACE.highest
+        assert n_ctx not in [each.n_ctx for each in tries]
+        fits = truth(n_ctx) <= limit
+        tries.append(Try(n_ctx, fits, round(truth(n_ctx)) if fits and measured else None))
+        assert len(tries) <= 2 * 18  # bits of the space, twice
+    return longest(SPACE, tries), [each.n_ctx for each in tries]
+
+
+def limit_at(granules: float) -> float:
+    """A limit that so many granules of context just meet."""
+    return true_need(granules * SPACE.granule)
+
+
+@pytest.mark.parametrize("off", [-1, 0, 1])
+@pytest.mark.parametrize("measured", [True, False])
+def test_an_account_that_is_a_granule_off_at_most_takes_three_tries(off: int, measured: bool) -> None:
+    def account(n_ctx: float) -> float:
+        return true_need(n_ctx + off * SPACE.granule)
+
+    for granules in range(2, COUNT - 2):
+        answer, tried = searched(limit_at(granules + 0.5), account, measured=measured)
+        assert answer == granules * SPACE.granule
+        assert len(tried) <= (3 if measured else 4)
+
+
+def test_an_account_that_is_right_takes_two_tries_the_longest_and_the_one_above() -> None:
+    for granules in range(1, COUNT):
+        answer, tried = searched(limit_at(granules), true_need)
+        assert answer == granules * SPACE.granule
+        assert tried == [answer, answer + SPACE.granule]
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 1.0, 1.3, 3.0])
+def test_without_an_account_a_guess_by_the_shape_takes_five_tries_at_most(share: float) -> None:
+    def guess(n_ctx: float) -> float:
+        return 0.3 * WEIGHTS + share * TOKEN * n_ctx
+
+    for granules in range(1, COUNT, 3):
+        answer, tried = searched(limit_at(granules + 0.5), guess, accounted=False)
+        assert answer == granules * SPACE.granule
+        assert len(tried) <= 5
+
+
+def test_with_nothing_known_the_answer_is_still_exact() -> None:
+    for granules in range(0, COUNT + 1, 7):
+        answer, _ = searched(limit_at(granules + 0.5), None)
+        assert answer == (granules * SPACE.granule or None)
+
+
+@pytest.mark.parametrize("off_bytes", [-300e6, -30e6, 30e6, 300e6])
+def test_an_account_that_is_far_off_is_corrected_by_what_was_really_taken(off_bytes: float) -> None:
+    for granules in range(20, COUNT - 20, 11):
+        answer, tried = searched(limit_at(granules + 0.5), lambda n: true_need(n) + off_bytes)
+        assert answer == granules * SPACE.granule
+        # Too little was tried: it says by how much. Too much: a try that failed says nothing.
+        assert len(tried) <= (3 if off_bytes > 0 else 9)
+
+
+def test_a_curve_that_bends_is_searched_as_well() -> None:
+    """As llama.cpp's compute buffer: flat at first, then growing."""
+
+    def bent(n_ctx: float) -> float:
+        return true_need(n_ctx) + max(0.0, 34816.0 * (n_ctx - 9000))
+
+    for granules in range(1, COUNT, 5):
+        limit = bent((granules + 0.5) * SPACE.granule)
+        answer, tried = searched(limit, bent, truth=bent)
+        assert answer == granules * SPACE.granule
+        assert len(tried) == 2
+
+
+def test_the_longest_there_is_needs_nothing_above_it() -> None:
+    assert searched(1e15, true_need) == (SPACE.highest, [SPACE.highest])
+
+
+def test_where_nothing_fits_only_the_shortest_is_tried() -> None:
+    assert searched(1e6, true_need) == (None, [SPACE.lowest])
+
+
+def test_a_search_goes_on_from_what_was_tried_before() -> None:
+    before = [Try(10240, True, round(true_need(10240))), Try(10752, False)]
+    assert following(SPACE, before, true_need, limit_at(41), True) == 10496
+    assert following(SPACE, [*before, Try(10496, False)], true_need, limit_at(41), True) is None
+
+
+def test_what_fits_above_a_failure_does_not_count() -> None:
+    assert longest(SPACE, [Try(512, True), Try(1024, False), Try(2048, True)]) == 512
+
+
+def test_a_need_is_moved_by_the_longest_context_that_was_measured() -> None:
+    moved = corrected(true_need, [Try(1024, True, round(true_need(1024)) + 7_000_000), Try(4096, False)])
+    assert moved(8192) == pytest.approx(true_need(8192) + 7e6)
+
+
+def test_two_contexts_far_apart_tell_the_slope() -> None:
+    tries = [Try(n, True, round(2 * true_need(n))) for n in (1024, 4096)]
+    assert corrected(true_need, tries)(65536) == pytest.approx(2 * true_need(65536))
+
+
+@pytest.mark.parametrize("numbers", [(0, 256, 512), (256, 0, 512), (256, 300, 512), (256, 512, 256)])
+def test_a_space_without_contexts_is_refused(numbers: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="no contexts"):
+        Space(*numbers)
+
+
+def test_the_prediction_is_the_last_whose_need_is_within_the_limit() -> None:
+    for granules in range(COUNT + 1):
+        expected = granules * SPACE.granule or None
+        assert predicted(SPACE, true_need, limit_at(granules + 0.5)) == expected
+
+
+def test_a_context_that_slows_down_as_shallower_depths_foretell_is_sane() -> None:
+    steady = [[1000, 12.0], [2000, 13.0], [4000, 15.1], [6000, 17.0], [8000, 19.0]]
+    assert depth.too_slow(steady) is None
+    assert depth.speed_ratio(steady) == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_context_that_spilled_on_the_way_is_too_slow_from_there_on() -> None:
+    spilled = [[1000, 12.0], [2000, 13.0], [4000, 150.0], [6000, 170.0], [8000, 190.0]]
+    assert "decodes 10.0 times slower at 4000 tokens" in str(depth.too_slow(spilled))
+
+
+def test_two_depths_foretell_nothing() -> None:
+    assert depth.too_slow([[8, 1.0], [16, 9.0]]) is None
+    assert depth.speed_ratio([[8, 1.0], [16, 9.0]]) is None

@@ -284,6 +284,38 @@ def test_checks_of_weights_stand_in_a_table_of_their_own_and_an_evil_name_is_onl
     reader.context.close()
 
 
+def test_chapters_of_context_and_memory_are_drawn_and_a_part_is_hidden(browser: Any, tmp_path: Path):
+    known = {"name": f"m s {EVIL}", "model": "m", "stack": "s", "variant": EVIL, "device": "cpu"}
+    known |= {"status": "ok", "machine": "m", "reasons": []}
+    search = known | {"kind": "searched", "verified_n_ctx": 4096, "verified_by": "decode"}
+    search |= {
+        "predicted_n_ctx": 4352,
+        "limit_bytes": 2**30,
+        "kv_bytes_per_token": 98_304,
+        "model_bytes": 4e8,
+    }
+    moment = {"total_bytes": 5e8, "unattributed_bytes": 1e7, "unattributed_share": 0.02}
+    moment["parts"] = {"weights": 4e8, "kv": 9e7}
+    path = tmp_path / "chapters.html"
+    study = Study("t", [], searches=[search], attributions=[known | {"loaded": moment, "peak": None}])
+    document.write(path, study)
+    reader = Reader(browser, path, viewport={"width": 390, "height": 844})
+    context, memory = reader.figure(0, "longest"), reader.figure(0, "memory")
+    assert reader.page.evaluate("document.documentElement.scrollWidth") == 390
+    assert reader.plot(context, "plot.data.filter(trace => trace.visible).map(trace => trace.x[0])") == [
+        *(4096, 4352, (2**30 - 400_000_000) // 98_304)
+    ]
+    parts = memory.get_by_role("group", name="Parts")
+    parts.get_by_role("button", name="KV cache").click()
+    assert reader.plot(memory, "plot.data.map(trace => [trace.name, trace.visible])") == [
+        *(["weights", True], ["KV cache", False], ["unattributed", True])
+    ]
+    assert reader.page.locator("#memory tbody tr").count() == 2  # the table, and the figure's data
+    assert reader.page.locator("img[src=x]").count() == 0
+    assert reader.complaints == []
+    reader.context.close()
+
+
 def test_hovered_numbers_survive_packing():
     """Latencies are packed as 4-byte floats: their third decimal holds up to 16 seconds a token."""
     ms = np.array([0.001, 12.3456, 999.9994, 9_999.999])

@@ -50,6 +50,7 @@ def test_every_subcommand_and_config_is_in_the_readme():
         "fit",
         "report",
         "check-weights",
+        "memory",
     ):
         assert f"harness {command}" in README
     for path in (ROOT / "configs").glob("*.yaml"):

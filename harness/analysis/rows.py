@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis import line, series, traffic
+from harness.analysis import grown, line, series, traffic
 from harness.analysis.flags import Flag, Limit, flags, identical, published
 from harness.analysis.line import Floats
 from harness.analysis.series import Analysis, Unusable
@@ -48,6 +48,7 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         figures["first_token_ms"] = None
     if loaded.get("kv_read") == "full":
         figures["W_identifiable"] = False
+    grown_to = grown.row(record, device_memory_bytes(record), traffic.kv_bytes_per_token(record))
     weights = record["model"]["weights"]
     synthetic = weights.get("synthetic", weights["kind"] == "synthetic")
     said = {
@@ -66,6 +67,10 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         "machine": record["machine"]["slug"],
         "device": record.get("device", record.get("asked", {}).get("device")),
         "content_key": record["content_key"],
+        "device_memory_bytes": device_memory_bytes(record),
+        "memory_budget_bytes": (record.get("memory_budget") or {}).get("bytes"),
+        "budget_means": (record.get("memory_budget") or {}).get("means"),
+        "workload": record["workload"]["kind"],
         "prompt_tokens": record["workload"]["prompt_tokens"],
         "new_tokens": record["workload"]["new_tokens"],
         "tokens": record["tokens"],
@@ -87,7 +92,7 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         **{key: reported[key] for key in REPORTED if reported.get(key) is not None},
         "loaded_bytes": loaded_bytes(record),
         "peak_allocator_bytes": _peak_allocator_bytes(record),
-        "max_ctx_is_target": bool(reported.get("max_ctx_is_target")),
+        **({"max_ctx_is_target": bool(reported.get("max_ctx_is_target"))} if reported else grown_to),
         "prefill_knees": traffic.prefill_knees(record),
         "series": series_path,
     }
@@ -127,7 +132,9 @@ def _analysis(columns: dict[str, list[int]]) -> tuple[Analysis, str | None]:
 
 
 def _expected(record: Record) -> int | None:
-    return record["workload"]["new_tokens"] if record["outcome"] == "ok" else None
+    if record["outcome"] != "ok" or grown.stopped(record):
+        return None
+    return int(record["workload"]["new_tokens"])
 
 
 def _higher(limits: Mapping[str, Limit]) -> Limit | None:
@@ -164,6 +171,15 @@ def peak_rss_bytes(record: Record) -> int | None:
         (memory.get("rusage") or {}).get("max_rss_bytes"),
     )
     return max((int(value) for value in seen if value), default=None)
+
+
+def device_memory_bytes(record: Record) -> int | None:
+    """All memory of the device: a CPU's is the machine's. Null for a GPU that cannot be told from others."""
+    machine, device = record["machine"], record.get("device", record.get("asked", {}).get("device"))
+    gpus = machine.get("gpus") or []
+    of = [machine] if device == "cpu" else [gpu for gpu in gpus if gpu.get("uuid") == device] or gpus
+    known = of[0].get("memory_bytes") if len(of) == 1 else None
+    return None if known is None else int(known)
 
 
 def loaded_bytes(record: Record) -> int | None:

@@ -122,7 +122,7 @@ def _bars(
                 "autorange": "reversed",
                 "gridcolor": "rgba(0,0,0,0)",
                 "tickvals": names,
-                "ticktext": [plain(_short(label)) for label, _ in named],
+                "ticktext": [plain(short(label)) for label, _ in named],
             },
             xaxis={"rangemode": "tozero", "tickformat": ",~r"},
             margin={"l": 50, "r": 16, "t": 8, "b": 30},
@@ -145,7 +145,7 @@ def _bars(
     )
 
 
-def _short(label: str) -> str:
+def short(label: str) -> str:
     """Both ends of a long name, as variants differ in the last."""
     half = TICK // 2
     return label if len(label) <= TICK else f"{label[: half - 1]}…{label[-half:]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +12,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from harness.report import agreement, columns, figures, summary
+from harness.report import agreement, chapters, columns, figures, markup, summary
+from harness.report.chapters import Chapter
 from harness.report.drawing import Figure
-from harness.report.study import Row, Study, ok
+from harness.report.markup import listed
+from harness.report.study import Study
 from harness.results import ResultsError
 
 MEANINGS = (
@@ -44,7 +45,7 @@ def page(study: Study) -> str:
     """The whole file as text."""
     from plotly.offline import get_plotlyjs
 
-    sections = figures.sections(study)
+    sections, told = figures.sections(study), figures.chapters(study)
     scripts = [get_plotlyjs(), _asset("page.js")]
     # Only these two scripts may run, and nothing may be fetched: the second lock behind escaping.
     hashes = " ".join(f"'sha256-{b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts)
@@ -54,10 +55,11 @@ def page(study: Study) -> str:
     )
     body = [
         f"<header><h1>{escape(study.title)}</h1>",
-        *_summary(study, sections),
+        *_summary(study, sections, told),
         "</header><main>",
         *_tables(study),
         *agreement.section(study.checks),
+        *(line for name, each in told.items() for line in chapters.section(name, each)),
         *_figures(sections),
         *_methods(study),
         "</main>",
@@ -76,24 +78,25 @@ def _asset(name: str) -> str:
     return (resources.files("harness.report") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _summary(study: Study, sections: Sections) -> Iterable[str]:
+def _summary(study: Study, sections: Sections, told: Mapping[str, Chapter]) -> Iterable[str]:
     yield f"<p class=lead>{escape(summary.counts(study))}</p>"
-    yield _list(f"<b>{escape(model)}</b>: {escape(said)}" for model, said in summary.per_model(study))
+    yield listed(f"<b>{escape(model)}</b>: {escape(said)}" for model, said in summary.per_model(study))
     failed = summary.failures(study)
     if failed:
         yield "<h2>What is not ok, and why</h2>"
-        yield _list(f"{escape(said)} <small>({_names(names)})</small>" for said, names in failed)
+        yield listed(f"{escape(said)} <small>({_names(names)})</small>" for said, names in failed)
     flagged = summary.flagged(study)
     if flagged or study.warnings:
         yield "<h2>What to mind</h2>"
-        yield _list(map(escape, study.warnings))
+        yield listed(map(escape, study.warnings))
         for code, cells in flagged:
             heading = f"{escape(_spoken(code))} <small>({len(cells)})</small>"
-            details = _list(f"{escape(name)}: {escape(detail)}" for name, detail in cells)
+            details = listed(f"{escape(name)}: {escape(detail)}" for name, detail in cells)
             yield f"<details><summary>{heading}</summary>{details}</details>"
     links = [
-        ("tables", "Tables"),
+        *([("tables", "Tables")] if study.cells else []),
         *([("agreement", "Same model?")] if study.checks else []),
+        *((key, chapter.title) for key, chapter in told.items()),
         *((key, title) for key, (title, _) in sections.items()),
         ("methods", "Methods"),
     ]
@@ -103,6 +106,8 @@ def _summary(study: Study, sections: Sections) -> Iterable[str]:
 
 
 def _tables(study: Study) -> Iterable[str]:
+    if not study.cells:
+        return
     yield '<section id="tables"><h2>Tables</h2>'
     models = list(study.models)
     if len(models) > 1:
@@ -111,85 +116,23 @@ def _tables(study: Study) -> Iterable[str]:
     for title, every in columns.TABLES.items():
         chosen = columns.used(every, study.rows)
         if chosen:
-            yield f"<h3>{title}</h3>{_cells(title, chosen, study)}"
-            yield _glossary(chosen)
+            lines = (
+                (str(row["name"]), row, number)
+                for number, rows in enumerate(study.models.values())
+                for row in rows
+            )
+            yield f"<h3>{title}</h3>{markup.table(title, chosen, lines)}"
+            yield markup.glossary(chosen)
     if any(row.get("weights") == "synthetic" for row in study.cells):
         yield f"<p class=note>{SYNTHETIC}</p>"
     yield "</section>"
 
 
-def _cells(title: str, chosen: Sequence[columns.Column], study: Study) -> str:
-    heads = [("cell", False, "model, stack and variant"), ("status", False, "what became of the repeats")]
-    heads += [(column.heading, column.numeric, column.meaning) for column in chosen]
-    head = "".join(
-        f'<th scope="col" title="{escape(meaning)}"{" class=num" if numeric else ""}>'
-        f"<button type=button>{escape(heading)}</button></th>"
-        for heading, numeric, meaning in heads
-    )
-    lines = []
-    for number, rows in enumerate(study.models.values()):
-        for row in rows:
-            cells = [f"<td>{escape(columns.state(row))}</td>"]
-            for column in chosen:
-                kind = "num" if column.numeric else "text"
-                text = columns.cell(row, column)
-                if not ok(row) and text.startswith(str(row.get("status"))):
-                    kind += f' why" title="{escape("; ".join(map(str, row.get("reasons") or [])))}'
-                cells.append(f'<td class="{kind}">{escape(text)}</td>')
-            kind = "" if ok(row) else " class=bad"
-            lines.append(
-                f'<tr data-m="{number}"{kind}><th scope="row">{escape(str(row["name"]))}{_badges(row)}</th>'
-                + "".join(cells)
-                + "</tr>"
-            )
-    table = f"<table class=sortable><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-    return f'<div class="scroll tall" tabindex="0" role="region" aria-label="{escape(title)}">{table}</div>'
-
-
-def _badges(row: Row) -> str:
-    return " <small>synthetic</small>" if row.get("weights") == "synthetic" else ""
-
-
-def _glossary(chosen: Sequence[columns.Column]) -> str:
-    items = "".join(f"<dt>{escape(c.heading)}</dt><dd>{escape(c.meaning)}</dd>" for c in chosen)
-    return f"<details><summary>What the columns mean</summary><dl>{items}</dl></details>"
-
-
 def _figures(sections: Sections) -> Iterable[str]:
     for section, (title, drawn) in sections.items():
         yield f'<section id="{section}"><h2>{escape(title)}</h2><div class=figures>'
-        yield "".join(_figure(each, section) for each in drawn) or "<p class=note>Nothing to draw.</p>"
+        yield "".join(markup.figure(each, section) for each in drawn) or "<p class=note>Nothing to draw.</p>"
         yield "</div></section>"
-
-
-def _figure(figure: Figure, group: str) -> str:
-    told = {
-        "group": group,
-        "legend": [[label, mark.colour, mark.symbol] for label, mark in figure.legend],
-        "overlays": figure.overlays,
-        "switch": figure.switch,
-        "data": figure.data,
-        "layout": figure.layout,
-    }
-    text = json.dumps(told, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    text = text.replace("<", "\\u003c")  # no name can end the script
-    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in figure.headers)
-    lines = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"<td class=num>{escape(v)}</td>" for v in rest)
-        + "</tr>"
-        for first, *rest in figure.rows
-    )
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
-    kind = f" class=of{figure.across}" if figure.across > 1 else ""
-    text_of = escape(figure.text)
-    return (
-        f"<figure{kind}><h3>{escape(figure.title)}</h3><div class=tools></div>"
-        f'<div class=plot role="img" aria-label="{text_of}" style="height:{figure.height}px"></div>'
-        f"<figcaption>{text_of}</figcaption>"
-        f"<details><summary>Data</summary><div class=scroll tabindex=0>{table}</div></details>"
-        f'<script type="application/json">{text}</script></figure>'
-    )
 
 
 def _methods(study: Study) -> Iterable[str]:
@@ -197,7 +140,7 @@ def _methods(study: Study) -> Iterable[str]:
     yield "".join(f"<p>{escape(said)}</p>" for said in MEANINGS)
     costs = summary.costs(study)
     if costs:
-        yield "<h3>Where the time goes</h3>" + _list(map(escape, costs))
+        yield "<h3>Where the time goes</h3>" + listed(map(escape, costs))
     for heading, value in study.methods.items():
         lines = [value] if isinstance(value, str) else value if isinstance(value, (list, tuple)) else []
         typed = "repeat" in heading or "command" in heading  # it stands as it may be typed
@@ -238,7 +181,7 @@ def _facts(value: Any) -> str:
             and sum(len(str(v)) for v in value) < 100
         ):
             return escape(", ".join(map(str, value))) or "-"
-        return _list(_facts(each) for each in value)
+        return listed(_facts(each) for each in value)
     text = "-" if value is None else str(value)
     return f"<pre>{escape(text)}</pre>" if "\n" in text else _linked(text)
 
@@ -260,8 +203,3 @@ def _names(names: Sequence[str]) -> str:
     shown = ", ".join(names[: summary.NAMES_SHOWN])
     more = len(names) - summary.NAMES_SHOWN
     return escape(shown + (f" and {more} more" if more > 0 else ""))
-
-
-def _list(items: Iterable[str]) -> str:
-    lines = "".join(f"<li>{item}</li>" for item in items)
-    return f"<ul>{lines}</ul>" if lines else ""

@@ -45,8 +45,9 @@ class Figure:
 
     `name`: of a file. `text`: what it shows, in a sentence. `headers`, `rows`: its data as a table. `switch`:
     its y axis may be switched to logarithmic. `across`: how many stand beside each other where there is room.
-    `overlays`: kind -> label, of traces that may be hidden as one. Traces tell page.js by their `meta`: `v`,
-    which variant of the legend; `kind`, of an overlay; `low`, `top` and `peak` of their y.
+    `legend_of`: what its entries are. `overlays`: kind -> label, of traces that may be hidden as one. Traces
+    tell page.js by their `meta`: `v`, which entry of the legend; `kind`, of an overlay; `low`, `top` and
+    `peak` of their y.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Figure:
     switch: bool = False
     across: int = 1
     legend: Sequence[tuple[str, Mark]] = ()
+    legend_of: str = "Variants"
     overlays: Mapping[str, str] = field(default_factory=dict)
 
 

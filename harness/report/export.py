@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.report import agreement, columns, figures
+from harness.report import agreement, chapters, columns, figures
+from harness.report.chapters import Chapter
+from harness.report.columns import Column
 from harness.report.drawing import Figure, plain
 from harness.report.study import Row, Study, bounds
 from harness.results import ResultsError
@@ -62,18 +64,22 @@ class FiguresError(Exception):
     """The figures cannot be made into pictures; the message says why, in a sentence."""
 
 
-def markdown(rows: Sequence[Row], checks: Sequence[Row] = ()) -> str:
+def markdown(
+    rows: Sequence[Row], checks: Sequence[Row] = (), told: Mapping[str, Chapter] | None = None
+) -> str:
     """The page's tables, as they are shown there, each below a heading. Rows as of Study.rows, and of
-    Study.checks."""
+    Study.checks; `told`: as of figures.chapters."""
+    tables: list[tuple[str, Sequence[Column], Sequence[Row]]] = []
+    tables += [(title, columns.used(every, rows), rows) for title, every in columns.TABLES.items()]
+    tables += [table for chapter in (told or {}).values() for table in chapters.lines(chapter)]
     parts = []
-    for title, every in columns.TABLES.items():
-        chosen = columns.used(every, rows)
+    for title, chosen, of in tables:
         if not chosen:
             continue
         lines = [["cell", "status", *(column.heading for column in chosen)]]
         lines += [
             [str(row["name"]), columns.state(row), *(columns.cell(row, column) for column in chosen)]
-            for row in rows
+            for row in of
         ]
         parts.append(_table(title, lines, [False, False, *(column.numeric for column in chosen)]))
     if checks:
@@ -111,7 +117,8 @@ def png(folder: Path, study: Study) -> list[Path]:
     none or it fails, ResultsError when the folder cannot be written.
     """
     wanted: list[dict[str, Any]] = []
-    for title, drawn in figures.sections(study).values():
+    told = [part for chapter in figures.chapters(study).values() for part in chapter.figures.items()]
+    for title, drawn in [*figures.sections(study).values(), *told]:
         for figure in drawn:
             path = folder / f"{_file_name(title)}-{figure.name}.png"
             if path in [each["path"] for each in wanted]:

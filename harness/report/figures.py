@@ -1,10 +1,17 @@
-"""Which figures a study has: those of all models together, then each model's own."""
+"""Which chapters and figures a study has: those of all models together, then each model's own."""
 
 from __future__ import annotations
 
-from harness.report import bars, comparisons, curves, drawing
+from harness.report import bars, comparisons, curves, drawing, longest, memory
+from harness.report.chapters import Chapter
 from harness.report.drawing import Figure
 from harness.report.study import Study, labels
+
+
+def chapters(study: Study) -> dict[str, Chapter]:
+    """Id of a section -> a chapter that has something to tell."""
+    found = {"longest": longest.chapter(study), "memory": memory.chapter(study)}
+    return {name: chapter for name, chapter in found.items() if chapter}
 
 
 def sections(study: Study) -> dict[str, tuple[str, list[Figure]]]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from harness import results
-from harness.analysis import agreement, budget, rows, traffic
+from harness.analysis import agreement, attribution, budget, rows, searches, traffic
 from harness.report import tables
+from harness.report.beside import beside
 from harness.report.study import Curve, MemoryCurve, Study
 from harness.results import ResultsError, Stored
 
@@ -22,7 +24,9 @@ class Gathered:
 
     def __init__(self, stored: Sequence[Stored]) -> None:
         by_size = sorted(stored, key=lambda each: _by_size(str(each.record["model"]["name"])))
-        self.stored = [each for each in by_size if each.record["kind"] != "checked"]
+        self.stored = [each for each in by_size if each.record["kind"] not in ("checked", "searched")]
+        searched = [searches.row(each.record) for each in by_size if each.record["kind"] == "searched"]
+        self.searches: list[Row] = tables.named(searches.latest(searched))
         checked = [agreement.row(each.record) for each in by_size if each.record["kind"] == "checked"]
         self.checks: list[Row] = tables.named(agreement.latest(checked))
         self.warnings: list[str] = []
@@ -41,6 +45,18 @@ class Gathered:
         rows.told_apart(self.repeats, [self.curves.get(str(r["series"]), nothing).ms for r in self.repeats])
         agreement.held_against(self.repeats, self.checks)
         self.cells: list[Row] = tables.named(budget.apart(rows.per_cell(self.repeats)))
+
+    @cached_property
+    def memory(self) -> list[Row]:
+        """One row a cell: where its memory goes; see analysis.attribution."""
+        found = []
+        for cell in self.cells:
+            if (each := self._of(cell)) is not None:
+                curve = self.curves.get(str(cell["series"]))
+                latency = {"latency_ns": (curve.ms * 1e6).tolist()} if curve else {}
+                samples = self._read(results.memory_series, each)
+                found.append(attribution.row(cell, each.record, latency, samples))
+        return found
 
     def study(self, title: str, baseline: Gathered | None = None) -> Study:
         """The Study of these records; `baseline`: others, shown beside cells of the same model, stack and
@@ -62,12 +78,14 @@ class Gathered:
             cells=self.cells,
             repeats=self.repeats,
             checks=self.checks,
+            searches=self.searches,
+            attributions=self.memory,
             series={
                 c["name"]: self.curves[str(c["series"])] for c in self.cells if c["series"] in self.curves
             },
             memory=memory,
             prefill=prefill,
-            baseline=_beside(self.cells, baseline.cells) if baseline else {},
+            baseline=beside([*self.cells, *self.searches], baseline.cells) if baseline else {},
             machines=list({r.record["machine"]["slug"]: r.record["machine"] for r in self.stored}.values()),
             methods=_attention(self.cells) | _methods(self.stored),
             warnings=[*self.warnings, *(baseline.warnings if baseline else [])],
@@ -86,7 +104,8 @@ class Gathered:
         try:
             columns: dict[str, list[Any]] = reader(each)
         except ResultsError as damage:
-            self.warnings.append(str(damage))
+            if str(damage) not in self.warnings:
+                self.warnings.append(str(damage))
             return {}
         return columns
 
@@ -112,14 +131,6 @@ def _memory(samples: Mapping[str, Sequence[Any]]) -> MemoryCurve:
     )
     has_vram = len(vram) > 0 and bool(np.isfinite(vram).any())
     return MemoryCurve(seconds - seconds[0], anonymous + mapped, vram if has_vram else None)
-
-
-def _beside(cells: Sequence[Row], others: Sequence[Row]) -> dict[str, Row]:
-    """By name: the other row of the same model, stack and variant, where there is one."""
-    keys = ("model", "stack", "variant")
-    known = {tuple(str(row[key]).lower() for key in keys): row for row in others}
-    found = {cell["name"]: known.get(tuple(str(cell[key]).lower() for key in keys)) for cell in cells}
-    return {name: row for name, row in found.items() if row is not None}
 
 
 def _attention(cells: Sequence[Row]) -> dict[str, Any]:

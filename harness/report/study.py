@@ -36,17 +36,20 @@ class Study:
     """All that a report shows.
 
     `cells`: one row a cell, each with a `name` that no other has; a figure that is null or missing is shown
-    as a dash. `repeats`: one row a record. `checks`: one named row a check of a variant's logits. The rest
-    goes by a cell's name: `series`, the repeat that is drawn, its first token first (which is prefill, and
-    left out); `memory`; `prefill`; `baseline`, the row to show beside. `machines`: facts. `methods`: heading
-    -> text, list or mapping, in the order they are shown; what may be typed, below a heading with "repeat" or
-    "command" in it. `warnings`: what was passed over.
+    as a dash. `repeats`: one row a record. `checks`: one named row a check of a variant's logits.
+    `searches`: one named row a search for the longest context. `attributions`: one row a cell, where its
+    memory goes. The rest goes by a row's name: `series`, the repeat that is drawn, its first token first
+    (which is prefill, and left out); `memory`; `prefill`; `baseline`, the row to show beside. `machines`:
+    facts. `methods`: heading -> text, list or mapping, in the order they are shown; what may be typed, below
+    a heading with "repeat" or "command" in it. `warnings`: what was passed over.
     """
 
     title: str
     cells: Sequence[Row]
     repeats: Sequence[Row] = ()
     checks: Sequence[Row] = ()
+    searches: Sequence[Row] = ()
+    attributions: Sequence[Row] = ()
     series: Mapping[str, Curve] = field(default_factory=dict)
     memory: Mapping[str, MemoryCurve] = field(default_factory=dict)
     prefill: Mapping[str, Curve] = field(default_factory=dict)

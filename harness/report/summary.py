@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from harness.report.contexts import held
 from harness.report.study import Row, Study, figure, labels, ok
 
 # What "leanest" is taken of: the first that any ok cell of a model has.
@@ -27,23 +28,39 @@ def counts(study: Study) -> str:
     models = len(study.models)
     of_models = f" of {models} models" if models > 1 else ""
     cells = f"{len(study.cells)} {'cell' if len(study.cells) == 1 else 'cells'}"
-    return f"{cells}{of_models}: {told}." if study.cells else "No cells."
+    said = [f"{cells}{of_models}: {told}."] if study.cells else []
+    if study.searches:
+        outcomes = Counter(str(row.get("status")) for row in study.searches)
+        told = ", ".join(f"{count} {name}" for name, count in outcomes.most_common())
+        count = f"{len(study.searches)} {'search' if len(study.searches) == 1 else 'searches'}"
+        said.append(f"{count} for the longest context: {told}.")
+    return " ".join(said) or "No cells."
 
 
 def per_model(study: Study) -> list[tuple[str, str]]:
     """Model and what stands out in it."""
     found = []
-    for model, rows in study.models.items():
-        named = [(label, row) for label, row in zip(labels(rows, model), rows, strict=True) if ok(row)]
+    searched: dict[str, list[Row]] = {}
+    for row in study.searches:
+        searched.setdefault(str(row.get("model")), []).append(row)
+    for model in dict.fromkeys((*study.models, *searched)):
+        named, tried = (
+            _named(rows, model) for rows in (study.models.get(model, []), searched.get(model, []))
+        )
         told: dict[str, list[str]] = {}
-        for stands_out in (_fastest(named), _leanest(named), _longest(named), _best(named)):
+        for stands_out in (_fastest(named), _leanest(named), _longest(named, tried), _best(named)):
             if stands_out:
                 told.setdefault(stands_out[0], []).append(stands_out[1])
         said = "; ".join(f"{label} {_and(what)}" for label, what in told.items())
         found.append(
-            (model, f"{said}." if said else "no cell is ok." if not named else "nothing to compare.")
+            (model, f"{said}." if said else "nothing to compare." if named or tried else "no cell is ok.")
         )
     return found
+
+
+def _named(rows: Sequence[Row], model: str) -> Named:
+    """The ok ones, by what tells them apart."""
+    return [(label, row) for label, row in zip(labels(rows, model), rows, strict=True) if ok(row)]
 
 
 def costs(study: Study) -> list[str]:
@@ -69,7 +86,7 @@ def costs(study: Study) -> list[str]:
 def failures(study: Study) -> list[tuple[str, list[str]]]:
     """What is not ok and why -> the cells it befell; one reason is told once."""
     found: dict[str, list[str]] = {}
-    for row in study.cells:
+    for row in (*study.cells, *study.searches):
         if not ok(row):
             reasons = [str(reason) for reason in row.get("reasons") or []]
             said = f"{row.get('status')}: {'; '.join(reasons)}" if reasons else str(row.get("status"))
@@ -116,8 +133,11 @@ def _leanest(named: Named) -> tuple[str, str] | None:
     return label, f"is the leanest{of} ({size / 1e6:,.0f} MB {words})"
 
 
-def _longest(named: Named) -> tuple[str, str] | None:
-    known = [(length, label) for label, row in named if (length := figure(row, "max_ctx")) is not None]
+def _longest(named: Named, searched: Named) -> tuple[str, str] | None:
+    """What went on past what its memory holds has lost its context."""
+    reached = [(figure(row, "max_ctx"), label) for label, row in named if held(row)]
+    reached += [(figure(row, "verified_n_ctx"), label) for label, row in searched]
+    known = [(length, label) for length, label in reached if length is not None]
     if not known:
         return None
     length, label = max(known, key=lambda each: each[0])

@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 # Heading, key, how to show it.
 COLUMNS: tuple[tuple[str, str, str], ...] = (
-    ("tokens", "new_tokens", "{}"),
+    ("tokens", "tokens", "{}"),
     ("TTFT ms", "ttft_ms", "{:.1f}"),
     ("B ms", "B_ms", "{:.2f}"),
     ("W tok/ms", "W_tokens_per_ms", "{:.0f}"),
@@ -59,6 +59,16 @@ def bandwidth(rows: Sequence[Row]) -> str:
         return ""
     spread = f"probes read {min(probes) / 1e9:.0f} to {max(probes) / 1e9:.0f} GB/s"
     return f"of bandwidth: of {max(probes) / 1e9:.0f} GB/s, the most this machine was seen to read ({spread})"
+
+
+def grown(row: Row) -> str:
+    """How far a generation grew, of one that was to; and why no further."""
+    said = f"held {row['max_ctx']} tokens of prompt and decode"
+    if row["max_ctx_is_target"]:
+        return f"{said}, its target"
+    if row["kv_share_of_free"]:
+        said += f", a cache of {row['kv_share_of_free']:.0%} of what was free"
+    return f"{said}: {row['limit_reason']}"
 
 
 def state(row: Row) -> str:

@@ -72,8 +72,8 @@ class Figure {
     if (buttons.length > 1) {
       const all = button("all", "every", () => this.toggle(() => hidden[this.group].clear()));
       const none = button("none", "every", () => this.toggle(() => present.forEach((v) => hidden[this.group].add(v))));
-      const variants = group("Variants", [...buttons, all, none]);
-      tools.append(this.element.className ? folded("Variants", variants) : variants);
+      const variants = group(this.legendOf, [...buttons, all, none]);
+      tools.append(this.element.className ? folded(this.legendOf, variants) : variants);
     }
   }
 

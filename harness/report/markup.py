@@ -1,0 +1,85 @@
+"""Tables and figures as HTML: what every part of the page is made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from harness.report import columns
+from harness.report.columns import Column
+from harness.report.drawing import Figure
+from harness.report.study import Row, ok
+
+
+def table(title: str, chosen: Sequence[Column], lines: Iterable[tuple[str, Row, int | None]]) -> str:
+    """A table that a reader can sort. `lines`: what a row is called, the row, and the number of its model
+    where the page's choice of a model is to hide it."""
+    heads = [("cell", False, "model, stack and variant"), ("status", False, "what became of the repeats")]
+    heads += [(column.heading, column.numeric, column.meaning) for column in chosen]
+    head = "".join(
+        f'<th scope="col" title="{escape(meaning)}"{" class=num" if numeric else ""}>'
+        f"<button type=button>{escape(heading)}</button></th>"
+        for heading, numeric, meaning in heads
+    )
+    body = "".join(_line(chosen, *line) for line in lines)
+    made = f"<table class=sortable><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll tall" tabindex="0" role="region" aria-label="{escape(title)}">{made}</div>'
+
+
+def _line(chosen: Sequence[Column], name: str, row: Row, number: int | None) -> str:
+    cells = [f"<td>{escape(columns.state(row))}</td>"]
+    for column in chosen:
+        kind = "num" if column.numeric else "text"
+        text = columns.cell(row, column)
+        if not ok(row) and text.startswith(str(row.get("status"))):
+            kind += f' why" title="{escape("; ".join(map(str, row.get("reasons") or [])))}'
+        cells.append(f'<td class="{kind}">{escape(text)}</td>')
+    badge = " <small>synthetic</small>" if row.get("weights") == "synthetic" else ""
+    of = "" if number is None else f' data-m="{number}"'
+    kind = "" if ok(row) else " class=bad"
+    return f'<tr{of}{kind}><th scope="row">{escape(name)}{badge}</th>{"".join(cells)}</tr>'
+
+
+def glossary(chosen: Sequence[Column]) -> str:
+    """What the columns mean, folded away."""
+    items = "".join(f"<dt>{escape(c.heading)}</dt><dd>{escape(c.meaning)}</dd>" for c in chosen)
+    return f"<details><summary>What the columns mean</summary><dl>{items}</dl></details>"
+
+
+def figure(drawn: Figure, group: str) -> str:
+    """A figure for page.js to draw, its text and its data. `group`: of figures that share their switches."""
+    told = {
+        "group": group,
+        "legend": [[label, mark.colour, mark.symbol] for label, mark in drawn.legend],
+        "legendOf": drawn.legend_of,
+        "overlays": drawn.overlays,
+        "switch": drawn.switch,
+        "data": drawn.data,
+        "layout": drawn.layout,
+    }
+    text = json.dumps(told, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    text = text.replace("<", "\\u003c")  # no name can end the script
+    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in drawn.headers)
+    lines = "".join(
+        f'<tr><th scope="row">{escape(first)}</th>'
+        + "".join(f"<td class=num>{escape(v)}</td>" for v in rest)
+        + "</tr>"
+        for first, *rest in drawn.rows
+    )
+    data = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    kind = f" class=of{drawn.across}" if drawn.across > 1 else ""
+    text_of = escape(drawn.text)
+    return (
+        f"<figure{kind}><h3>{escape(drawn.title)}</h3><div class=tools></div>"
+        f'<div class=plot role="img" aria-label="{text_of}" style="height:{drawn.height}px"></div>'
+        f"<figcaption>{text_of}</figcaption>"
+        f"<details><summary>Data</summary><div class=scroll tabindex=0>{data}</div></details>"
+        f'<script type="application/json">{text}</script></figure>'
+    )
+
+
+def listed(items: Iterable[str]) -> str:
+    """Items, which are HTML, as a list; nothing for none."""
+    lines = "".join(f"<li>{item}</li>" for item in items)
+    return f"<ul>{lines}</ul>" if lines else ""

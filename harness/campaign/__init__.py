@@ -121,8 +121,12 @@ def _searched(campaign: _Campaign, cell: Cell) -> Stored:
     if before and plan.is_done(was, asked.fresh, asked.retry_failed):
         watcher.say(f"{cell.id} is searched already: {before.record['search'].get('verified_n_ctx')} tokens")
         return before
-    preparation = campaign.preparation
+    preparation, means = campaign.preparation, None
     refused = longest.refusal(cell, preparation.threads)
+    try:
+        means = means_here() if preparation.device_id == "cpu" else None
+    except OSError as lack:  # without a bound, the machine itself would run out of memory
+        refused = refused or NotReady("refused", str(lack))
     inputs = refused or _inputs(cell, experiment, preparation, campaign.device)
     begun = campaign.shared | facts.of_repeat(cell, 1, key, experiment.device, experiment.gpu)
     if isinstance(inputs, Inputs):
@@ -131,7 +135,7 @@ def _searched(campaign: _Campaign, cell: Cell) -> Stored:
         folder=campaign.folder,
         device_family=experiment.device.partition(":")[0],
         budget_bytes=experiment.protocol.memory_budget_bytes,
-        means=means_here() if preparation.device_id == "cpu" else None,
+        means=means,
         say=watcher.say,
     )
     try:

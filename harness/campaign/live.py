@@ -117,9 +117,10 @@ class _Seen:
 
 def _said(ended: Event | Died | None, seen: _Seen, fill: bool, threads: int) -> Found:
     """What a probe came to. `held`: tokens that were in the context at the end; `cpu_wait_share`: of the
-    threads' time, while it was filled."""
+    threads' time, while it was filled; `memory`, `allocator`: as the stack says, by part, at the end."""
     facts = ended.facts if isinstance(ended, Done) else {}
     decode, fill_ns = facts.get("decode") or [], (facts.get("fill_s") or 0) * 1e9
+    held = facts.get("facts_after") or seen.loaded or {}
     busy = (facts.get("cpu_wait_ns") or 0) / (fill_ns * threads) if fill_ns else 0.0
     found: Found = {
         "fits": isinstance(ended, Done),
@@ -135,6 +136,8 @@ def _said(ended: Event | Died | None, seen: _Seen, fill: bool, threads: int) -> 
         "decode": decode,
         "speed_ratio": depth.speed_ratio(decode),
         "cpu_wait_share": busy if fill_ns else None,
+        "memory": held.get("memory"),
+        "allocator": held.get("allocator"),
     }
     if isinstance(ended, (Failed, Died)):
         trouble = ended.outcome in TROUBLE

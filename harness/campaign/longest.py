@@ -109,6 +109,7 @@ class _Search:
             space = _space(cell, context)
             self.said |= {"granule": space.granule, "lowest": space.lowest, "highest": space.highest}
             self.said |= {"limit_bytes": room.limit_bytes, "limit_stated": room.stated}
+            self.said["held_by_others_bytes"] = room.held_bytes
             probing = Probing(
                 cell, inputs, context.option, room, given.means, self._running.folder, given.say
             )

@@ -1,0 +1,121 @@
+"""Generating until memory runs out: that it did is the answer, with the length, the share and the reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import results
+from harness.analysis import grown
+from tests.conftest import Ran
+
+
+@pytest.fixture
+def grow(config: Callable[..., Path], harness: Callable[..., Ran]) -> Callable[..., list[dict[str, Any]]]:
+    """Runs fake variants that grow, and returns their rows: `grow({"die_at_token": 700}, target=4000)`."""
+
+    def run(*variants: dict[str, Any], target: int = 2000, code: int = 0, **protocol: Any) -> Any:
+        path = config(*({"B_ms": 0.1} | variant for variant in variants), **protocol)
+        experiment = json.loads(path.read_text()) | {"workloads": [{"kind": "grow", "target": target}]}
+        path.write_text(json.dumps(experiment))
+        ran = harness("run", path, "--json")
+        assert ran.code == code, ran.err
+        return ran.json
+
+    return run
+
+
+def test_memory_that_ran_out_is_the_answer_to_the_exact_token(grow, tmp_path: Path) -> None:
+    (row,) = grow({"die_at_token": 700, "die_by": "oom"})
+    assert (row["status"], row["max_ctx"], row["max_ctx_is_target"]) == ("ok", 25 + 699, False)
+    assert row["limit_reason"] == "the fake ran out of memory, as asked"
+    (stored,) = results.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+    assert len(results.series(stored)["latency_ns"]) == 699  # none of the last batch is lost
+    assert stored.record["outcome"] == "ok"
+
+
+def test_a_target_that_is_reached_is_said_to_be_one(grow) -> None:
+    (row,) = grow({}, target=300)
+    assert (row["status"], row["tokens"]) == ("ok", 275)
+    assert (row["max_ctx"], row["max_ctx_is_target"], row["limit_reason"]) == (300, True, None)
+
+
+def test_a_kill_at_the_budget_is_the_answer_as_far_as_it_is_known(grow, tmp_path: Path) -> None:
+    (row,) = grow({"leak_bytes_per_token": 65536, "B_ms": 0.3}, target=8000, memory_budget="100MiB")
+    assert row["status"] == "ok"
+    assert "killed at the memory budget of 0.10 GiB" in row["limit_reason"]
+    assert 512 <= row["max_ctx"] - 25 <= 100 * 2**20 / 65536
+    (stored,) = results.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+    assert stored.record["outcome"] == "oom"
+    assert stored.record["memory_budget"]["bytes"] == 100 * 2**20
+
+
+def test_the_allocators_state_is_kept_step_by_step(grow, tmp_path: Path) -> None:
+    grow({"leak_bytes_per_token": 4096, "B_ms": 0.1}, target=2000)
+    (stored,) = results.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+    steps = stored.record["done"]["memory_steps"]
+    assert [n for n, _, _ in steps] == sorted(n for n, _, _ in steps)
+    n, allocated, reserved = steps[-1]
+    assert allocated == reserved >= 4096 * (n - 25)
+
+
+def test_what_is_no_matter_of_memory_fails_as_ever(grow) -> None:
+    died, erred = grow(
+        {"die_at_token": 100, "die_by": "segfault"}, {"die_at_token": 100, "die_by": "error"}, code=1
+    )
+    assert (died["status"], died["max_ctx"]) == ("crash", None)
+    assert (erred["status"], erred["max_ctx"]) == ("error", None)
+
+
+def test_memory_that_ran_out_before_a_token_came_is_a_failure(grow) -> None:
+    (row,) = grow({"oom_above_n_ctx": 100}, code=1)
+    assert (row["status"], row["max_ctx"]) == ("oom", None)
+
+
+def test_another_kernel_than_asked_for_grows_to_no_answer(grow) -> None:
+    (row,) = grow({"die_at_token": 700, "die_by": "oom", "runs_kernel": "other"}, code=1)
+    assert row["status"] == "invalid"
+    assert row["max_ctx"] == 724  # shown beside the reason; tables leave it out
+
+
+def test_a_terminal_says_how_far_it_grew(grow, harness: Callable[..., Ran], tmp_path: Path) -> None:
+    grow({"die_at_token": 700, "die_by": "oom"})
+    shown = harness("run", tmp_path / "fake.yaml").out
+    assert "held 724 tokens of prompt and decode" in shown
+    assert "the fake ran out of memory, as asked" in shown
+
+
+def record(**changed: Any) -> dict[str, Any]:
+    marks = [{"at": "loaded", "rss_anon_bytes": 400, "vram_bytes": 1000}]
+    return {
+        "workload": {"kind": "grow", "prompt_tokens": 25, "new_tokens": 975},
+        "outcome": "oom",
+        "reason": "no room",
+        "tokens": 75,
+        "device": "cpu",
+        "memory": {"marks": marks},
+        "memory_budget": {"bytes": 1400, "means": "cgroup v1"},
+    } | changed
+
+
+def test_the_share_is_of_what_was_free_when_the_model_was_loaded() -> None:
+    assert grown.row(record(), None, 5.0)["kv_share_of_free"] == pytest.approx(100 * 5 / 1000)
+    on_gpu = record(device="GPU-1", memory_budget=None)
+    assert grown.row(on_gpu, 3000, 5.0)["kv_share_of_free"] == pytest.approx(100 * 5 / 2000)
+
+
+@pytest.mark.parametrize(
+    "unknown", [{"memory": {}}, {"memory_budget": None}, {"memory_budget": {"bytes": 300, "means": "x"}}]
+)
+def test_without_knowing_what_was_free_there_is_no_share(unknown: dict[str, Any]) -> None:
+    said = grown.row(record(**unknown), None, 5.0)
+    assert (said["max_ctx"], said["kv_share_of_free"]) == (100, None)
+
+
+def test_other_workloads_grow_to_nothing() -> None:
+    decode = record(workload={"kind": "decode", "prompt_tokens": 25, "new_tokens": 75})
+    assert set(grown.row(decode, None, 5.0).values()) == {None, False}

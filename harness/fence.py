@@ -23,7 +23,6 @@ LIMITS = {
     CGROUP_V1: {"memory.limit_in_bytes": None, "memory.memsw.limit_in_bytes": None, "memory.swappiness": 0},
 }
 EVENTS = {CGROUP_V2: "memory.events", CGROUP_V1: "memory.oom_control"}
-PEAK = {CGROUP_V2: "memory.peak", CGROUP_V1: "memory.max_usage_in_bytes"}
 # Before exec, so that all the worker ever takes is counted. $0 is the file, or the limit in KiB.
 JOIN = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"']
 LIMITED = ["/bin/sh", "-c", 'ulimit -d "$0" && exec "$@"']
@@ -73,11 +72,6 @@ class Fence:
     def oom_kills(self) -> int:
         """Processes that the kernel has killed at this limit so far."""
         return self._told(EVENTS, "oom_kill") or 0
-
-    def peak_bytes(self) -> int | None:
-        """The most that was taken at once, cached pages of files included; null where nobody counts."""
-        text = _read(self._folder / PEAK[self.means]) if self._folder else ""
-        return int(text) if text.isdigit() else None
 
     def pressure(self) -> dict[str, int]:
         """As harness.memory.pressure, of what happened to this worker alone; what is not told is left out.

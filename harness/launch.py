@@ -24,10 +24,10 @@ from runners.protocol import MAX_LINE_BYTES, Died, Done, Event, Failed, Nonsense
 # After the pipe has closed a healthy worker ends at once; a large model is freed in seconds.
 GRACE_S = 15.0
 NVML_UUIDS = ("GPU-", "MIG-")
-# In the last lines of a log, in lower case: C++, ggml, libgomp (a thread's stack counts), and the C library.
+# In the last lines of a log, in lower case: C++, ggml, libgomp (a thread's stack counts), C library, Python.
 NO_MEMORY = (
     *("bad_alloc", "insufficient memory", "failed to allocate", "thread creation failed"),
-    *("cannot allocate memory", "out of memory"),
+    *("cannot allocate memory", "out of memory", "memoryerror"),
 )
 # What a parent may have set that would change a measurement; all of the worker's are recorded.
 RECORDED_VARIABLES = (

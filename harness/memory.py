@@ -18,6 +18,7 @@ import psutil
 COLUMNS = ("t_ns", "rss_anon_bytes", "rss_file_bytes", "vram_bytes")
 # In smaps a mapping's first line ends in its file; what it has in RAM is a few lines below.
 _MAPPED = re.compile(rb" (/[^\n]*)\n(?:\w+: [^\n]*\n)*?Rss: +(\d+) kB\n")
+STATUS_BYTES = 65536  # more than any status: what is wanted stands behind lists as long as a machine is large
 _STATUS = re.compile(rb"^(VmHWM|RssAnon|RssFile|RssShmem):\s+(\d+) kB$", re.MULTILINE)
 
 Vram = Callable[[], int | None]
@@ -62,7 +63,7 @@ def resident(pid: int) -> Resident | None:
 
 def _in_status(file: int) -> Resident | None:
     try:
-        status = os.pread(file, 4096, 0)
+        status = os.pread(file, STATUS_BYTES, 0)
     except OSError:
         return None
     found = {name: int(kib) * 1024 for name, kib in _STATUS.findall(status)}
@@ -79,26 +80,37 @@ def _by_psutil(pid: int) -> Resident | None:
     return Resident(rss, 0, rss)
 
 
-def weights_in_ram(pid: int, weights: Path) -> int | None:
-    """Bytes that a process has in RAM of the weights' own files, mapped (a file, or a folder of them); null
-    where the kernel does not tell, or the process has ended. Takes tens of ms: not while it is timed."""
+def weight_files(weights: Path) -> frozenset[bytes] | None:
+    """The weights' own files (given: a folder of them, or one beside its other shards) by the names that the
+    kernel has for them, links followed; null where they cannot be listed."""
+    try:
+        folder = weights if weights.is_dir() else weights.parent
+        return frozenset(os.fsencode(os.path.realpath(file)) for file in folder.iterdir())
+    except OSError:
+        return None
+
+
+def weights_in_ram(pid: int, files: frozenset[bytes]) -> int | None:
+    """Bytes that a process has in RAM of these files, mapped; null where the kernel does not tell, or the
+    process has ended. Takes tens of ms: not while it is timed."""
     try:
         mappings = Path(f"/proc/{pid}/smaps").read_bytes()
     except OSError:
         return None
-    folder = weights if weights.is_dir() else weights.parent
-    files = {os.fsencode(file.resolve()) for file in folder.iterdir()}
     return sum(int(kib) * 1024 for file, kib in _MAPPED.findall(mappings) if file in files)
 
 
-def mark(at: str, pid: int | None, vram: Vram, weights: Path | None) -> dict[str, Any]:
-    """Memory at a moment that the worker tells of: `at`, and bytes; null of a process that is not there."""
+def mark(at: str, pid: int | None, vram: Vram, weights: frozenset[bytes] | None) -> dict[str, Any]:
+    """Memory at a moment that the worker tells of: `at`, and bytes; null of a process that is not there.
+    `weights`: their files, as weight_files has them."""
     held = resident(pid) if pid is not None else None
     return {
         "at": at,
         "rss_anon_bytes": held and held.anon_bytes,
         "rss_file_bytes": held and held.file_bytes,
-        "rss_weights_bytes": weights_in_ram(pid, weights) if pid is not None and weights else None,
+        "rss_weights_bytes": weights_in_ram(pid, weights)
+        if pid is not None and weights is not None
+        else None,
         "vram_bytes": vram(),
     }
 

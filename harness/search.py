@@ -68,12 +68,17 @@ def corrected(need: Need, tries: Sequence[Try]) -> Need:
 
 
 def following(
-    space: Space, tries: Sequence[Try], need: Need | None, limit_bytes: float, accounted: bool
+    space: Space,
+    tries: Sequence[Try],
+    need: Need | None,
+    limit_bytes: float,
+    accounted: bool,
+    doubt_bytes: float = 0,
 ) -> int | None:
     """The context to try next; null when the longest is known: the one above it fails, or there is none.
 
     `need`: null where nothing is known of it. `accounted`: whether it is the stack's own account, which is
-    tried as it stands.
+    tried as it stands, less `doubt_bytes`: what fits tells how far off it was, what fails tells nothing.
     """
     low, high = longest(space, tries) or space.lowest - space.granule, _ceiling(space, tries)
     if high - low <= space.granule:
@@ -84,6 +89,8 @@ def following(
     guess = predicted(space, now, limit_bytes) or space.lowest
     if not tries and not accounted:
         return space.floor(guess / CALIBRATING_SHARE)
+    if not tries:
+        return predicted(space, now, limit_bytes - doubt_bytes) or space.lowest
     if low < guess < high:
         return guess
     measured = sum(t.fits and t.peak_bytes is not None for t in tries)
@@ -91,6 +98,10 @@ def following(
         return _middle(space, low, high)  # a second one that fits tells the slope
     # It is known to be wrong: step away from it, ever wider, and halve what is left once that is passed.
     wrong = [t for t in tries if t.fits == (guess <= low)]
+    if guess >= high and doubt_bytes and not measured:
+        guess = predicted(space, now, limit_bytes - doubt_bytes * 2 ** len(wrong)) or space.lowest
+        if low < guess < high:
+            return guess
     if guess <= low:
         beyond = sum(t.n_ctx > guess for t in wrong)
         step = low + space.granule * 2**beyond

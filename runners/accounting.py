@@ -1,4 +1,4 @@
-"""What a process has taken already, as a budget counts it: for every stack's job `account`. Linux only."""
+"""What this process has taken so far by the kernel's own count, and as a budget counts it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ UNLIMITED_STACK = 2 << 20  # what glibc then gives a thread, on x86-64 and aarch
 def process(threads: int) -> dict[str, int]:
     """Bytes of this process: `rss_anon_bytes`, which a cgroup counts; `data_bytes`, private and writable,
     touched or not, which RLIMIT_DATA counts; and the `stack_bytes` of `threads` still to be started, which
-    RLIMIT_DATA counts whole."""
-    status = {
-        key: int(value.split()[0]) * 1024
-        for key, _, value in (
-            line.partition(":") for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        )
-        if key in ("RssAnon", "VmData")
-    }
+    RLIMIT_DATA counts whole. For every stack's job `account`; raises OSError off Linux."""
+    anonymous, data = status_bytes("RssAnon"), status_bytes("VmData")
+    if anonymous is None or data is None:
+        raise OSError("what a process has taken is told on Linux alone")
     stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
     return {
-        "rss_anon_bytes": status["RssAnon"],
-        "data_bytes": status["VmData"],
+        "rss_anon_bytes": anonymous,
+        "data_bytes": data,
         "stack_bytes": threads * (UNLIMITED_STACK if stack == resource.RLIM_INFINITY else stack),
     }
+
+
+def status_bytes(name: str) -> int | None:
+    """A size in the kernel's status of this process; null where it is not told."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)

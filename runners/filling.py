@@ -25,17 +25,24 @@ Chunk = tuple[int, int, float]
 
 
 def fill(
-    session: Session, tokens: int, prompt: list[int], most_s: float, say: Callable[[str], None]
+    session: Session,
+    tokens: int,
+    prompt: list[int],
+    most_s: float,
+    say: Callable[[str], None],
+    waited_ns: Callable[[], int | None],
 ) -> dict[str, Any]:
     """Take `tokens` positions with the prompt's ids, again and again; raises what the stack raises.
 
-    `held`: positions used, none where it was given up. `fill_s`: all of it, decodes included. `decode`:
+    `held`: positions used, none where it was given up. `fill_s`: all of it, decodes included; `decode_s` and
+    `decode_wait_ns`: of these, and how long their threads were ready and had no CPU (`waited_ns`). `decode`:
     [position of the last token, ms of the fastest step] by depth. `estimate_s`: of fill_s, from the first
     ENOUGH_CHUNKS chunks. A fill that would take longer than `most_s` is given up: `left_out` says so.
     """
     clock = time.perf_counter
     ids, steps, chunks = itertools.cycle(prompt), depths(tokens), list[Chunk]()
     at, decode, estimate_s = 0, list[list[float]](), None
+    decode_s, wait_ns = 0.0, 0
     session.empty(tokens)
     began = said = clock()
     for depth in steps:
@@ -56,11 +63,11 @@ def fill(
                         f"filling {tokens} tokens would take about {lasting(whole_s)}, "
                         f"more than the {most_s:.0f} s allowed"
                     )
-                    return _told(0, None, estimate_s, [], reason)
+                    return _told(0, clock() - began, estimate_s, [], reason)
             if now - said >= SAY_EVERY_S:
                 say(f"fill: {at} of {tokens} tokens, about {lasting(left_s)} left")
                 said = now
-        took = []
+        took, waiting_ns = [], waited_ns()
         while at < depth:
             token = next(ids)
             start = clock()
@@ -68,7 +75,10 @@ def fill(
             took.append(clock() - start)
             at += 1
         decode.append([at, min(took) * 1e3])
-    return _told(at, clock() - began, estimate_s, decode, None)
+        decode_s += sum(took)
+        wait_ns += 0 if waiting_ns is None else (waited_ns() or 0) - waiting_ns
+    busy = {"decode_s": decode_s, "decode_wait_ns": wait_ns}
+    return _told(at, clock() - began, estimate_s, decode, None) | busy
 
 
 def _told(

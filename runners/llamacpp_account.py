@@ -22,7 +22,7 @@ from runners.llamacpp_lib import (
     model_params,
     quant_of,
 )
-from runners.protocol import Request, Say
+from runners.protocol import ACCOUNTED, Request, Say
 
 GRANULE = 256  # llama.cpp rounds a context up to that
 CHUNK = 512  # ids at once when a context is filled, as many as in a prompt by default
@@ -53,11 +53,13 @@ def account(request: Request, say: Say) -> dict[str, Any]:
     lib.llama_free(context)
     for kind in ("rss_anon_bytes", "data_bytes"):
         process[kind] -= GRANULE * CELL_BYTES
+    at = [_at(model, request.options, n_ctx) for n_ctx in request.workloads[0]["n_ctx"]]
+    say(ACCOUNTED)
     return {
         "granule": GRANULE,
         "process": process,
         "model": _by_device(path),
-        "at": [_at(model, request.options, n_ctx) for n_ctx in request.workloads[0]["n_ctx"]],
+        "at": at,
         "layers": dict(LOG.layers),
         "memory_resolution_bytes": RESOLUTION_BYTES,
     }

@@ -21,6 +21,8 @@ JOBS = (
     *("synthesize", "convert", "quantize", "pack", "unpack"),
 )
 
+ACCOUNTED = "accounted"  # the phase of an account that is about to end: all that it holds, it holds now
+
 # A flush took 120 us (median; 2 cores, after 10 ms of decode): once in 512 tokens, or once a second on a slow
 # machine, where 512 tokens are minutes.
 FLUSH_EVERY = 512

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from runners import filling, heap, protocol
+from runners.accounting import status_bytes
 from runners.protocol import Done, Event, Failed, Loaded, Phase, Request, Session, Tokens
 
 Emit = Callable[[Event], None]
@@ -101,21 +102,21 @@ def uncollected() -> Iterator[None]:
 
 def fit(request: Request, runner: Any, emit: Emit) -> None:
     """Load with a context of the length asked for, and fill it: see filling. Whether it fits is how this
-    ends."""
+    ends. `most_s` of the workload is for all of it."""
+    began = time.monotonic()
     session = loaded(request, runner, emit)
     asked, told = request.workloads[0], filling.not_filled()
 
     def say(phase: str) -> None:
         emit(Phase(phase, time.perf_counter_ns()))
 
-    waited_ns = cpu_wait_ns()
     if asked["fill"]:
         say("fill")
+        left_s = asked["most_s"] - (time.monotonic() - began)
         with uncollected():
-            told = filling.fill(session, asked["tokens"], asked["prompt"], asked["most_s"], say)
-    waited_ns = None if waited_ns is None else (cpu_wait_ns() or 0) - waited_ns
+            told = filling.fill(session, asked["tokens"], asked["prompt"], left_s, say, cpu_wait_ns)
     say("finish")
-    taken = {"cpu_wait_ns": waited_ns, "data_bytes": data_bytes(), "peak_rss_bytes": peak_rss_bytes()}
+    taken = {"data_bytes": data_bytes(), "peak_rss_bytes": peak_rss_bytes()}
     emit(Done({**told, **taken, "facts_after": session.facts()}))
     session.close()
 
@@ -284,21 +285,12 @@ def cpu_wait_ns() -> int | None:
 
 def data_bytes() -> int | None:
     """What RLIMIT_DATA counts of this process: private and writable, touched or not; null off Linux."""
-    return _status_bytes("VmData")
+    return status_bytes("VmData")
 
 
 def peak_rss_bytes() -> int:
     """This process's peak resident set, from VmHWM (Linux), else from getrusage."""
-    if highest := _status_bytes("VmHWM"):
+    if highest := status_bytes("VmHWM"):
         return highest
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _status_bytes(name: str) -> int | None:
-    """A size in the kernel's status of this process; null where it is not told."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)

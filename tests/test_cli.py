@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -238,6 +240,20 @@ def test_a_dry_run_looks_at_weights_that_are_given(harness, tmp_path):
     kv_bytes = 2 * TINY.layers * TINY.kv_heads * TINY.head_dim * 4 * 10_000
     assert lines[0]["memory_bytes"] == 4 * shapes.parameters(TINY) + kv_bytes + (500 << 20)
     assert lines[1]["disk_bytes"] > 2 * shapes.parameters(TINY)
+
+
+@pytest.mark.parametrize("command", ["run", "max-ctx"])
+def test_of_what_is_interrupted_it_is_said_that_the_same_command_goes_on(
+    config, background, tmp_path, command
+):
+    process = background(command, config({"load_ms": 20_000.0}, memory_budget="256MiB"))
+    until = time.monotonic() + 30
+    while not list(tmp_path.glob("results/**/request.json")) and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "what was finished is kept, the same command goes on" in err
 
 
 @pytest.mark.real

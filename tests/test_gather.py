@@ -150,3 +150,17 @@ def test_a_folder_without_records_is_one_sentence(harness, tmp_path, make):
     assert {"nothing": "no such results folder", "empty": "no records", "file": "not a results folder"}[
         make
     ] in ran.err
+
+
+def test_a_folder_with_searches_alone_says_on_which_machine_and_how_they_were_made(harness, config, tmp_path):
+    path = config({"oom_above_n_ctx": 2000}, memory_budget="256MiB")
+    assert harness("max-ctx", path, "--no-fill").code == 0
+    gathered = Gathered(list(results.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))))
+    study = gathered.study("x")
+    assert (study.cells, len(study.searches)) == ([], 1)
+    (machine,) = study.machines
+    assert machine["slug"] == study.searches[0]["machine"]
+    assert study.methods.keys() >= {"Protocol", "Harness", "To repeat it"}
+    assert study.methods["To repeat it"][0].endswith(f"max-ctx {path} --no-fill")
+    assert harness("report", "results", "-o", tmp_path / "x.html").code == 0
+    assert f"max-ctx {path} --no-fill" in (tmp_path / "x.html").read_text()

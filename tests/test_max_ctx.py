@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,9 @@ def searched(config: Callable[..., Path], harness: Callable[..., Ran]) -> Callab
     def run(
         *variants: dict[str, Any], code: int = 0, arguments: tuple[str, ...] = (), **protocol: Any
     ) -> Any:
-        path = config(*variants, **({"memory_budget": "256MiB"} | protocol))
+        # Steps of 2 ms: what a busy machine adds to them is no spill.
+        rows = [{"B_ms": 2.0} | variant for variant in variants]
+        path = config(*rows, **({"memory_budget": "256MiB"} | protocol))
         ran = harness("max-ctx", path, "--json", *arguments)
         assert ran.code == code, ran.err
         return ran.json
@@ -47,7 +51,8 @@ def test_memory_that_is_really_taken_is_predicted_and_proved_to_the_granule(sear
     tried = {probe["n_ctx"]: probe["fits"] for probe in row["probes"]}
     assert tried[row["verified_n_ctx"]] is True
     assert tried[row["verified_n_ctx"] + 256] is False
-    assert "256" not in row["limit_reason"] or "budget" in row["limit_reason"]
+    said = f"at {row['verified_n_ctx'] + 256} tokens: killed at the memory budget of 0.25 GiB"
+    assert row["limit_reason"].startswith(said)
 
 
 @pytest.mark.parametrize("off_mib", [-20, 20])
@@ -71,7 +76,7 @@ def test_an_account_that_is_off_is_corrected(searched, off_mib: int) -> None:
     ],
 )
 def test_every_way_of_not_fitting_gives_the_same_answer(searched, way: str, said: str) -> None:
-    (row,) = searched({"oom_above_n_ctx": 5000, "fits_by": way}, timeout_s=3)
+    (row,) = searched({"oom_above_n_ctx": 5000, "fits_by": way}, timeout_s=6)
     assert row["verified_n_ctx"] == 4864
     assert row["limit_reason"].startswith("at 5120 tokens: ")
     assert said in row["limit_reason"]
@@ -114,10 +119,10 @@ def test_the_longest_that_the_account_knows_of_may_be_none(searched) -> None:
     assert row["reasons"][0].startswith("not even 256 tokens fit: at 256 tokens: ")
 
 
-def test_a_budget_below_the_weights_is_refused_before_anything_is_tried(searched, tmp_path: Path) -> None:
+def test_a_budget_that_not_even_the_process_fits_in_ends_with_its_shortest_context(searched) -> None:
     (row,) = searched({"kv_bytes_per_token": KV}, code=1, memory_budget="5MiB")
-    assert row["status"] in ("refused", "oom")
-    assert row["verified_n_ctx"] is None
+    assert (row["status"], row["verified_n_ctx"], row["live_probes"]) == ("oom", None, 1)
+    assert row["reasons"][0].startswith("not even 256 tokens fit")
 
 
 def test_a_stack_that_grows_has_no_context_to_search(harness: Callable[..., Ran], tmp_path: Path) -> None:
@@ -241,3 +246,76 @@ def test_a_gpu_that_is_not_there_is_lost_and_one_that_cannot_be_asked_is_refused
         pass
     with pytest.raises(NoRoom, match="Vulkan"), room_on("vulkan", "vulkan", None):
         pass
+
+
+def cut_off_after(folder: Path, probes: int) -> None:
+    """Make of the one finished search what a kill after so many probes leaves."""
+    (record,) = folder.glob("results/**/record.json")
+    begun = json.loads(record.read_text())
+    begun["search"] = {"probes": begun["search"]["probes"][:probes]}
+    (record.parent / "begun.json").write_text(json.dumps(begun))
+    (record.parent / "events.jsonl").write_bytes(b"")
+    record.unlink()
+
+
+def test_a_fill_that_was_given_up_proves_no_decode_after_an_interrupt_either(
+    searched, tmp_path: Path
+) -> None:
+    slow = {"oom_above_n_ctx": 65536, "prefill_ms": 1000.0, "kv_bytes_per_token": 2048}
+    (row,) = searched(slow, timeout_s=12)
+    cut_off_after(tmp_path, next(i for i, p in enumerate(row["probes"], 1) if p["left_out"]))
+    (again,) = searched(slow, timeout_s=12)
+    assert (again["verified_by"], again["verified_n_ctx"]) == ("allocation", row["verified_n_ctx"])
+    assert again["not_filled"] == row["not_filled"]
+
+
+def test_probes_that_were_held_to_another_limit_do_not_count(searched, tmp_path: Path) -> None:
+    variant = {"oom_above_n_ctx": 5000}
+    searched(variant)
+    cut_off_after(tmp_path, 3)
+    (begun,) = tmp_path.glob("results/**/begun.json")
+    text = json.loads(begun.read_text())
+    text["search"]["probes"][0] |= {"limit_bytes": 12345, "fits": False}
+    begun.write_text(json.dumps(text))
+    (row,) = searched(variant)
+    assert row["verified_n_ctx"] == 4864
+    assert 12345 not in [probe["limit_bytes"] for probe in row["probes"]]
+
+
+def test_another_time_for_a_probe_is_another_search(searched) -> None:
+    (once,) = searched({"oom_above_n_ctx": 5000}, timeout_s=20)
+    (again,) = searched({"oom_above_n_ctx": 5000}, timeout_s=40)
+    assert again["content_key"] != once["content_key"]
+
+
+def test_a_probe_that_loaded_something_else_proves_nothing(searched) -> None:
+    (row,) = searched({"oom_above_n_ctx": 5000, "kernel": "fast", "runs_kernel": "slow"}, code=1)
+    assert row["status"] == "error"
+    assert row["reasons"] == ["at 4096 tokens: kernel fast was asked for and slow ran"]
+
+
+def test_memory_that_may_spill_is_searched_only_once_a_context_beyond_it_was_refused(
+    config: Callable[..., Path], harness: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a CPU, with a room that says of itself what one under WSL does."""
+    from harness.campaign import longest
+
+    @contextlib.contextmanager
+    def spilling(*given: Any) -> Iterator[Room]:
+        with room_on(*given) as room:
+            yield replace(room, may_spill="it may spill")
+
+    monkeypatch.setattr(longest, "room_on", spilling)
+    rows = [{"kv_bytes_per_token": KV, "B_ms": 2.0}, {"kv_bytes_per_token": KV, "lazily": True}]
+    refused = {"kv_bytes_per_token": KV, "oom_above_n_ctx": 3900, "name": "refuses"}
+    path = config(*rows, refused, memory_budget="256MiB")
+    from harness import cli
+
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["max-ctx", str(path)]) == 1
+    found = {r.record["variant"]: r.record for r in kept(tmp_path)}
+    killed, spills, honest = found["v0"], found["v1"], found["refuses"]
+    assert honest["outcome"] == killed["outcome"] == "ok"  # refused, or killed at its limit: shown
+    assert spills["outcome"] == "refused"
+    assert "more than the device holds, were allocated" in spills["reason"]
+    assert honest["search"]["probes"][0]["filled"] is False

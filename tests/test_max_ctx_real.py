@@ -105,6 +105,13 @@ def test_without_a_cgroup_the_limit_is_of_what_is_allocated(
     is_the_longest(answer, llamacpp_interpreter, tmp_path)
 
 
+def test_a_budget_below_the_weights_is_refused_before_anything_is_tried(found, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"the weights take 47\.3 MB and .* 41\.9 MB"):
+        found(WIDE, "40MiB", stack="llamacpp")
+    (stored,) = results.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+    assert (stored.record["outcome"], stored.record["search"]["probes"]) == ("refused", [])
+
+
 def test_a_static_cache_without_an_account_takes_five_probes_at_most(
     found, hf_interpreter: Interpreter, tmp_path: Path
 ) -> None:

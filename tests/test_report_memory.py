@@ -26,6 +26,7 @@ def moment(total: int | None, rest: int | None, **parts: int | None) -> dict[str
     share = rest / total if rest is not None and total else None
     names = ("weights", "kv", "compute", "workspace", "slack", "runtime")
     known = {"total_bytes": total, "unattributed_bytes": rest, "unattributed_share": share}
+    known |= {"by_difference": []}
     return known | {"parts": dict.fromkeys(names) | parts}
 
 
@@ -84,6 +85,20 @@ def test_a_row_tells_each_part_the_rest_with_its_share_and_what_was_published_of
     assert memory.remarks("qwen1.5-0.5b", [row]) == [
         "llamacpp q4_0: -5.0% of the memory at its peak is unattributed"
     ]
+
+
+def test_a_part_that_is_what_was_left_over_is_marked_and_has_no_rest_beside_it():
+    peak = moment(700_000_000, None, weights=389_000_000, compute=240_000_000, runtime=71_000_000)
+    found = [attributed(peak=peak | {"by_difference": ["compute"]})]
+    chapter = memory.chapter(Study("t", [], attributions=found))
+    (row,) = chapter.rows["qwen1.5-0.5b"]
+    told = texts("At its peak", row)
+    assert (told["compute MB"], told["weights MB"], told["unattributed MB"]) == ("~240", "389", "-")
+    assert "~" not in "".join(texts("Once loaded", row).values())
+    assert chapter.remarks == {"qwen1.5-0.5b": []}
+    (drawn,) = chapter.figures["qwen1.5-0.5b"]
+    assert drawn.rows[1] == ["llamacpp q4_0, peak", "389", "-", "~240", "-", "-", "71", "-", "700"]
+    assert "~: told by nobody" in memory.MEANING
 
 
 def test_the_slope_is_told_against_theory():

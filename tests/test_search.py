@@ -18,16 +18,21 @@ def true_need(n_ctx: float) -> float:
     return WEIGHTS + TOKEN * n_ctx
 
 
+def off_by(off_bytes: float) -> Callable[[float], float]:
+    return lambda n_ctx: true_need(n_ctx) + off_bytes
+
+
 def searched(
     limit: float,
     need: Callable[[float], float] | None,
     accounted: bool = True,
     measured: bool = True,
     truth: Callable[[float], float] = true_need,
+    doubt: float = 0,
 ) -> tuple[int | None, list[int]]:
     """The answer, and what was tried for it."""
     tries: list[Try] = []
-    while (n_ctx := following(SPACE, tries, need, limit, accounted)) is not None:
+    while (n_ctx := following(SPACE, tries, need, limit, accounted, doubt)) is not None:
         assert n_ctx % SPACE.granule == 0
         assert SPACE.lowest <= n_ctx <= SPACE.highest
         assert n_ctx not in [each.n_ctx for each in tries]
@@ -72,6 +77,24 @@ def test_without_an_account_a_guess_by_the_shape_takes_five_tries_at_most(share:
         assert len(tried) <= 5
 
 
+@pytest.mark.parametrize("off_share", [-0.02, -0.01, 0.0, 0.01, 0.02])
+def test_an_account_in_doubt_is_tried_below_and_takes_three_tries_at_most(off_share: float) -> None:
+    """As on a GPU, of whose runtime nobody knows much before the first probe."""
+    for granules in range(40, COUNT - 40, 9):
+        limit = limit_at(granules + 0.5)
+        answer, tried = searched(limit, off_by(-off_share * limit), doubt=0.03 * limit)
+        assert answer == granules * SPACE.granule
+        assert len(tried) <= 3
+
+
+def test_an_account_that_is_off_by_more_than_its_doubt_takes_a_few_tries_more() -> None:
+    for granules in range(100, COUNT - 40, 31):
+        limit = limit_at(granules + 0.5)
+        answer, tried = searched(limit, off_by(-0.1 * limit), doubt=0.03 * limit)
+        assert answer == granules * SPACE.granule
+        assert len(tried) <= 6
+
+
 def test_with_nothing_known_the_answer_is_still_exact() -> None:
     for granules in range(0, COUNT + 1, 7):
         answer, _ = searched(limit_at(granules + 0.5), None)
@@ -81,7 +104,7 @@ def test_with_nothing_known_the_answer_is_still_exact() -> None:
 @pytest.mark.parametrize("off_bytes", [-300e6, -30e6, 30e6, 300e6])
 def test_an_account_that_is_far_off_is_corrected_by_what_was_really_taken(off_bytes: float) -> None:
     for granules in range(20, COUNT - 20, 11):
-        answer, tried = searched(limit_at(granules + 0.5), lambda n: true_need(n) + off_bytes)
+        answer, tried = searched(limit_at(granules + 0.5), off_by(off_bytes))
         assert answer == granules * SPACE.granule
         # Too little was tried: it says by how much. Too much: a try that failed says nothing.
         assert len(tried) <= (3 if off_bytes > 0 else 9)

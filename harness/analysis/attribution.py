@@ -2,7 +2,9 @@
 
 On a CPU the total is the resident set; on a GPU it is the device's memory in use less that before the worker
 started. What no part claims is `unattributed`, which is negative where the parts claim more than was held:
-nothing is spread over the parts to make them fit. docs/memory.md says what each part is.
+nothing is spread over the parts to make them fit. A part that nobody tells, and that is taken to be what the
+others leave over, is named in `by_difference`; at such a moment nothing can be said of a rest, which is null.
+docs/memory.md says what each part is.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ def row(cell: Row, record: Record, latency: Columns, samples: Columns) -> Row:
     """Where the memory of a cell goes, from the record that its row is of, that one's series and its memory
     samples (each empty where there is none).
 
-    `loaded` and `peak`: total_bytes, parts (null: not told), unattributed_bytes, unattributed_share; null
-    where the worker never came so far. Of what others published the sizes alone are known.
+    `loaded` and `peak`: total_bytes, parts (null: not told), by_difference (names of parts),
+    unattributed_bytes, unattributed_share; null where the worker never came so far. Of what others published
+    the sizes alone are known.
     """
     said = {key: cell[key] for key in _OF_CELL} | {"kv_bytes_per_token": traffic.kv_bytes_per_token(record)}
     if record["kind"] == "reported":
@@ -52,9 +55,10 @@ def _reported(figures: Row) -> Row:
     buffers = {"weights": figures.get("model_buffer_bytes"), "kv": figures.get("kv_buffer_bytes")}
     total = figures.get("vram_bytes")
     known = total is not None or any(value is not None for value in buffers.values())
-    moment = {
+    moment: Row = {
         "total_bytes": total,
         "parts": dict.fromkeys(PARTS) | buffers,
+        "by_difference": [],
         "unattributed_bytes": None,
         "unattributed_share": None,
     }
@@ -63,7 +67,7 @@ def _reported(figures: Row) -> Row:
 
 def _on_cpu(record: Record, samples: Columns) -> tuple[Row | None, Row | None]:
     """Of the resident set. llama.cpp's compute buffer is reserved by the log and resident by what it touched:
-    nothing when loaded, and at the peak at most what was taken since."""
+    nothing when loaded, and at the peak at most what came since and is in no other part."""
     before, after, done = _facts(record)
     memory, marks = record.get("memory") or {}, _marks(record)
     total = memory.get("after_load_rss_bytes")
@@ -72,34 +76,27 @@ def _on_cpu(record: Record, samples: Columns) -> tuple[Row | None, Row | None]:
     imported, loaded, finished = (marks.get(at, {}) for at in ("imported", "loaded", "finished"))
     weights, kv = _sum(before, "model"), _sum(before, "kv")
     logits = _sum(before, "output") if "compute" in (before.get("memory") or {}) else None
-    slack = _slack(before, before, loaded)
-    once_loaded = _moment(
-        total,
-        weights=weights,
-        kv=kv,
-        compute=logits,
-        slack=slack,
-        runtime=_interpreter(imported, loaded),
-    )
+    slack, runtime = _slack(before, before, loaded), _interpreter(imported, loaded)
+    once_told = {"weights": weights, "kv": kv, "slack": slack, "runtime": runtime}
+    once_loaded = _moment(total, once_told | {"compute": logits})
     highest = _highest_resident(record, samples)
     if not finished or highest is None:
         return once_loaded, None
-    kv_after, slack_after = _sum(after, "kv"), _slack(after, done, finished)
-    # What came beside the cache since it was loaded, and what malloc had of it back.
-    taken = highest - total - ((kv_after or 0) - (kv or 0))
-    touched = _sum(after, "compute")
-    peak = _moment(
-        highest,
-        weights=_sum(after, "model"),
-        kv=kv_after,
-        compute=None if logits is None else logits + min(touched or 0, max(0, taken)),
-        workspace=None
-        if logits is not None or kv is None
-        else max(0, taken - ((slack_after or 0) - (slack or 0))),
-        slack=slack_after,
-        runtime=_interpreter(imported, finished),
-    )
-    return once_loaded, peak
+    told = {
+        "weights": _sum(after, "model"),
+        "kv": _sum(after, "kv"),
+        "slack": _slack(after, done, finished),
+        "runtime": _interpreter(imported, finished),
+    }
+    since = sum((told[part] or 0) - (then or 0) for part, then in once_told.items())
+    taken = max(0, highest - total - since)  # what else came since, and nobody tells of
+    if logits is not None:
+        reserved = _sum(after, "compute") or 0
+        left_over = ("compute",) if 0 < taken < reserved else ()
+        return once_loaded, _moment(highest, told | {"compute": logits + min(taken, reserved)}, left_over)
+    if kv is None:  # of a stack that tells nothing of its memory
+        return once_loaded, _moment(highest, told)
+    return once_loaded, _moment(highest, told | {"workspace": taken}, ("workspace",) if taken else ())
 
 
 def _interpreter(imported: Row, now: Row) -> int | None:
@@ -139,8 +136,8 @@ def _highest_resident(record: Record, samples: Columns) -> int | None:
 
 
 def _on_gpu(record: Record, samples: Columns) -> tuple[Row | None, Row | None]:
-    """Of the device's memory. What neither the stack nor its allocator has is the driver's: context and
-    kernels; of llama.cpp also the pools of its backend."""
+    """Of the device's memory. What neither the stack nor its allocator has is taken to be the driver's:
+    context and kernels; of llama.cpp also the pools of its backend."""
     before, after, done = _facts(record)
     if not before:
         return None, None
@@ -176,24 +173,20 @@ def _on_device(
         compute = (_sum(facts, "compute", on_gpu=True) or 0) + (_sum(facts, "output", on_gpu=True) or 0)
     workspace = None if allocated is None else max(0, allocated - (weights or 0) - (kv or 0))
     slack = None if allocated is None or reserved is None else reserved - allocated
-    told = [part for part in (weights, kv, compute, workspace, slack) if part is not None]
-    runtime = max(0, total - sum(told)) if total is not None and told else None
-    return _moment(
-        total,
-        weights=weights,
-        kv=kv,
-        compute=compute,
-        workspace=workspace,
-        slack=slack,
-        runtime=runtime,
-    )
+    told = {"weights": weights, "kv": kv, "compute": compute, "workspace": workspace, "slack": slack}
+    known = [part for part in told.values() if part is not None]
+    if total is None or not known or sum(known) > total:  # nothing is left over
+        return _moment(total, told)
+    return _moment(total, told | {"runtime": total - sum(known)}, ("runtime",))
 
 
-def _moment(total: int | None, **told: int | None) -> Row:
-    rest = None if total is None else total - sum(part for part in told.values() if part is not None)
+def _moment(total: int | None, told: Mapping[str, int | None], by_difference: Sequence[str] = ()) -> Row:
+    known = sum(part for part in told.values() if part is not None)
+    rest = None if total is None or by_difference else total - known
     return {
         "total_bytes": total,
-        "parts": dict.fromkeys(PARTS) | told,
+        "parts": {part: told.get(part) for part in PARTS},
+        "by_difference": list(by_difference),
         "unattributed_bytes": rest,
         "unattributed_share": rest / total if rest is not None and total and total > 0 else None,
     }

@@ -31,7 +31,8 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
     its machine, which shares of the bandwidth are taken of."""
     reported = record.get("reported") or {}
     state, reasons = status(record, ceiling, has_series=bool(columns), series=columns)
-    found, unusable = _analysis(columns)
+    # A growth that was killed was watched to no end: its length is the answer, and its latency none.
+    found, unusable = _analysis({} if grown.answers(record) else columns)
     if unusable:
         state, reasons = "invalid", [*reasons, f"its series is unusable: {unusable}"]
     figures = series.row(found)

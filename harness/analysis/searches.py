@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 SAID = (
     *("predicted_n_ctx", "predicted_allocated_n_ctx", "verified_n_ctx", "verified_by", "allocated_n_ctx"),
-    *("limit_reason", "limit_bytes", "limit_stated", "not_filled", "granule", "need"),
+    *("limit_reason", "limit_bytes", "limit_stated", "not_filled", "granule", "need", "predicted_from"),
 )
 
 
@@ -24,7 +24,7 @@ def row(record: Record) -> Row:
     weights, search = record["model"]["weights"], record["search"]
     probes, budget = search["probes"], record.get("memory_budget") or {}
     fill_s = sum(probe.get("fill_s") or 0.0 for probe in probes)
-    wall_s = record["timing"].get("wall_s")
+    all_s = search.get("account_s", 0.0) + sum(probe["seconds"] for probe in probes)
     synthetic = weights.get("synthetic", weights["kind"] == "synthetic")
     return {
         "cell": record["cell"],
@@ -47,7 +47,7 @@ def row(record: Record) -> Row:
         "budget_means": budget.get("means"),
         "live_probes": len(probes),
         "fill_s": fill_s,
-        "search_s": None if wall_s is None else wall_s - fill_s,
+        "search_s": all_s - fill_s,
         "speed_ratio": _at(probes, search.get("verified_n_ctx"), "speed_ratio"),
         "probes": probes,
     }

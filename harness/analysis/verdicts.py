@@ -47,11 +47,12 @@ def status(
     without them a device's clock is not compared.
     """
     known = [f"known beforehand: {why}" for why in record.get("known_failure", [])]
-    # Others' figures are shown as they stand; a search has none but what its probes proved.
-    if grown.answers(record):
-        reasons = [*other_kernels(record["loaded"]), *other_options(record["options"], record["loaded"])]
-        return ("invalid" if reasons else "ok"), [*reasons, *known]
-    if record["outcome"] != "ok" or record["kind"] in ("reported", "searched"):
+    functional = (record.get("loaded") or {}).get("functional")
+    if grown.answers(record) and (reasons := other_than_asked(record, record["options"], record["loaded"])):
+        return "invalid", [*reasons, *known]
+    if grown.answers(record) or (record["kind"] == "searched" and record["outcome"] == "ok"):
+        return ("functional", [str(functional)]) if functional else ("ok", [])
+    if record["outcome"] != "ok" or record["kind"] == "reported":  # others' figures are shown as they stand
         return record["outcome"], [record["reason"], *known] if record.get("reason") else []
     reasons = invalid_because(record, ceiling or ceiling_bytes_per_s([record]))
     reasons += _device_clock(record, series)
@@ -59,8 +60,12 @@ def status(
         reasons.append("its series of tokens is missing or damaged")
     if reasons:
         return "invalid", [*reasons, *known]
-    functional = record["loaded"].get("functional")
     return ("functional", [str(functional)]) if functional else ("ok", [])
+
+
+def other_than_asked(record: Record, options: Record, facts: Record) -> list[str]:
+    """Where what a stack says it loaded is not what it was asked for, each a sentence. `options`: asked."""
+    return [*other_kernels(facts), *_placement(record, facts), *other_options(options, facts)]
 
 
 def invalid_because(record: Record, ceiling: float | None) -> list[str]:

@@ -12,14 +12,13 @@ from typing import Protocol
 from harness import machine, plan, results
 from harness.analysis import agreement
 from harness.analysis.verdicts import status
-from harness.campaign import check, facts, longest
+from harness.campaign import check, facts, longest, readiness
 from harness.campaign.device_lock import DeviceBusy, device_lock
-from harness.campaign.foresight import Device, device_of, expected, forecast
+from harness.campaign.foresight import Device, device_of, forecast
 from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.probes import Probes
 from harness.campaign.repeat import Inputs, measure, not_measured
 from harness.config import Experiment
-from harness.fence import means_here
 from harness.plan import Cell
 from harness.results import Record, Stored
 
@@ -80,7 +79,9 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
             watcher.say(f"{len(found)} repeats are measured already and kept; --fresh measures anew")
             preparation.know_prompts(each.record for each in found)
         pending = {cell.id: cell for cell, _ in todo}
-        ready = {key: _inputs(cell, experiment, preparation, device) for key, cell in pending.items()}
+        ready = {
+            key: readiness.inputs(cell, experiment, preparation, device) for key, cell in pending.items()
+        }
         known = {
             key: forecast(pending[key], inputs.weights, device, preparation.threads).failures
             for key, inputs in ready.items()
@@ -121,13 +122,10 @@ def _searched(campaign: _Campaign, cell: Cell) -> Stored:
     if before and plan.is_done(was, asked.fresh, asked.retry_failed):
         watcher.say(f"{cell.id} is searched already: {before.record['search'].get('verified_n_ctx')} tokens")
         return before
-    preparation, means = campaign.preparation, None
-    refused = longest.refusal(cell, preparation.threads)
-    try:
-        means = means_here() if preparation.device_id == "cpu" else None
-    except OSError as lack:  # without a bound, the machine itself would run out of memory
-        refused = refused or NotReady("refused", str(lack))
-    inputs = refused or _inputs(cell, experiment, preparation, campaign.device)
+    preparation, refused = campaign.preparation, longest.refusal(cell, campaign.preparation.threads)
+    if preparation.device_id == "cpu" and campaign.means is None:  # the machine itself would run out
+        refused = refused or NotReady("refused", "memory of a worker cannot be bounded on this machine")
+    inputs = refused or readiness.inputs(cell, experiment, preparation, campaign.device)
     begun = campaign.shared | facts.of_repeat(cell, 1, key, experiment.device, experiment.gpu)
     if isinstance(inputs, Inputs):
         begun |= facts.of_inputs(cell, inputs, begun)
@@ -135,7 +133,7 @@ def _searched(campaign: _Campaign, cell: Cell) -> Stored:
         folder=campaign.folder,
         device_family=experiment.device.partition(":")[0],
         budget_bytes=experiment.protocol.memory_budget_bytes,
-        means=means,
+        means=campaign.means,
         say=watcher.say,
     )
     try:
@@ -170,6 +168,7 @@ class _Campaign:
     watcher: Watcher
     preparation: Preparation
     device: Device
+    means: str | None
     keys: dict[str, str]
     folder: Path
     shared: Record
@@ -189,11 +188,15 @@ def _opened(
         for stored in results.recover(asked.root, _passed_over(watcher)):
             watcher.say(f"kept what an interrupted repeat had measured: {stored.folder}")
         slug, device = machine.facts()["slug"], device_of(experiment)
-        keys = {cell.id: _content_key(cell, preparation, device, slug) for cell in cells}
+        means, timeout_s = readiness.means(preparation), experiment.protocol.timeout_s
+        known_by = (preparation, device, slug, means, timeout_s)
+        keys = {cell.id: readiness.content_key(cell, *known_by) for cell in cells}
         folder = asked.root / slug
         shared = facts.of_campaign(experiment, asked.config_path, asked.command_line)
         before = _before(folder, watcher)
-        yield _Campaign(experiment, cells, asked, watcher, preparation, device, keys, folder, shared, *before)
+        yield _Campaign(
+            experiment, cells, asked, watcher, preparation, device, means, keys, folder, shared, *before
+        )
 
 
 def _checked(campaign: _Campaign, seconds: float) -> list[Stored]:
@@ -202,7 +205,7 @@ def _checked(campaign: _Campaign, seconds: float) -> list[Stored]:
     checking = check.Checking(
         experiment=experiment,
         preparation=preparation,
-        inputs=lambda cell: _inputs(cell, experiment, preparation, campaign.device),
+        inputs=lambda cell: readiness.inputs(cell, experiment, preparation, campaign.device),
         keys=campaign.keys,
         folder=campaign.folder,
         shared=campaign.shared,
@@ -230,56 +233,6 @@ def _status(before: Stored) -> str:
         except results.ResultsError:
             whole = False
     return status(before.record, has_series=whole, series=columns)[0]
-
-
-def _inputs(
-    cell: Cell, experiment: Experiment, preparation: Preparation, device: Device
-) -> Inputs | NotReady:
-    """Everything the cell needs, or why it cannot be had or is not to be started."""
-    protocol = experiment.protocol
-    try:
-        if refusal := _refusal(cell, preparation, device):
-            raise NotReady("refused", refusal)
-        interpreter = preparation.interpreter(cell.header)
-        ready = preparation.weights(cell)
-        if refusal := forecast(cell, ready, device, preparation.threads).refusal:  # now they are read
-            raise NotReady("refused", refusal)
-        prompt, source = preparation.prompt(cell, ready)
-    except NotReady as reason:
-        return reason
-    options = cell.options(preparation.threads)
-    return Inputs(
-        interpreter=interpreter,
-        device_id=preparation.device_id,
-        weights=ready,
-        prompt=prompt,
-        prompt_source=source,
-        options=options,
-        threads=int(options.get("threads") or preparation.threads),
-        timeout_s=protocol.timeout_s,
-        sample_interval_ms=protocol.sample_interval_ms,
-        warmup=protocol.warmup.model_dump(),
-    )
-
-
-def _refusal(cell: Cell, preparation: Preparation, device: Device) -> str | None:
-    """Why a cell is not to be started, before anything is built, made or downloaded for it."""
-    if device.free_bytes is None and not any(limit.refuses for limit in cell.header.limits):
-        return None
-    return expected(cell, device, preparation.threads).refusal
-
-
-def _content_key(cell: Cell, preparation: Preparation, device: Device, slug: str) -> str:
-    options, device_id = cell.options(preparation.threads), preparation.device_id
-    if _refusal(cell, preparation, device):
-        return plan.content_key(cell, options, ("refused",), None, slug, device_id)
-    try:
-        interpreter = preparation.interpreter(cell.header)
-    except NotReady:
-        return plan.content_key(cell, options, ("unavailable",), None, slug, device_id)
-    built = [f"{name}={value}" for name, value in interpreter.environment.variables.items()]
-    stack = [interpreter.environment.name, *built, *interpreter.lock]
-    return plan.content_key(cell, options, stack, preparation.fingerprint(cell), slug, device_id)
 
 
 def _before(

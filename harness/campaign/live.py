@@ -9,9 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness import launch
+from harness import launch, results
 from harness.analysis import depth
-from harness.analysis.verdicts import CONTENTION_TOLERANCE
+from harness.analysis.verdicts import (
+    PAGE_BYTES,
+    REFAULT_FLOOR_BYTES,
+    REFAULT_TOLERANCE,
+    other_than_asked,
+)
+from harness.campaign.need import PAGES_TO_A_TABLE
 from harness.campaign.repeat import Inputs
 from harness.campaign.room import Room
 from harness.fence import Fence
@@ -21,11 +27,12 @@ from runners.protocol import Died, Done, Event, Failed, Loaded, Phase
 
 FILL_SHARE = 0.9  # of a probe's time that filling may take; the rest is loading
 SAMPLE_MS = 100  # closer than while timing: here a peak counts
-TROUBLE = ("error", "interrupted")  # says nothing of the memory; all other ends are "does not fit"
+TROUBLE = ("error", "interrupted")  # says nothing of the memory; other ends are "does not fit"
+BEFORE_LOADING = ("start", "import")
 Found = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Probing:
     """What all probes of a search share. `option`: the one that takes the context's length; `means`: how the
     memory is bounded, null on a GPU."""
@@ -37,6 +44,10 @@ class Probing:
     means: str | None
     folder: Path
     say: Callable[[str], None]
+    number: int = 0
+    """Of probes so far."""
+    loaded: Found | None = None
+    """What the last probe that loaded said of itself."""
 
     def run(self, n_ctx: int, fill: bool) -> Found:
         """Try one context. `fits`: it was allocated and, where asked to, filled, and decodes at its end no
@@ -46,8 +57,9 @@ class Probing:
         """
         waited_s, free = self.room.settle()
         began, ended, seen = time.monotonic(), None, _Seen()
-        folder = self.folder / f"n_ctx-{n_ctx}-{'filled' if fill else 'allocated'}"
-        folder.mkdir(exist_ok=True)
+        self.number += 1
+        folder = self.folder / f"probe-{self.number}"
+        folder.mkdir()
         with contextlib.ExitStack() as around:
             fence = around.enter_context(Fence(self.room.limit_bytes, self.means)) if self.means else None
             gpu = None if self.inputs.device_id == "cpu" else self.inputs.device_id
@@ -63,16 +75,42 @@ class Probing:
                         ended = event
                 sampled = sampler.summary()
             except OSError as refusal:
+                if refusal.errno in results.FULL:
+                    raise
                 ended, sampled = Died("error", f"the worker could not be started: {refusal}"), {}
+            pressure = fence.pressure() if fence else {}
         (folder / "request.json").unlink(missing_ok=True)
-        return {
+        found = {
             "n_ctx": n_ctx,
             **_said(ended, seen, fill, self.inputs.threads),
             "seconds": time.monotonic() - began,
             "peak_bytes": self._peak_bytes(sampled, ended),
             "free_before_bytes": free,
             "waited_s": waited_s,
+            "pressure": pressure,
         }
+        self.loaded = seen.loaded or self.loaded
+        return found | self._objections(found, seen.loaded)
+
+    def _objections(self, found: Found, loaded: Found | None) -> Found:
+        """What makes of a probe that seemed to fit one that does not, or that says nothing: something else
+        was loaded than asked for, pages were evicted and read again."""
+        if not found["fits"] or loaded is None:
+            return {}
+        n_ctx = found["n_ctx"]
+        asked = {k: v for k, v in self.inputs.options.items() if k != self.option}
+        on = {"device": self.inputs.device_id, "options": asked}
+        strayed = other_than_asked(on, asked, loaded)
+        held = (loaded.get("options") or {}).get(self.option)
+        if not isinstance(held, int) or held < n_ctx:
+            strayed.append(f"{self.option} {n_ctx} was asked for and {held} ran")
+        if strayed:
+            return {"fits": None, "outcome": "error", "reason": "; ".join(strayed)}
+        refaulted = PAGE_BYTES * found["pressure"].get("workingset_refault_file", 0)
+        if refaulted > max(REFAULT_FLOOR_BYTES, REFAULT_TOLERANCE * self.room.limit_bytes):
+            paged = f"pages: {refaulted / 1e6:.0f} MB of what was evicted had to be read again"
+            return {"fits": False, "decodes": False, "reason": paged}
+        return {}
 
     def _peak_bytes(self, sampled: Found, ended: Event | Died | None) -> int | None:
         """The most that the probe took, counted as its limit counts."""
@@ -80,9 +118,10 @@ class Probing:
             return ended.facts.get("data_bytes") if isinstance(ended, Done) else None
         if self.means:
             peak = sampled.get("peak_rss_anon_bytes")
-            return None if peak is None else int(peak)
+            return None if peak is None else int(peak) * (PAGES_TO_A_TABLE + 1) // PAGES_TO_A_TABLE
         peak = sampled.get("peak_vram_bytes")
-        return None if peak is None else int(peak) - self.room.held_bytes
+        # Less than nothing: others have given back what they held.
+        return None if peak is None or peak < self.room.held_bytes else int(peak) - self.room.held_bytes
 
     def _request(self, n_ctx: int, fill: bool) -> Any:
         asked = replace(self.inputs, options=self.inputs.options | {self.option: n_ctx})
@@ -117,11 +156,10 @@ class _Seen:
 
 def _said(ended: Event | Died | None, seen: _Seen, fill: bool, threads: int) -> Found:
     """What a probe came to. `held`: tokens that were in the context at the end; `cpu_wait_share`: of the
-    threads' time, while it was filled; `memory`, `allocator`: as the stack says, by part, at the end."""
+    threads' time, while it decoded; `memory`, `allocator`: as the stack says, by part, at the end."""
     facts = ended.facts if isinstance(ended, Done) else {}
-    decode, fill_ns = facts.get("decode") or [], (facts.get("fill_s") or 0) * 1e9
+    decode, decode_ns = facts.get("decode") or [], (facts.get("decode_s") or 0) * 1e9
     held = facts.get("facts_after") or seen.loaded or {}
-    busy = (facts.get("cpu_wait_ns") or 0) / (fill_ns * threads) if fill_ns else 0.0
     found: Found = {
         "fits": isinstance(ended, Done),
         "allocates": seen.loaded is not None,
@@ -135,20 +173,17 @@ def _said(ended: Event | Died | None, seen: _Seen, fill: bool, threads: int) -> 
         "left_out": facts.get("left_out"),
         "decode": decode,
         "speed_ratio": depth.speed_ratio(decode),
-        "cpu_wait_share": busy if fill_ns else None,
+        "cpu_wait_share": facts["decode_wait_ns"] / (decode_ns * threads) if decode_ns else None,
         "memory": held.get("memory"),
         "allocator": held.get("allocator"),
     }
     if isinstance(ended, (Failed, Died)):
-        trouble = ended.outcome in TROUBLE
+        # What dies before it loads anything, for another reason than memory, would die at any length.
+        trouble = ended.outcome in TROUBLE or (ended.outcome == "crash" and seen.phase in BEFORE_LOADING)
         found |= {"outcome": ended.outcome, "reason": ended.reason, "fits": None if trouble else False}
         if fill and seen.loaded is not None and not trouble:
             found["decodes"] = False
     elif fill and facts.get("left_out") is None:
         slow = depth.too_slow(decode)
-        if slow and busy > CONTENTION_TOLERANCE:  # then it says nothing of memory
-            found["reason"] = f"{slow}; not held against it: threads waited for a CPU {busy:.0%} of the time"
-        else:
-            found |= {"fits": slow is None, "reason": slow}
-        found["decodes"] = found["fits"]
+        found |= {"fits": slow is None, "decodes": slow is None, "reason": slow}
     return found

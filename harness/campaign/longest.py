@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import launch, results, search
+from harness.analysis.verdicts import CONTENTION_TOLERANCE
 from harness.campaign.live import Found, Probing
 from harness.campaign.need import Account, by_shape
 from harness.campaign.prepare import NotReady
@@ -20,6 +21,7 @@ from harness.results import Record, Running, Stored
 from harness.search import Need, Space, Try
 
 MOST_PROBES = 24  # a plain bisection of a million contexts takes 20
+DOUBT = 0.03  # of a GPU's free memory: kernels and pools of the stack that no account has
 BEYOND = 1.1  # of a device's memory: what allocates so much of it spills
 
 _INT32 = 2**31 - 1
@@ -70,13 +72,22 @@ def find(
         if isinstance(inputs, NotReady):
             raise Fails(inputs.outcome, str(inputs))
         one.go(inputs)
-    except (Fails, NoRoom, DeviceLost) as failure:
-        outcome = failure.outcome if isinstance(failure, Fails) else "refused"
-        outcome = "error" if isinstance(failure, DeviceLost) else outcome
-        reason = str(failure)
+    except Fails as failure:
+        outcome, reason = failure.outcome, str(failure)
+    except NoRoom as lack:
+        outcome, reason = "refused", str(lack)
+    except DeviceLost as loss:
+        outcome, reason = "error", str(loss)
+    except OSError as failure:
+        if failure.errno in results.FULL:
+            raise results.ResultsError(
+                f"cannot write results to {running.folder}: {failure.strerror}"
+            ) from failure
+        outcome, reason = "error", f"a probe could not be started: {failure}"
     except KeyboardInterrupt:
         interrupted, outcome, reason = True, "interrupted", "stopped by the user"
-    ending = {"outcome": outcome, "reason": reason, "phase": "search", "tokens": 0, "search": one.said}
+    ending: Record = {"outcome": outcome, "reason": reason, "phase": "search", "tokens": 0}
+    ending |= {"search": one.said, "loaded": one.loaded}
     timing = {"started_utc": begun["started_utc"], "wall_s": time.monotonic() - began}
     stored = running.finish(begun | one.budget | ending | {"timing": timing}, {}, None)
     if interrupted:
@@ -85,16 +96,20 @@ def find(
 
 
 class _Search:
-    """One search while it runs. `said`: what its record says of it; `budget`: how its memory is bounded."""
+    """One search while it runs. `said`: what its record says of it; `budget`: how its memory is bounded;
+    `loaded`: what the last probe that loaded said of itself."""
 
     def __init__(self, cell: Cell, given: Searching, running: Running, probes: Sequence[Found]) -> None:
         self._cell, self._given, self._running = cell, given, running
         self._fill = isinstance(cell.workload, MaxCtx) and cell.workload.fill
         self.budget: Record = {}
+        self.loaded: Found | None = None
         self.said: Record = {
             "probes": list(probes),
             **dict.fromkeys(("predicted_n_ctx", "verified_n_ctx", "allocated_n_ctx", "verified_by")),
-            **dict.fromkeys(("predicted_allocated_n_ctx", "need", "limit_reason", "limit_bytes")),
+            **dict.fromkeys(("predicted_allocated_n_ctx", "predicted_from", "need", "limit_reason")),
+            **dict.fromkeys(("limit_bytes", "not_filled")),
+            "account_s": 0.0,
         }
 
     def go(self, inputs: Inputs) -> None:
@@ -104,6 +119,7 @@ class _Search:
         assert context is not None  # else it was refused
         with room_on(inputs.device_id, given.device_family, given.budget_bytes) as room:
             room = self._as_before(room)
+            began = time.monotonic()
             if given.means:
                 self.budget = {"memory_budget": {"bytes": room.limit_bytes, "means": given.means}}
             space = _space(cell, context)
@@ -113,28 +129,36 @@ class _Search:
             probing = Probing(
                 cell, inputs, context.option, room, given.means, self._running.folder, given.say
             )
-            needs = self._needs(context, inputs, space)
-            self._prove_no_spill(probing, space, needs)
-            self._search(probing, space, needs, context.dry)
+            needs = self._needs(context, inputs, space, room)
+            self.said["account_s"] = time.monotonic() - began
+            try:
+                self._prove_no_spill(probing, space, needs)
+                self._search(probing, space, needs, context.dry)
+            finally:
+                self.loaded = probing.loaded
 
     def _as_before(self, room: Room) -> Room:
-        """The room with the limit that the probes of the search before were held to; where that is not there
-        any more, they count no longer."""
-        if not (probes := self.said["probes"]):
-            return room
-        before = replace(room, limit_bytes=int(probes[-1]["limit_bytes"]))
-        if room.stated or not before.missing(room.free()):
-            return before
-        self.said["probes"] = []
+        """The room with the limit that the last probes before were held to. Those that were held to another,
+        or to one that is not there any more, count no longer."""
+        probes = self.said["probes"]
+        if probes:
+            before = replace(room, limit_bytes=int(probes[-1]["limit_bytes"]))
+            if room.stated or not before.missing(room.free()):
+                room = before
+        kept = [probe for probe in probes if probe["limit_bytes"] == room.limit_bytes]
+        self.said["probes"] = kept
+        self.said["not_filled"] = next((probe["left_out"] for probe in kept if probe["left_out"]), None)
         return room
 
-    def _needs(self, context: Context, inputs: Inputs, space: Space) -> Callable[[bool], Need | None]:
+    def _needs(
+        self, context: Context, inputs: Inputs, space: Space, room: Room
+    ) -> Callable[[bool], Need | None]:
         """Bytes by context, filled or only allocated; what is predicted of both is said."""
         limit = self.said["limit_bytes"]
         if not context.dry:
             need = by_shape(self._cell, inputs)
             return lambda filled: need
-        account = Account(self._cell, inputs, self._running.folder, self._given.means)
+        account = Account(self._cell, inputs, self._running.folder, self._given.means, room.free)
         try:
             both = {filled: account.predicted(space, limit, filled) for filled in (True, False)}
         except launch.JobFailed as failure:
@@ -143,6 +167,7 @@ class _Search:
         self.said |= {"predicted_n_ctx": found, "predicted_allocated_n_ctx": both[False]}
         self.said["need"] = account.parts(found or space.lowest, self._fill)
         if account.knows_lengths:
+            self.said["predicted_from"] = "account"
             return account.need
         self.said["predicted_n_ctx"] = self.said["predicted_allocated_n_ctx"] = None
         return lambda filled: None
@@ -156,30 +181,42 @@ class _Search:
         beyond = beyond and beyond + space.granule
         if not beyond or beyond > space.highest:
             raise Fails("refused", f"{why}, and no context is long enough to show that it does not")
-        if self._probe(probing, beyond, fill=False)["fits"]:
+        found = self._probe(probing, beyond, fill=False)
+        if found["fits"]:
             raise Fails("refused", f"{why}: {beyond} tokens, more than the device holds, were allocated")
+        if (
+            found["outcome"] != "oom"
+        ):  # a driver that moves memory about ends in other ways than being refused
+            raise Fails("refused", f"{why}, and {beyond} tokens ended otherwise: {found['reason']}")
 
     def _search(
         self, probing: Probing, space: Space, needs: Callable[[bool], Need | None], dry: bool
     ) -> None:
-        fill = self._fill
-        limit = probing.room.limit_bytes
+        limit, doubt = probing.room.limit_bytes, 0 if probing.means else DOUBT * probing.room.limit_bytes
         while True:
+            fill = self._fill and not self.said["not_filled"]
+            if self._fill and not fill:  # what is not filled, is at least known to be allocated
+                self.said["predicted_n_ctx"] = self.said["predicted_allocated_n_ctx"]
             tries = _tries(self.said["probes"], fill)
             self._say_found(space, tries, fill)
-            asked = search.following(space, tries, needs(fill), limit, dry)
+            asked = search.following(space, tries, needs(fill), limit, dry, doubt)
             if asked is None:
                 break
             if len(tries) >= MOST_PROBES:
                 raise Fails("error", f"no answer in {MOST_PROBES} probes")
-            if not dry and len(tries) == 1:  # the first has shown how far off a guess by the shape is
-                self.said["predicted_n_ctx"] = asked
+            if not dry and any(each.peak_bytes for each in tries) and not self.said["predicted_from"]:
+                self.said |= {"predicted_n_ctx": asked, "predicted_from": "first probe"}
             found = self._probe(probing, asked, fill)
+            if found["fits"] is False and found["held"]:  # it was slow, or paged: let it show that once more
+                found = self._probe(probing, asked, fill)
+                busy = found["cpu_wait_share"] or 0.0
+                if found["fits"] is False and busy > CONTENTION_TOLERANCE:
+                    raise Fails(
+                        "error", f"{found['reason']}; its threads waited for a CPU {busy:.0%} of the time"
+                    )
             if found["fits"] is None:
                 raise Fails("error", f"at {asked} tokens: {found['reason']}")
-            if found["left_out"]:  # what is not filled, is at least known to be allocated
-                fill, self.said["not_filled"] = False, found["left_out"]
-                self.said["predicted_n_ctx"] = self.said["predicted_allocated_n_ctx"]
+            self.said["not_filled"] = found["left_out"] or self.said["not_filled"]
         if self.said["verified_n_ctx"] is None:
             raise Fails("oom", f"not even {space.lowest} tokens fit: {self.said['limit_reason']}")
 
@@ -188,9 +225,9 @@ class _Search:
         probes = self.said["probes"]
         verified = search.longest(space, tries)
         allocated = [probe["n_ctx"] for probe in probes if probe["allocates"]]
-        failed = [probe for probe in probes if probe["fits"] is False]
-        least = min(failed, key=lambda probe: int(probe["n_ctx"]), default=None)
-        why = f"at {least['n_ctx']} tokens: {least['reason']}" if least else None
+        least = min((each.n_ctx for each in tries if not each.fits), default=None)
+        said = [p["reason"] for p in probes if p["n_ctx"] == least and p["fits"] is False]
+        why = f"at {least} tokens: {said[-1]}" if least else None
         self.said |= {
             "verified_n_ctx": verified,
             "verified_by": verified and ("decode" if fill else "allocation"),
@@ -209,8 +246,12 @@ class _Search:
         word = {True: "fits", False: "does not fit", None: "failed"}[fits]
         why = f" ({found['reason']})" if found["reason"] else ""
         self._given.say(f"{self._cell.id} with {n_ctx} tokens {word}{why}: after {found['seconds']:.1f} s")
-        if fits is False and (missing := probing.room.missing(found["free_before_bytes"])):
-            raise Fails("error", f"others have taken {missing / 1e6:.0f} MB of what the search began with")
+        if fits is False:
+            _, free = probing.room.settle()
+            if missing := probing.room.missing(min(free, found["free_before_bytes"])):
+                raise Fails(
+                    "error", f"others have taken {missing / 1e6:.0f} MB of what the search began with"
+                )
         return found
 
 
@@ -225,7 +266,7 @@ def _tries(probes: Sequence[Found], fill: bool) -> list[Try]:
     tries = {}
     for probe in probes:
         fits, peak = probe["fits"], probe["peak_bytes"]
-        if fill and not probe["filled"]:
+        if fill and not (probe["filled"] and not probe["left_out"]):
             fits, peak = (None if fits else fits), None
         elif not fill and probe["filled"]:
             fits, peak = (probe["allocates"] if fits is not None else None), None

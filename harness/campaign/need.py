@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,15 @@ from harness.campaign.repeat import Inputs
 from harness.plan import Cell
 from harness.search import Need, Space, predicted
 from harness.theory.estimate import overhead_bytes
+from runners.protocol import ACCOUNTED
 
 ACCOUNT_TIMEOUT_S = 120.0
 FIRST = (1, 4, 16, 64)  # times the shortest context: what is asked for first
 # Times the longest that is accounted for: a dry account too takes memory, llama.cpp's 48 bytes a token.
 FURTHER = 64
 MOST_ROUNDS = 8
-GPU_RUNTIME_BYTES = (
-    500 << 20
-)  # a CUDA context with its kernels, about; the first probe tells how far it is off
+GPU_RUNTIME_BYTES = 500 << 20  # a CUDA context with its kernels, where the account's own is not seen
+PAGES_TO_A_TABLE = 512
 Parts = dict[str, float]
 
 
@@ -32,9 +32,13 @@ class Account:
     Raises launch.JobFailed.
     """
 
-    def __init__(self, cell: Cell, inputs: Inputs, folder: Path, means: str | None) -> None:
-        """`means`: how the memory is bounded, which says what counts; null: by a GPU."""
+    def __init__(
+        self, cell: Cell, inputs: Inputs, folder: Path, means: str | None, free: Callable[[], int]
+    ) -> None:
+        """`means`: how the memory is bounded, which says what counts; null: by a GPU, whose `free` bytes tell
+        what a process takes before it holds anything."""
         self._cell, self._inputs, self._folder, self._means = cell, inputs, folder, means
+        self._free, self._gpu_runtime = free, 0
         self._said: dict[str, Any] = {}
         self._at: dict[int, dict[str, Any]] = {}
 
@@ -42,7 +46,7 @@ class Account:
         """The longest context within the limit, where it and the one above it are accounted for."""
         if not self._at:
             self._ask(space.floor(space.lowest * times) for times in FIRST)
-        for _ in range(MOST_ROUNDS):
+        for last in range(MOST_ROUNDS):
             known = Space(space.granule, space.lowest, space.floor(FURTHER * max(self._at)))
             found = predicted(known, self.need(filled), limit_bytes)
             wanted = [found or space.lowest]
@@ -50,7 +54,8 @@ class Account:
                 wanted.append(found + space.granule)
             if all(n in self._at for n in wanted):
                 break
-            around = [n + k * space.granule for n in wanted for k in (-2, -1, 0, 1)]
+            near = (0,) if last == MOST_ROUNDS - 1 else (-2, -1, 0, 1)
+            around = [n + k * space.granule for n in wanted for k in near]
             self._ask(n for n in around if space.lowest <= n <= space.highest and n not in self._at)
         return found
 
@@ -76,7 +81,8 @@ class Account:
         process, at = self._said["process"], self._at[n_ctx]
         if self._means is None:
             found = {part: _on_gpu(by_device) for part, by_device in at["memory"].items()}
-            return {"runtime": float(GPU_RUNTIME_BYTES), "weights": _on_gpu(self._said["model"])} | found
+            runtime = self._gpu_runtime or GPU_RUNTIME_BYTES
+            return {"runtime": float(runtime), "weights": _on_gpu(self._said["model"])} | found
         counted = at["memory" if self._means == "RLIMIT_DATA" else "touched"]
         later = ("work",) if self._means == "RLIMIT_DATA" else ("work", "compute")
         found = {
@@ -87,7 +93,10 @@ class Account:
         runtime = process["rss_anon_bytes"]
         if self._means == "RLIMIT_DATA":
             runtime = process["data_bytes"] + (process["stack_bytes"] if filled else 0)
-        return {"runtime": float(runtime), "weights": float(sum(self._said["model"].values()))} | found
+        found |= {"runtime": float(runtime), "weights": float(sum(self._said["model"].values()))}
+        # A cgroup counts the page tables too.
+        tables = sum(found.values()) / PAGES_TO_A_TABLE if self._means != "RLIMIT_DATA" else 0.0
+        return found | {"tables": tables}
 
     def _ask(self, contexts: Iterable[int]) -> None:
         asked = {"kind": "account", "n_ctx": sorted(set(contexts))}
@@ -95,7 +104,13 @@ class Account:
         events = launch.run_job(
             request, self._inputs.interpreter, self._folder, ACCOUNT_TIMEOUT_S, self._inputs.threads
         )
-        self._said = launch.facts_of(events)
+        before = self._free() if self._means is None else 0
+
+        def told(phase: str) -> None:
+            if phase == ACCOUNTED and self._means is None:
+                self._gpu_runtime = max(self._gpu_runtime, before - self._free())
+
+        self._said = launch.facts_of(events, told)
         self._at |= {each["n_ctx"]: each for each in self._said["at"]}
 
 

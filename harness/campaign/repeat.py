@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 from harness import launch, results
 from harness.envs.build import Interpreter
 from harness.fence import Fence
-from harness.memory import Sampler, mark, pressure, watched
+from harness.memory import Sampler, mark, pressure, watched, weight_files
 from harness.models.weights import Ready
 from harness.plan import Cell
 from harness.results import Record, ResultsError, Stored
@@ -73,7 +72,7 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
     sampler: Sampler | None = None
     interrupted = False
     marks: list[dict[str, Any]] = []
-    weights = inputs.weights.path if inputs.weights else None
+    weights = weight_files(inputs.weights.path) if inputs.weights else None
     gpu = inputs.device_id if inputs.device_id.startswith(launch.NVML_UUIDS) else None
     try:
         with contextlib.ExitStack() as around:
@@ -93,7 +92,7 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
         interrupted = True
         seen.ended = Died("interrupted", "stopped by the user")
     except OSError as refusal:
-        if refusal.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        if refusal.errno in results.FULL:
             raise ResultsError(f"cannot write results to {running.folder}: {refusal.strerror}") from refusal
         if worker is not None:
             raise

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from harness import launch
 from harness.machine import spill
@@ -65,14 +66,16 @@ def room_on(device_id: str, family: str, budget_bytes: int | None) -> Iterator[R
         raise NoRoom(spill.here(family) or f"what is free on a device of {family} cannot be read here")
     with contextlib.ExitStack() as opened:
         with _lost():
-            used, total = opened.enter_context(vram_reader(device_id)), _total(device_id)
+            opened.enter_context(vram_reader(device_id))  # NVML, open
 
         def free() -> int:
             with _lost():
-                return total - int(used())
+                return int(_memory(device_id).free)
 
-        now = free()
-        yield Room(now, False, total - now, spill.here(family), free)
+        limit = _steady(free)
+        with _lost():
+            held = int(_memory(device_id).used)
+        yield Room(limit, False, held, spill.here(family), free)
 
 
 @contextlib.contextmanager
@@ -85,8 +88,20 @@ def _lost() -> Iterator[None]:
         raise DeviceLost(f"the device cannot be asked for its memory any more: {failure}") from failure
 
 
-def _total(device_id: str) -> int:
+def _steady(free: Callable[[], int]) -> int:
+    """Bytes that are free once they do not rise any more: a driver gives back late what a process had."""
+    before, until = free(), time.monotonic() + GIVEN_BACK_S
+    while True:
+        time.sleep(LOOK_EVERY_S)
+        now = free()
+        if now <= before * (1 + TOLERANCE) or time.monotonic() > until:
+            return now
+        before = now
+
+
+def _memory(device_id: str) -> Any:
+    """`free` and `used` bytes. What the driver reserves for itself is in neither."""
     import pynvml
 
     device = pynvml.nvmlDeviceGetHandleByUUID(device_id)
-    return int(pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2).total)
+    return pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2)

@@ -27,7 +27,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except KeyboardInterrupt:
-        kept = "; what was finished is kept, the same command goes on" if arguments.command == "run" else ""
+        goes_on = arguments.command in ("run", "max-ctx")
+        kept = "; what was finished is kept, the same command goes on" if goes_on else ""
         print(f"\nharness: interrupted{kept}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # `harness list | head`: nobody reads on, so nothing more is said

@@ -56,6 +56,8 @@ def _print(rows: Sequence[Row]) -> None:
             )
     console.print(table)
     console.print("MB of 1e6 bytes; what no part claims is unattributed, in % of the total", style="dim")
+    if any(row[at] and row[at]["by_difference"] for row in rows for at in ("loaded", "peak")):
+        console.print("~: told by nobody, what the others leave over; no rest beside it", style="dim")
 
 
 def _figures(moment: Row | None) -> list[str]:
@@ -63,7 +65,8 @@ def _figures(moment: Row | None) -> list[str]:
         return ["-"] * (len(PARTS) + 2)
     rest, share = moment["unattributed_bytes"], moment["unattributed_share"]
     said = "-" if rest is None else _mb(rest) + ("" if share is None else f" ({share:.1%})")
-    return [_mb(moment["total_bytes"]), *(_mb(moment["parts"][part]) for part in PARTS), said]
+    parts = ("~" * (part in moment["by_difference"]) + _mb(moment["parts"][part]) for part in PARTS)
+    return [_mb(moment["total_bytes"]), *parts, said]
 
 
 def _mb(value: int | None) -> str:

@@ -24,7 +24,8 @@ class Gathered:
 
     def __init__(self, stored: Sequence[Stored]) -> None:
         by_size = sorted(stored, key=lambda each: _by_size(str(each.record["model"]["name"])))
-        self.stored = [each for each in by_size if each.record["kind"] not in ("checked", "searched")]
+        self._ran = [each for each in by_size if each.record["kind"] != "checked"]
+        self.stored = [each for each in self._ran if each.record["kind"] != "searched"]
         searched = [searches.row(each.record) for each in by_size if each.record["kind"] == "searched"]
         self.searches: list[Row] = tables.named(searches.latest(searched))
         checked = [agreement.row(each.record) for each in by_size if each.record["kind"] == "checked"]
@@ -86,8 +87,8 @@ class Gathered:
             memory=memory,
             prefill=prefill,
             baseline=beside([*self.cells, *self.searches], baseline.cells) if baseline else {},
-            machines=list({r.record["machine"]["slug"]: r.record["machine"] for r in self.stored}.values()),
-            methods=_attention(self.cells) | _methods(self.stored),
+            machines=list({r.record["machine"]["slug"]: r.record["machine"] for r in self._ran}.values()),
+            methods=_attention(self.cells) | _methods(self._ran),
             warnings=[*self.warnings, *(baseline.warnings if baseline else [])],
         )
 
@@ -154,13 +155,14 @@ def _methods(stored: Sequence[Stored]) -> dict[str, Any]:
         return list({str(value): value for value in values if value}.values())
 
     records = [each.record for each in stored]
-    measured = [record for record in records if record["kind"] == "measured"]
+    ours = [record for record in records if record["kind"] != "reported"]
+    loaded = [record for record in ours if record["kind"] == "measured" or record.get("loaded")]
     methods: dict[str, Any] = {
         "Sources": distinct([_source(record) for record in records if record.get("source")]),
-        "Protocol": distinct([record.get("protocol") for record in measured]),
-        "Stacks": distinct([_versions(record) for record in measured]),
-        "Harness": distinct([record.get("harness") for record in measured]),
-        "To repeat it": distinct([" ".join(r["campaign"].get("command_line") or []) for r in measured]),
+        "Protocol": distinct([record.get("protocol") for record in ours]),
+        "Stacks": distinct([_versions(record) for record in loaded]),
+        "Harness": distinct([record.get("harness") for record in ours]),
+        "To repeat it": distinct([" ".join(r["campaign"].get("command_line") or []) for r in ours]),
     }
     return {heading: said for heading, said in methods.items() if said}
 

@@ -112,11 +112,23 @@ COLUMNS: tuple[Column, ...] = (
     Column("on", "published_memory_is", columns.word, "that device", numeric=False),
     Column("their theory", "published_theory_n_ctx", _theory, "tokens that it holds beside the weights"),
     Column("of theirs", "published_share", _share, "published over its theory"),
-    Column("predicted", "predicted_n_ctx", _TOKENS, "tokens, before the first that was really allocated"),
+    Column("predicted", "predicted_n_ctx", _TOKENS, "tokens, before one so long was really allocated"),
+    Column(
+        "from",
+        "predicted_from",
+        columns.word,
+        "the stack's own account, before anything was allocated, or what the first probe took",
+        numeric=False,
+    ),
     Column(
         "off", "prediction_off", partial(columns.number, form="{:+.1%}"), "predicted over longest, less one"
     ),
-    Column("allocates", "allocated_n_ctx", _allocated, "tokens that can be allocated, if another figure"),
+    Column(
+        "seen to allocate",
+        "allocated_n_ctx",
+        _allocated,
+        "most tokens that were seen to be allocated, if another figure; more may be",
+    ),
     Column(
         "of free",
         "kv_share_of_free",

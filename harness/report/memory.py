@@ -1,4 +1,7 @@
-"""The chapter on memory: what each variant takes once it is loaded and at its peak, part by part."""
+"""The chapter on memory: what each variant takes once it is loaded and at its peak, part by part.
+
+A part that is what the others left over is marked with BY_DIFFERENCE.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,11 @@ MEANING = (
     " stack tells. Compute: its buffers for one step. Workspace: what an allocator gave out beside these."
     " Slack: what it holds and has not given out. Runtime: the interpreter, its libraries and a GPU's"
     " context, before any model. Unattributed: the total less all of these; negative where parts are"
-    " reserved and not yet used. Published sizes are of another machine. MB are 1e6 bytes."
+    " reserved and not yet used. ~: told by nobody, but what the other parts leave over (on a CPU, of what"
+    " came since loading); beside it no rest can be told. Published sizes are of another machine. MB are 1e6"
+    " bytes."
 )
+BY_DIFFERENCE = "~"
 MOMENTS = {"loaded": "Once loaded", "peak": "At its peak"}
 PARTS = {
     "weights": Mark(COLOURS[0], "square"),
@@ -86,7 +92,8 @@ def _flat(row: Row) -> dict[str, Any]:
         of: Mapping[str, Any] = row.get(moment) or {}
         parts = {**(of.get("parts") or {}), "unattributed": of.get("unattributed_bytes")}
         found |= {f"{moment}_{part}_bytes": parts.get(part) for part in PARTS}
-        found |= {f"{moment}_{key}": of.get(key) for key in ("total_bytes", "unattributed_share")}
+        told = ("total_bytes", "unattributed_share", "by_difference")
+        found |= {f"{moment}_{key}": of.get(key) for key in told}
     measured, theory = figure(row, "measured_bytes_per_token"), figure(row, "kv_bytes_per_token")
     return found | {"slope_ratio": measured / theory if measured is not None and theory else None}
 
@@ -100,6 +107,12 @@ def _mb(row: Row, name: str) -> str:
     value = figure(row, name)
     form = "{:,.0f}" if value is None or abs(value) >= 10e6 else "{:,.1f}"
     return columns.number(row, name, form, 1e6)
+
+
+def _part(row: Row, name: str) -> str:
+    """`12`, or `~12` of what is left over."""
+    moment, _, part = name.removesuffix("_bytes").partition("_")
+    return BY_DIFFERENCE * (part in (row.get(f"{moment}_by_difference") or ())) + _mb(row, name)
 
 
 def _rest(row: Row, name: str) -> str:
@@ -123,7 +136,7 @@ def _parts(moment: str) -> tuple[Column, ...]:
         "runtime": "interpreter, libraries and a GPU's context",
     }
     named = (
-        Column(f"{WORDS.get(part, part)} MB", f"{moment}_{part}_bytes", _mb, meaning)
+        Column(f"{WORDS.get(part, part)} MB", f"{moment}_{part}_bytes", _part, meaning)
         for part, meaning in meanings.items()
     )
     rest = Column(
@@ -193,7 +206,7 @@ def _figure(model: str, found: Sequence[Row]) -> Figure | None:
         ),
         ["variant", *(f"{WORDS.get(part, part)} MB" for part in PARTS), "total MB"],
         [
-            [name, *(_mb(row, f"{moment}_{part}_bytes") for part in (*PARTS, "total"))]
+            [name, *(_part(row, f"{moment}_{part}_bytes") for part in (*PARTS, "total"))]
             for name, row, moment in bars
         ],
         height=90 + BAR_HEIGHT * len(bars),

@@ -8,6 +8,7 @@ and passed over.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -23,6 +24,7 @@ from harness.results.values import POSITIVE, misfit
 from runners.protocol import Event, Loaded, NonsenseError, Phase, Tokens, decode
 
 __all__ = [
+    "FULL",
     "OUTCOMES",
     "SCHEMA",
     "Record",
@@ -49,6 +51,7 @@ SCHEMA = 1
 UPGRADES: dict[int, Callable[[Record], Record]] = {}  # from this number to the next
 
 LOG_TAIL_LINES = 20
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # an OSError of these: nothing more can be written
 
 
 @dataclass(frozen=True)

@@ -225,19 +225,22 @@ _PROBE = {
     "seconds": NUMBER,
     "fill_s": Maybe(NUMBER),
     "speed_ratio": Maybe(NUMBER),
+    "left_out": Maybe(TEXT),
 }
 SEARCHED = _COMMON | {
     key: MEASURED[key] for key in ("asked", "device?", "machine", "model", "workload", "options?")
 }
 SEARCHED |= {
+    "loaded?": Maybe(LOADED),
     "timing": {"wall_s?": Maybe(NUMBER)},
     "memory_budget?": Maybe({"bytes": POSITIVE, "means": TEXT}),
     "search": {
         "probes": [_PROBE],
         **dict.fromkeys(("predicted_n_ctx?", "predicted_allocated_n_ctx?"), _LENGTH),
         **dict.fromkeys(("verified_n_ctx?", "allocated_n_ctx?", "granule?", "limit_bytes?"), _LENGTH),
-        **dict.fromkeys(("verified_by?", "limit_reason?", "not_filled?"), Maybe(TEXT)),
+        **dict.fromkeys(("verified_by?", "limit_reason?", "not_filled?", "predicted_from?"), Maybe(TEXT)),
         "need?": Maybe({...: FROM_0}),
+        "account_s?": NUMBER,
     },
 }
 KINDS: dict[str, Form] = {

@@ -8,7 +8,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     const numeric = head.classList.contains("num");
     const key = (row) => {
       const text = row.cells[column].textContent;
-      return numeric ? parseFloat(text.replaceAll(",", "")) : text;
+      return numeric ? parseFloat(text.replace(/[,~]/g, "")) : text;
     };
     const compare = (a, b) => {
       if (!numeric) return down * a[0].localeCompare(b[0], "en", { numeric: true });

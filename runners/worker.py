@@ -136,7 +136,7 @@ def generate(
         warmup = warm_up(session, prompt, new_tokens, **workload["warmup"])
         # One token more than asked is enough to show that a stack does not stop.
         stream = itertools.islice(session.generate(prompt, new_tokens), new_tokens + 1)
-        growth = Growth(session, len(prompt), does_not_fit) if workload["kind"] == "grow" else None
+        growth = Growth(session, len(prompt), does_not_fit) if workload.get("kind") == "grow" else None
         with uncollected():
             before, waited_ns = resource.getrusage(resource.RUSAGE_SELF), cpu_wait_ns()
             emit(Phase("generate", time.perf_counter_ns()))

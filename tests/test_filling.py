@@ -106,7 +106,7 @@ def test_a_fill_that_would_take_too_long_is_estimated_and_left_out(worker, fake_
     assert time.monotonic() - began < 15
     assert done.facts["estimate_s"] == pytest.approx(51, rel=0.2)  # 512 chunks of 100 ms
     assert done.facts["held"] == 0
-    assert done.facts["fill_s"] is None
+    assert 0 < done.facts["fill_s"] < 30  # what it took until it was given up
     said = r"filling 262144 tokens would take about 5\d s, more than the 20 s allowed"
     assert re.fullmatch(said, done.facts["left_out"])
 

@@ -184,9 +184,7 @@ class _Search:
         found = self._probe(probing, beyond, fill=False)
         if found["fits"]:
             raise Fails("refused", f"{why}: {beyond} tokens, more than the device holds, were allocated")
-        if (
-            found["outcome"] != "oom"
-        ):  # a driver that moves memory about ends in other ways than being refused
+        if found["outcome"] != "oom":  # a driver that moves memory about may as well hang
             raise Fails("refused", f"{why}, and {beyond} tokens ended otherwise: {found['reason']}")
 
     def _search(
@@ -195,7 +193,7 @@ class _Search:
         limit, doubt = probing.room.limit_bytes, 0 if probing.means else DOUBT * probing.room.limit_bytes
         while True:
             fill = self._fill and not self.said["not_filled"]
-            if self._fill and not fill:  # what is not filled, is at least known to be allocated
+            if self._fill and not fill and dry:  # what is not filled, is at least known to be allocated
                 self.said["predicted_n_ctx"] = self.said["predicted_allocated_n_ctx"]
             tries = _tries(self.said["probes"], fill)
             self._say_found(space, tries, fill)
@@ -207,13 +205,8 @@ class _Search:
             if not dry and any(each.peak_bytes for each in tries) and not self.said["predicted_from"]:
                 self.said |= {"predicted_n_ctx": asked, "predicted_from": "first probe"}
             found = self._probe(probing, asked, fill)
-            if found["fits"] is False and found["held"]:  # it was slow, or paged: let it show that once more
-                found = self._probe(probing, asked, fill)
-                busy = found["cpu_wait_share"] or 0.0
-                if found["fits"] is False and busy > CONTENTION_TOLERANCE:
-                    raise Fails(
-                        "error", f"{found['reason']}; its threads waited for a CPU {busy:.0%} of the time"
-                    )
+            if found["fits"] is False and found["held"]:
+                found = self._probe_again(probing, asked, found)
             if found["fits"] is None:
                 raise Fails("error", f"at {asked} tokens: {found['reason']}")
             self.said["not_filled"] = found["left_out"] or self.said["not_filled"]
@@ -252,6 +245,18 @@ class _Search:
                 raise Fails(
                     "error", f"others have taken {missing / 1e6:.0f} MB of what the search began with"
                 )
+        return found
+
+    def _probe_again(self, probing: Probing, n_ctx: int, slow: Found) -> Found:
+        """What came to its end, and was too slow or paged, has to be so twice: others may have disturbed it.
+
+        Raises Fails: they did so again.
+        """
+        found = self._probe(probing, n_ctx, fill=slow["filled"])
+        busy = found["cpu_wait_share"] or 0.0
+        if found["fits"] is False and busy > CONTENTION_TOLERANCE:
+            waited = f"its threads waited for a CPU {busy:.0%} of the time"
+            raise Fails("error", f"at {n_ctx} tokens: {found['reason']}; {waited}")
         return found
 
 

@@ -17,6 +17,7 @@ import harness
 from harness.cli import theory_options
 
 OK, NOT_OK, NOT_STARTED, INTERRUPTED = 0, 1, 2, 130
+WAIT = "wait for another campaign on this device, else refuse"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -72,12 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     run = _command(commands, "run", "measure every cell of a config; what is measured already is kept")
-    run.add_argument("config", type=Path, metavar="CONFIG")
-    run.add_argument("-o", "--out", type=Path, metavar="DIR", help="results folder (default: results)")
-    run.add_argument(
-        "--only", action="append", default=[], metavar="GLOB", help="only cells whose id matches"
-    )
-    _settable(run)
+    _of_config(run)
     run.add_argument("--fresh", action="store_true", help="measure again what is measured already")
     run.add_argument("--retry-failed", action="store_true", help="measure again the cells that are not ok")
     run.add_argument(
@@ -85,19 +81,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="leave out, and name, the cells that cannot work here as far as is known before they run",
     )
-    run.add_argument(
-        "--wait", action="store_true", help="wait for another campaign on this device, else refuse"
-    )
+    run.add_argument("--wait", action="store_true", help=WAIT)
     run.add_argument("--dry-run", action="store_true", help="one line per cell: weights, disk, memory, time")
     run.add_argument("--json", action="store_true", help="print one array of records instead of the table")
 
     check = _command(commands, "check-weights", "hold every variant's logits against the 16-bit reference")
-    check.add_argument("config", type=Path, metavar="CONFIG")
-    check.add_argument("-o", "--out", type=Path, metavar="DIR", help="results folder (default: results)")
-    check.add_argument(
-        "--only", action="append", default=[], metavar="GLOB", help="only cells whose id matches"
-    )
-    _settable(check)
+    _of_config(check)
     check.add_argument(
         "--seconds",
         type=float,
@@ -108,20 +97,13 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print one array of checks instead of the table")
 
     longest = _command(commands, "max-ctx", "the longest context that fits, predicted and proved")
-    longest.add_argument("config", type=Path, metavar="CONFIG")
-    longest.add_argument("-o", "--out", type=Path, metavar="DIR", help="results folder (default: results)")
-    longest.add_argument(
-        "--only", action="append", default=[], metavar="GLOB", help="only cells whose id matches"
-    )
-    _settable(longest)
+    _of_config(longest)
     longest.add_argument(
         "--no-fill", action="store_true", help="stop at what can be allocated; filling takes its time"
     )
     longest.add_argument("--fresh", action="store_true", help="search again what is searched already")
     longest.add_argument("--retry-failed", action="store_true", help="search again what is not ok")
-    longest.add_argument(
-        "--wait", action="store_true", help="wait for another campaign on this device, else refuse"
-    )
+    longest.add_argument("--wait", action="store_true", help=WAIT)
     longest.add_argument("--json", action="store_true", help="print one array of searches")
 
     listing = _command(commands, "list", "the records of a results folder")
@@ -188,6 +170,16 @@ def _parser() -> argparse.ArgumentParser:
 def _command(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
     return parser
+
+
+def _of_config(parser: argparse.ArgumentParser) -> None:
+    """What commands have that take a config's cells in turn and keep records."""
+    parser.add_argument("config", type=Path, metavar="CONFIG")
+    parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="results folder (default: results)")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="GLOB", help="only cells whose id matches"
+    )
+    _settable(parser)
 
 
 def _settable(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,8 @@ Need = Callable[[int], float]
 """Bytes that a context of n tokens is expected to take. Never less for more tokens."""
 
 CALIBRATING_SHARE = 4  # where nothing was accounted for, a quarter of the guess shows how far it is off
+PATIENCE = 7  # tries, after which a guess at the edge of what is left is one of noise: halve that
+CLOSE = 8  # of what is left
 APART = 1.25  # two contexts tell a slope when one is so much the longer; else noise would
 
 
@@ -91,6 +93,9 @@ def following(
         return space.floor(guess / CALIBRATING_SHARE)
     if not tries:
         return predicted(space, now, limit_bytes - doubt_bytes) or space.lowest
+    if len(tries) >= PATIENCE and min(guess - low, high - guess) * CLOSE < high - low:
+        leap = low + space.granule * 2 ** (len(tries) - PATIENCE)
+        return _middle(space, low, high) if high <= space.highest or leap >= high else leap
     if low < guess < high:
         return guess
     measured = sum(t.fits and t.peak_bytes is not None for t in tries)

@@ -319,3 +319,24 @@ def test_memory_that_may_spill_is_searched_only_once_a_context_beyond_it_was_ref
     assert spills["outcome"] == "refused"
     assert "more than the device holds, were allocated" in spills["reason"]
     assert honest["search"]["probes"][0]["filled"] is False
+
+
+def test_what_was_slow_once_before_an_interrupt_is_tried_again_after_it(searched, tmp_path: Path) -> None:
+    spilled = {"oom_above_n_ctx": 4096, "slow_above_n": 3000, "kv_bytes_per_token": 1024}
+    (row,) = searched(spilled)
+    slow = [probe["n_ctx"] for probe in row["probes"] if probe["held"] and not probe["fits"]]
+    assert slow == [n for n in dict.fromkeys(slow) for _ in range(2)]  # each twice
+    first = next(i for i, p in enumerate(row["probes"], 1) if p["held"] and not p["fits"])
+    cut_off_after(tmp_path, first)
+    (again,) = searched(spilled)
+    assert again["verified_n_ctx"] == row["verified_n_ctx"]
+    assert [probe["n_ctx"] for probe in again["probes"]].count(slow[0]) == 2
+
+
+def test_a_search_that_ended_in_an_error_shows_no_answer_and_says_how_to_go_on(
+    searched, harness: Callable[..., Ran], tmp_path: Path
+) -> None:
+    (row,) = searched({"oom_above_n_ctx": 5000, "fits_by": "error"}, code=1)
+    assert (row["verified_n_ctx"], row["verified_by"], row["limit_reason"]) == (None, None, None)
+    said = harness("max-ctx", tmp_path / "fake.yaml").err
+    assert "is searched already: error; --retry-failed searches again" in said

@@ -177,3 +177,18 @@ def test_a_context_that_spilled_on_the_way_is_too_slow_from_there_on() -> None:
 def test_two_depths_foretell_nothing() -> None:
     assert depth.too_slow([[8, 1.0], [16, 9.0]]) is None
     assert depth.speed_ratio([[8, 1.0], [16, 9.0]]) is None
+
+
+def test_memory_that_nobody_can_tell_so_closely_is_not_crept_up_on() -> None:
+    """As of a tiny model, whose granule is less than what a process takes by chance."""
+    limit = limit_at(500.5)
+
+    def chance(n_ctx: float) -> float:  # what fits seems to have left next to nothing, each time
+        return limit - 1e5
+
+    tries: list[Try] = []
+    while (n_ctx := following(SPACE, tries, off_by(2e6), limit, accounted=False)) is not None:
+        fits = true_need(n_ctx) <= limit
+        tries.append(Try(n_ctx, fits, round(chance(n_ctx)) if fits else None))
+    assert longest(SPACE, tries) == 500 * 256
+    assert len(tries) <= 7 + 2 * 10  # what it is patient for, leaps, and a bisection back

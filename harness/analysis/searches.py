@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.analysis import traffic
-from harness.analysis.verdicts import status
+from harness.analysis.verdicts import FINE, status
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -40,6 +40,8 @@ def row(record: Record) -> Row:
         "status": state,
         "reasons": reasons,
         **{name: search.get(name) for name in SAID},
+        # What is known by the way of a search that came to no end is no answer.
+        **({} if state in FINE else {"verified_n_ctx": None, "verified_by": None}),
         "model_bytes": traffic.model_bytes(record),
         "weight_bytes_per_token": traffic.weight_bytes_per_token(record),
         "kv_bytes_per_token": traffic.kv_bytes_per_token(record),

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from harness import machine, plan, results
 from harness.analysis import agreement
-from harness.analysis.verdicts import status
+from harness.analysis.verdicts import FINE, status
 from harness.campaign import check, facts, longest, readiness
 from harness.campaign.device_lock import DeviceBusy, device_lock
 from harness.campaign.foresight import Device, device_of, forecast
@@ -120,7 +120,9 @@ def _searched(campaign: _Campaign, cell: Cell) -> Stored:
     before = campaign.searches.get(key)
     was = status(before.record)[0] if before else None
     if before and plan.is_done(was, asked.fresh, asked.retry_failed):
-        watcher.say(f"{cell.id} is searched already: {before.record['search'].get('verified_n_ctx')} tokens")
+        answer = f"{before.record['search'].get('verified_n_ctx')} tokens" if was in FINE else was
+        again = "" if was in FINE else "; --retry-failed searches again"
+        watcher.say(f"{cell.id} is searched already: {answer}{again}")
         return before
     preparation, refused = campaign.preparation, longest.refusal(cell, campaign.preparation.threads)
     if preparation.device_id == "cpu" and campaign.means is None:  # the machine itself would run out

@@ -56,12 +56,13 @@ class Probing:
         Raises DeviceLost, KeyboardInterrupt; the process is gone in any case.
         """
         waited_s, free = self.room.settle()
-        began, ended, seen = time.monotonic(), None, _Seen()
+        began, ended = time.monotonic(), None
         self.number += 1
         folder = self.folder / f"probe-{self.number}"
         folder.mkdir()
         with contextlib.ExitStack() as around:
             fence = around.enter_context(Fence(self.room.limit_bytes, self.means)) if self.means else None
+            seen = _Seen(fence)
             gpu = None if self.inputs.device_id == "cpu" else self.inputs.device_id
             vram = around.enter_context(watched(gpu))
             try:
@@ -78,7 +79,6 @@ class Probing:
                 if refusal.errno in results.FULL:
                     raise
                 ended, sampled = Died("error", f"the worker could not be started: {refusal}"), {}
-            pressure = fence.pressure() if fence else {}
         (folder / "request.json").unlink(missing_ok=True)
         found = {
             "n_ctx": n_ctx,
@@ -87,7 +87,7 @@ class Probing:
             "peak_bytes": self._peak_bytes(sampled, ended),
             "free_before_bytes": free,
             "waited_s": waited_s,
-            "pressure": pressure,
+            "pressure": seen.pressure,
         }
         self.loaded = seen.loaded or self.loaded
         return found | self._objections(found, seen.loaded)
@@ -130,9 +130,13 @@ class Probing:
 
 
 class _Seen:
-    """How far a probe came."""
+    """How far a probe came, and what paging it met while it was filled: to load reads files, which counts
+    for nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, fence: Fence | None) -> None:
+        self.pressure: dict[str, int] = {}
+        self._fence = fence
+        self._before: dict[str, int] = {}
         self.loaded: dict[str, Any] | None = None
         self.phase = "start"
         self._filling: float | None = None
@@ -148,8 +152,11 @@ class _Seen:
             self.loaded = event.facts
         elif isinstance(event, Phase):
             self.phase = event.name.partition(":")[0]
+            now = self._fence.pressure() if self._fence else {}
             if self.phase == "fill" and self._filling is None:
-                self._filling = time.monotonic()
+                self._filling, self._before = time.monotonic(), now
+            elif self._filling is not None:
+                self.pressure = {name: now[name] - count for name, count in self._before.items()}
             if ":" in event.name:
                 say(event.name)
 

@@ -20,8 +20,9 @@ from harness.plan import Cell
 from harness.results import Record, Running, Stored
 from harness.search import Need, Space, Try
 
-MOST_PROBES = 24  # a plain bisection of a million contexts takes 20
+MOST_PROBES = 32  # leaps to where it fails, and a bisection back
 DOUBT = 0.03  # of a GPU's free memory: kernels and pools of the stack that no account has
+MOST = "the stack takes no longer one"
 BEYOND = 1.1  # of a device's memory: what allocates so much of it spills
 
 _INT32 = 2**31 - 1
@@ -165,7 +166,8 @@ class _Search:
             raise Fails("error", f"its memory could not be accounted for: {failure}") from failure
         found = both[self._fill]
         self.said |= {"predicted_n_ctx": found, "predicted_allocated_n_ctx": both[False]}
-        self.said["need"] = account.parts(found or space.lowest, self._fill)
+        parts = account.parts(found or space.lowest, self._fill)
+        self.said["need"] = {part: round(size) for part, size in parts.items()}
         if account.knows_lengths:
             self.said["predicted_from"] = "account"
             return account.need
@@ -205,8 +207,12 @@ class _Search:
             if not dry and any(each.peak_bytes for each in tries) and not self.said["predicted_from"]:
                 self.said |= {"predicted_n_ctx": asked, "predicted_from": "first probe"}
             found = self._probe(probing, asked, fill)
-            if found["fits"] is False and found["held"]:
-                found = self._probe_again(probing, asked, found)
+            if _once(self.said["probes"], asked):
+                continue  # it is asked for again
+            busy = found["cpu_wait_share"] or 0.0
+            if _slow(found) and busy > CONTENTION_TOLERANCE:
+                waited = f"its threads waited for a CPU {busy:.0%} of the time"
+                raise Fails("error", f"at {asked} tokens: {found['reason']}; {waited}")
             if found["fits"] is None:
                 raise Fails("error", f"at {asked} tokens: {found['reason']}")
             self.said["not_filled"] = found["left_out"] or self.said["not_filled"]
@@ -225,7 +231,7 @@ class _Search:
             "verified_n_ctx": verified,
             "verified_by": verified and ("decode" if fill else "allocation"),
             "allocated_n_ctx": max(allocated, default=None),
-            "limit_reason": why or f"{space.highest} tokens are the most that the stack takes",
+            "limit_reason": why or (MOST if verified == space.highest else None),
         }
 
     def _probe(self, probing: Probing, n_ctx: int, fill: bool) -> Found:
@@ -247,18 +253,6 @@ class _Search:
                 )
         return found
 
-    def _probe_again(self, probing: Probing, n_ctx: int, slow: Found) -> Found:
-        """What came to its end, and was too slow or paged, has to be so twice: others may have disturbed it.
-
-        Raises Fails: they did so again.
-        """
-        found = self._probe(probing, n_ctx, fill=slow["filled"])
-        busy = found["cpu_wait_share"] or 0.0
-        if found["fits"] is False and busy > CONTENTION_TOLERANCE:
-            waited = f"its threads waited for a CPU {busy:.0%} of the time"
-            raise Fails("error", f"at {n_ctx} tokens: {found['reason']}; {waited}")
-        return found
-
 
 def _space(cell: Cell, context: Context) -> Space:
     most = int(cell.header.options[context.option].maximum or _INT32)
@@ -270,6 +264,8 @@ def _tries(probes: Sequence[Found], fill: bool) -> list[Try]:
     cannot be filled; the peak of a filled one says nothing of one that is only allocated."""
     tries = {}
     for probe in probes:
+        if _slow(probe) and _once(probes, probe["n_ctx"]):
+            continue
         fits, peak = probe["fits"], probe["peak_bytes"]
         if fill and not (probe["filled"] and not probe["left_out"]):
             fits, peak = (None if fits else fits), None
@@ -278,3 +274,14 @@ def _tries(probes: Sequence[Found], fill: bool) -> list[Try]:
         if fits is not None:
             tries[probe["n_ctx"]] = Try(probe["n_ctx"], fits, peak)
     return list(tries.values())
+
+
+def _slow(probe: Found) -> bool:
+    """Whether it was filled to its end, and was too slow there, or paged."""
+    return probe["fits"] is False and bool(probe["held"])
+
+
+def _once(probes: Sequence[Found], n_ctx: int) -> bool:
+    """Whether a context was slow a single time: others may have disturbed it, so it has to be so twice."""
+    tried = [probe for probe in probes if probe["n_ctx"] == n_ctx]
+    return sum(map(_slow, tried)) == 1 and _slow(tried[-1])

@@ -12,6 +12,7 @@ from harness.plan import Cell
 from harness.results import Stored, series
 
 SAY_AGAIN_S = 10.0
+LIFE_EVERY_S = 60.0  # of a long repeat, where nothing is drawn
 
 
 class Progress:
@@ -41,14 +42,18 @@ class Progress:
 
     def repeat_begins(self, number: int, of: int, cell: Cell, repeat: int) -> None:
         self._place, self._name = f"[{number}/{of}]", f"{cell.id} #{repeat}"
+        self._said = time.monotonic()
         self._new_tokens = int(cell.workload.new_tokens or 0)
         if self._live:
             self._draw(f"{self._place} loading and warming up  {self._name}")
 
     def tokens(self, count: int, latency_ns: int) -> None:
+        done = f"{count}/{self._new_tokens} tokens, {latency_ns / 1e6:.2f} ms"
         if self._live:
-            done = f"{count}/{self._new_tokens} tokens, {latency_ns / 1e6:.2f} ms"
             self._draw(f"{self._place} {done}  {self._name}")
+        elif time.monotonic() >= self._said + LIFE_EVERY_S:
+            self._said = time.monotonic()
+            print(f"{self._place} {done}  {self._name}", file=sys.stderr, flush=True)
 
     def repeat_ends(self, stored: Stored) -> None:
         columns = series(stored)

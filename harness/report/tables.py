@@ -41,7 +41,8 @@ def named(rows: Sequence[Row]) -> list[Row]:
 
     def plain(row: Row) -> str:
         device = "" if row["device"] == "cpu" else f" on {row['device']}"
-        return f"{row['model']} {row['stack']} {row['variant']}{device}"
+        grows = " grow" if row.get("workload") == "grow" else ""
+        return f"{row['model']} {row['stack']} {row['variant']}{grows}{device}"
 
     names = Counter(plain(row) for row in rows)
     return [

@@ -72,6 +72,11 @@ class Cell:
         return isinstance(self.workload, MaxCtx)
 
     @property
+    def bounded(self) -> bool:
+        """Whether its worker is held to a limit of memory."""
+        return self.searches or self.budget_bytes is not None
+
+    @property
     def tokens(self) -> int:
         """Positions the workload fills: prompt and new tokens."""
         return int(self.workload.prompt_tokens or 0) + int(self.workload.new_tokens or 0)
@@ -80,7 +85,7 @@ class Cell:
         """Every option of the stack, as resolved for this machine."""
         sources = {"threads": threads, "tokens": self.tokens}
         given = self.variant.options
-        if self.budget_bytes is not None or self.searches:
+        if self.bounded:
             given = {**given, "mmap": False}  # mapped weights would be in no budget
         return {
             name: given.get(name, sources.get(o.default_from or "", o.default))

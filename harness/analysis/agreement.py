@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.identity import identity
 from harness.analysis.traffic import nominal_bits
 from harness.analysis.verdicts import FINE, other_kernels, other_options
 
@@ -206,15 +207,8 @@ def row(record: Record) -> Row:
     word, reason = verdict(record)
     check = record["check"]
     return {
-        "cell": record["cell"],
-        "content_key": record["content_key"],
+        **identity(record),
         "speaks_for": check["speaks_for"],
-        "model": record["model"]["name"],
-        "stack": record["stack"],
-        "variant": record["variant"],
-        "machine": record["machine"]["slug"],
-        "device": record.get("device", record["asked"]["device"]),
-        "started_utc": record["started_utc"],
         "outcome": record["outcome"],
         "verdict": word,
         "reason": reason,

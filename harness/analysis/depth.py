@@ -33,9 +33,8 @@ def speed_ratio(depths: Depths) -> float | None:
 
 def too_slow(depths: Depths) -> str | None:
     """Why it does not decode at a sane speed, a sentence; null: it does, as far as can be told."""
-    slow = [place for place, ratio in enumerate(speed_ratios(depths), 2) if ratio > SANE]
-    if not slow:
-        return None
-    n, ms = depths[slow[0]]
-    times = speed_ratios(depths)[slow[0] - 2]
-    return f"decodes {times:.1f} times slower at {n:.0f} tokens than shallower depths foretell: {ms:.1f} ms"
+    for (n, ms), times in zip(depths[2:], speed_ratios(depths), strict=True):
+        if times > SANE:
+            slower = f"decodes {times:.1f} times slower at {n:.0f} tokens"
+            return f"{slower} than shallower depths foretell: {ms:.1f} ms"
+    return None

@@ -11,6 +11,7 @@ import numpy as np
 
 from harness.analysis import grown, line, series, traffic
 from harness.analysis.flags import Flag, Limit, flags, identical, published
+from harness.analysis.identity import device, identity, weights
 from harness.analysis.line import Floats
 from harness.analysis.series import Analysis, Unusable
 from harness.analysis.verdicts import FINE, remarks, status
@@ -50,24 +51,15 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
     if loaded.get("kv_read") == "full":
         figures["W_identifiable"] = False
     grown_to = grown.row(record, device_memory_bytes(record), traffic.kv_bytes_per_token(record))
-    weights = record["model"]["weights"]
-    synthetic = weights.get("synthetic", weights["kind"] == "synthetic")
     said = {
-        "cell": record["cell"],
+        **identity(record),
         "kind": record["kind"],
         "source": record.get("source"),
         "repeat": record["repeat"],
-        "model": record["model"]["name"],
-        "stack": record["stack"],
-        "variant": record["variant"],
-        "weights": "synthetic" if synthetic else weights["kind"],
+        "weights": weights(record),
         "status": state,
         "reasons": reasons,
         "flags": [flag.row() for flag in raised],
-        "started_utc": record["started_utc"],
-        "machine": record["machine"]["slug"],
-        "device": record.get("device", record.get("asked", {}).get("device")),
-        "content_key": record["content_key"],
         "device_memory_bytes": device_memory_bytes(record),
         "memory_budget_bytes": (record.get("memory_budget") or {}).get("bytes"),
         "budget_means": (record.get("memory_budget") or {}).get("means"),
@@ -176,9 +168,9 @@ def peak_rss_bytes(record: Record) -> int | None:
 
 def device_memory_bytes(record: Record) -> int | None:
     """All memory of the device: a CPU's is the machine's. Null for a GPU that cannot be told from others."""
-    machine, device = record["machine"], record.get("device", record.get("asked", {}).get("device"))
+    machine, on = record["machine"], device(record)
     gpus = machine.get("gpus") or []
-    of = [machine] if device == "cpu" else [gpu for gpu in gpus if gpu.get("uuid") == device] or gpus
+    of = [machine] if on == "cpu" else [gpu for gpu in gpus if gpu.get("uuid") == on] or gpus
     known = of[0].get("memory_bytes") if len(of) == 1 else None
     return None if known is None else int(known)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.analysis import traffic
+from harness.analysis.identity import identity, weights
 from harness.analysis.verdicts import FINE, status
 
 Record = dict[str, Any]
@@ -21,22 +22,14 @@ def row(record: Record) -> Row:
     """One search, flat. Missing is null. `verified_by`: decode, at the end of a context that was filled, or
     allocation. `live_probes`: how many contexts were really allocated; `search_s`: without filling them."""
     state, reasons = status(record)
-    weights, search = record["model"]["weights"], record["search"]
+    search = record["search"]
     probes, budget = search["probes"], record.get("memory_budget") or {}
     fill_s = sum(probe.get("fill_s") or 0.0 for probe in probes)
     all_s = search.get("account_s", 0.0) + sum(probe["seconds"] for probe in probes)
-    synthetic = weights.get("synthetic", weights["kind"] == "synthetic")
     return {
-        "cell": record["cell"],
+        **identity(record),
         "kind": record["kind"],
-        "model": record["model"]["name"],
-        "stack": record["stack"],
-        "variant": record["variant"],
-        "weights": "synthetic" if synthetic else weights["kind"],
-        "machine": record["machine"]["slug"],
-        "device": record.get("device", record["asked"]["device"]),
-        "content_key": record["content_key"],
-        "started_utc": record["started_utc"],
+        "weights": weights(record),
         "status": state,
         "reasons": reasons,
         **{name: search.get(name) for name in SAID},

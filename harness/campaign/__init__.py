@@ -190,7 +190,7 @@ def _opened(
         for stored in results.recover(asked.root, _passed_over(watcher)):
             watcher.say(f"kept what an interrupted repeat had measured: {stored.folder}")
         slug, device = machine.facts()["slug"], device_of(experiment)
-        means, timeout_s = readiness.means(preparation), experiment.protocol.timeout_s
+        means, timeout_s = readiness.means(cells, preparation), experiment.protocol.timeout_s
         known_by = (preparation, device, slug, means, timeout_s)
         keys = {cell.id: readiness.content_key(cell, *known_by) for cell in cells}
         folder = asked.root / slug

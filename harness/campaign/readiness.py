@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from harness import plan
@@ -48,10 +49,12 @@ def _refusal(cell: Cell, preparation: Preparation, device: Device) -> str | None
     return expected(cell, device, preparation.threads).refusal
 
 
-def means(preparation: Preparation) -> str | None:
-    """How memory is bounded here, on a CPU; null where it cannot be."""
+def means(cells: Sequence[Cell], preparation: Preparation) -> str | None:
+    """How memory is bounded here, on a CPU; null where it cannot be, or is of none of the cells."""
+    if preparation.device_id != "cpu" or not any(cell.bounded for cell in cells):
+        return None
     try:
-        return means_here() if preparation.device_id == "cpu" else None
+        return means_here()
     except OSError:
         return None
 
@@ -59,7 +62,7 @@ def means(preparation: Preparation) -> str | None:
 def _bounds(cell: Cell, means: str | None, timeout_s: float) -> list[str]:
     """What a cell's memory is held to is counted by, which is part of what it is; and of a search the time
     that a probe is given, for one that does not come to its end does not fit."""
-    counted = [str(means)] if cell.searches or cell.budget_bytes is not None else []
+    counted = [str(means)] if cell.bounded else []
     return counted + ([f"{timeout_s:g} s a probe"] if cell.searches else [])
 
 

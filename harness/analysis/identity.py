@@ -1,0 +1,33 @@
+"""Whose figures a row has: what the rows of every kind of record say of it. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Record = dict[str, Any]
+
+
+def identity(record: Record) -> dict[str, Any]:
+    """Cell, model, stack, variant, machine, device, content key and time of a record."""
+    return {
+        "cell": record["cell"],
+        "model": record["model"]["name"],
+        "stack": record["stack"],
+        "variant": record["variant"],
+        "machine": record["machine"]["slug"],
+        "device": device(record),
+        "content_key": record["content_key"],
+        "started_utc": record["started_utc"],
+    }
+
+
+def device(record: Record) -> str | None:
+    """The device it ran on, else the one asked for."""
+    found: str | None = record.get("device", record.get("asked", {}).get("device"))
+    return found
+
+
+def weights(record: Record) -> str:
+    """`synthetic`, or where the weights come from (path, hub)."""
+    given = record["model"]["weights"]
+    return "synthetic" if given.get("synthetic", given["kind"] == "synthetic") else str(given["kind"])

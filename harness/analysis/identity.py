@@ -8,7 +8,7 @@ Record = dict[str, Any]
 
 
 def identity(record: Record) -> dict[str, Any]:
-    """Cell, model, stack, variant, machine, device, content key and time of a record."""
+    """Cell, model, stack, variant, machine, device, content key, campaign and time of a record."""
     return {
         "cell": record["cell"],
         "model": record["model"]["name"],
@@ -17,6 +17,7 @@ def identity(record: Record) -> dict[str, Any]:
         "machine": record["machine"]["slug"],
         "device": device(record),
         "content_key": record["content_key"],
+        "campaign": record["campaign"]["id"],
         "started_utc": record["started_utc"],
     }
 

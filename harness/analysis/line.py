@@ -53,11 +53,12 @@ def blocks(values: Floats, size: int = BLOCK) -> Floats:
 
 @dataclass(frozen=True)
 class Interval:
-    """95% intervals of B (ms) and of the slope (ms a token) around those of `centre`."""
+    """95% intervals of B (ms) and of the slope (ms a token) around those of `centre`, and of the mean."""
 
     centre: Line
     B_half_ms: float
     slope_half_ms: float
+    mean_half_ms: float
 
 
 def interval(x: Floats, ms: Floats) -> Interval | None:
@@ -74,7 +75,7 @@ def interval(x: Floats, ms: Floats) -> Interval | None:
     spread = float(((centres - centres.mean()) ** 2).sum())
     t = float(stdtrit(count - 2, (1 + CONFIDENCE) / 2))
     B_half = t * math.sqrt(variance * (1 / count + float(centres.mean()) ** 2 / spread))
-    return Interval(line, B_half, t * math.sqrt(variance / spread))
+    return Interval(line, B_half, t * math.sqrt(variance / spread), t * math.sqrt(variance / count))
 
 
 def robust(x: Floats, ms: Floats) -> Line | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis import grown, line, series, traffic
+from harness.analysis import energy, grown, line, sensed, series, traffic
 from harness.analysis.flags import Flag, Limit, flags, identical, published
 from harness.analysis.identity import device, identity, weights
 from harness.analysis.line import Floats
@@ -20,10 +20,12 @@ Record = dict[str, Any]
 Row = dict[str, Any]
 
 MEDIANS = (
-    *("ttft_ms", "nominal_bits", "bpw", "weight_bytes_per_token", "start_tokens_per_s", "end_tokens_per_s"),
+    *("ttft_ms", "nominal_bits", "bpw", "weight_bytes_per_token"),
+    *("tokens_per_s", "start_tokens_per_s", "end_tokens_per_s"),
     *("bandwidth_share", "B_ratio", "W_ratio", "B_measured_ratio", "W_measured_ratio", "B_as_w16_ms"),
     *("W_declared_ratio", "W_declared_measured_ratio", "loaded_bytes"),
     *("robust_B_ms", "robust_W_tokens_per_ms", "slow_from_n", "median_ms"),
+    *("joules_per_token", "hottest_c", "median_clock_mhz"),
 )
 
 
@@ -87,6 +89,8 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         "peak_allocator_bytes": _peak_allocator_bytes(record),
         **({"max_ctx_is_target": bool(reported.get("max_ctx_is_target"))} if reported else grown_to),
         "prefill_knees": traffic.prefill_knees(record),
+        **energy.row(record),
+        **sensed.row(record),
         "series": series_path,
     }
     if found.line is None and reported:

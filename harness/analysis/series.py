@@ -58,6 +58,7 @@ class Analysis:
     W_identifiable: bool = False
     bends_up: bool = False
     spikes: Spikes = field(default_factory=Spikes)
+    tokens_per_s: float | None = None
     start_tokens_per_s: float | None = None
     end_tokens_per_s: float | None = None
     slow_from_n: int | None = None
@@ -103,10 +104,20 @@ def row(found: Analysis) -> dict[str, Any]:
         ],
         "spikes": asdict(found.spikes),
         "median_ms": found.median_ms,
+        "tokens_per_s": found.tokens_per_s,
+        "tokens_per_s_ci95": _rates(found),
         "start_tokens_per_s": found.start_tokens_per_s,
         "end_tokens_per_s": found.end_tokens_per_s,
         "slow_from_n": found.slow_from_n,
     }
+
+
+def _rates(found: Analysis) -> list[float] | None:
+    """The interval of the rate over all decode tokens, from that of their mean latency."""
+    if found.interval is None or found.tokens_per_s is None:
+        return None
+    mean, half = 1e3 / found.tokens_per_s, found.interval.mean_half_ms
+    return [1e3 / (mean + half), 1e3 / (mean - half)] if half < mean else None
 
 
 def inverse(slope: list[float]) -> list[float | None] | None:
@@ -139,6 +150,7 @@ def analyse(n: Floats, ms: Floats) -> Analysis:
         W_identifiable=_identifiable(known, shape, level),
         bends_up=_bends_up(x, ms),
         spikes=_spikes(ms, usual),
+        tokens_per_s=float(1e3 / ms.mean()),
         start_tokens_per_s=float(1e3 / ms[:edge].mean()),
         end_tokens_per_s=float(1e3 / ms[-edge:].mean()),
         slow_from_n=_lasting(n, ms if usual is None else usual),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis import grown
+from harness.analysis import grown, throttling
 from harness.analysis.flags import Flag
 from harness.analysis.traffic import bandwidth_share, ceiling_bytes_per_s
 
@@ -97,6 +97,7 @@ def invalid_because(record: Record, ceiling: float | None) -> list[str]:
     reasons += _second_clock(record)
     reasons += _paging(record)
     reasons += _contention(record)
+    reasons += throttling.invalid_because(record)
     share = bandwidth_share(record, ceiling)
     if share is not None and share > CEILING_TOLERANCE:
         reasons.append(
@@ -120,7 +121,7 @@ def remarks(record: Record) -> list[Flag]:
         more = f" and {len(retries) - NAMES_SHOWN} more places" if len(retries) > NAMES_SHOWN else ""
         detail = f"{sum(count for _, count in retries)} times the allocator had to free memory and try again"
         said.append(Flag("allocator_retries", f"{detail}, at n = {places}{more}", spoils=None))
-    return said
+    return [*said, *throttling.remarks(record)]
 
 
 def other_kernels(facts: Record) -> list[str]:

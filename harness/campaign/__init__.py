@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from harness import machine, plan, results
+from harness import doctor, machine, plan, results
 from harness.analysis import agreement
 from harness.analysis.verdicts import FINE, status
 from harness.campaign import check, facts, longest, readiness
@@ -19,8 +19,10 @@ from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.probes import Probes
 from harness.campaign.repeat import Inputs, measure, not_measured
 from harness.config import Experiment
+from harness.envs import build
 from harness.plan import Cell
 from harness.results import Record, Stored
+from harness.sensors.cooling import Cooling
 
 __all__ = ["CHECK_SECONDS", "Asked", "DeviceBusy", "Stopped", "Watcher", "check_weights", "run"]
 
@@ -35,6 +37,7 @@ class Watcher(Protocol):
     """Who shows a campaign's progress."""
 
     def say(self, line: str) -> None: ...
+    def warn(self, line: str) -> None: ...
     def repeat_begins(self, number: int, of: int, cell: Cell, repeat: int) -> None: ...
     def tokens(self, count: int, latency_ns: int) -> None: ...
     def repeat_ends(self, stored: Stored) -> None: ...
@@ -65,7 +68,6 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
     with _opened(experiment, cells, asked, watcher) as campaign:
         keys, preparation, folder = campaign.keys, campaign.preparation, campaign.folder
         device = campaign.device
-        checks = _checked(campaign, CHECK_SECONDS) if protocol.check_weights else []
         found, todo = [], []
         timed = [cell for cell in cells if not cell.searches]
         for cell, repeat in plan.order(timed, protocol.repeats, protocol.order_seed):
@@ -75,6 +77,9 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
                 found.append(before)
             else:
                 todo.append((cell, repeat))
+        if todo or any(cell.searches and _kept(campaign, cell) is None for cell in cells):
+            campaign = _examined(campaign)
+        checks = _checked(campaign, CHECK_SECONDS) if protocol.check_weights else []
         if found:
             watcher.say(f"{len(found)} repeats are measured already and kept; --fresh measures anew")
             preparation.know_prompts(each.record for each in found)
@@ -88,6 +93,8 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
             if isinstance(inputs, Inputs)
         }
         probes = Probes(ready.values(), watcher.say, protocol.measure_bandwidth, protocol.measure_matrix_rate)
+        wanted = protocol.cool_down
+        cooling = Cooling(wanted.to_c, wanted.at_most_s, watcher.say) if wanted else None
         for number, (cell, repeat) in enumerate(todo, 1):
             asked_of = facts.of_repeat(cell, repeat, keys[cell.id], experiment.device, experiment.gpu)
             begun = campaign.shared | asked_of | {"place_in_order": [number, len(todo)]}
@@ -101,6 +108,8 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
                     begun |= facts.of_inputs(cell, inputs, begun)
                     if known[cell.id]:
                         begun["known_failure"] = known[cell.id]
+                    if cooling is not None:
+                        begun["cooled"] = cooling.wait(inputs.nvml_uuid)
                     stored = measure(folder, cell, begun, inputs, watcher.tokens)
             except results.ResultsError as full:
                 kept = f"{number - 1} repeats were finished and kept"
@@ -115,15 +124,15 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
 
 def _searched(campaign: _Campaign, cell: Cell) -> Stored:
     """The longest context of a cell: as found before, or searched now."""
-    experiment, asked, watcher = campaign.experiment, campaign.asked, campaign.watcher
+    experiment, watcher = campaign.experiment, campaign.watcher
     key = campaign.keys[cell.id]
     before = campaign.searches.get(key)
     was = status(before.record)[0] if before else None
-    if before and plan.is_done(was, asked.fresh, asked.retry_failed):
-        answer = f"{before.record['search'].get('verified_n_ctx')} tokens" if was in FINE else was
+    if kept := _kept(campaign, cell):
+        answer = f"{kept.record['search'].get('verified_n_ctx')} tokens" if was in FINE else was
         again = "" if was in FINE else "; --retry-failed searches again"
         watcher.say(f"{cell.id} is searched already: {answer}{again}")
-        return before
+        return kept
     preparation, refused = campaign.preparation, longest.refusal(cell, campaign.preparation.threads)
     if preparation.device_id == "cpu" and campaign.means is None:  # the machine itself would run out
         refused = refused or NotReady("refused", "memory of a worker cannot be bounded on this machine")
@@ -144,6 +153,29 @@ def _searched(campaign: _Campaign, cell: Cell) -> Stored:
         raise Stopped(f"stopped at {cell.id}: {full}") from full
     watcher.search_ends(stored)
     return stored
+
+
+def _kept(campaign: _Campaign, cell: Cell) -> Stored | None:
+    """The search of before that stands; null: the cell is to be searched."""
+    asked, before = campaign.asked, campaign.searches.get(campaign.keys[cell.id])
+    was = status(before.record)[0] if before else None
+    return before if before and plan.is_done(was, asked.fresh, asked.retry_failed) else None
+
+
+def _examined(campaign: _Campaign) -> _Campaign:
+    """The campaign once what may spoil it was looked for, and said; its records keep it. Where its device is
+    not here nothing is."""
+    if campaign.device.absent:
+        return campaign
+    headers = {cell.header.stack: cell.header for cell in campaign.cells}.values()
+    environments = [header.environment_for(campaign.device.family) for header in headers]
+    # Of those that could be built all are by now, and for cells that are refused none is.
+    interpreters = [built for each in environments if each and (built := build.find(each))]
+    found = doctor.spoilers(campaign.preparation.device_id, interpreters)
+    for finding in found:
+        if finding.level == "warn":
+            campaign.watcher.warn(finding.line)
+    return replace(campaign, shared=campaign.shared | {"doctor": [each.record() for each in found]})
 
 
 def check_weights(

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import launch, results
+from harness import launch, results, sensors
+from harness.analysis import energy, sensed, throttling
 from harness.envs.build import Interpreter
 from harness.fence import Fence
 from harness.memory import Sampler, mark, pressure, watched, weight_files
@@ -23,6 +24,9 @@ SAID_AT_THE_END = {"counters", "warmup", "facts_after", "major_faults", "start_n
 
 # The moments that memory is read at, none of them timed, by the phase that the worker enters then.
 MOMENTS = {"load": "imported", "finish": "finished"}
+
+# The phases before and after what is timed, at whose beginning all sensors are read.
+AROUND = ("warmup", "finish")
 
 OnTokens = Callable[[int, int], None]
 """Told how many tokens have come and the latency of the latest, in ns."""
@@ -42,6 +46,11 @@ class Inputs:
     timeout_s: float
     sample_interval_ms: int
     warmup: dict[str, Any]
+
+    @property
+    def nvml_uuid(self) -> str | None:
+        """The device as NVML knows it; null for a CPU, or a GPU of another maker."""
+        return self.device_id if self.device_id.startswith(launch.NVML_UUIDS) else None
 
     def request(
         self, cell: Cell, job: str, workload: dict[str, Any], files: dict[str, str] | None = None
@@ -70,23 +79,26 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
     started_ns = time.perf_counter_ns()
     worker: launch.Worker | None = None
     sampler: Sampler | None = None
+    sensing: sensors.Sampler | None = None
     interrupted = False
     marks: list[dict[str, Any]] = []
     weights = weight_files(inputs.weights.path) if inputs.weights else None
-    gpu = inputs.device_id if inputs.device_id.startswith(launch.NVML_UUIDS) else None
     try:
         with contextlib.ExitStack() as around:
             if fence is not None:
                 around.enter_context(fence)
                 begun = begun | {"memory_budget": fence.facts()}
-            vram = around.enter_context(watched(gpu))
+            vram = around.enter_context(watched(inputs.nvml_uuid))
             marks.append(mark("started", None, vram, None))
             worker = launch.Worker(request, inputs.interpreter, running.folder, inputs.threads, fence)
             around.callback(worker.stop)  # before its cgroup is removed
+            sensing = around.enter_context(sensors.Sampler(inputs.nvml_uuid))
             with Sampler(worker.pid, inputs.sample_interval_ms, vram) as sampler:
                 for event in worker.events(inputs.timeout_s, keep=running.events):
                     if at := _moment(event):
                         marks.append(mark(at, worker.pid, vram, weights))
+                    if isinstance(event, Phase) and event.name in AROUND:
+                        sensing.read_now()
                     seen.add(event, on_tokens)
     except KeyboardInterrupt:
         interrupted = True
@@ -110,9 +122,12 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
     }
     record["memory"] = (sampler.summary() if sampler else {}) | {"marks": marks, **_after_load(marks)}
     record["memory"] |= {"rusage": worker.rusage if worker else None}
+    if sensing is not None:
+        record["sensors"] = _sensed(sensing, seen, len(inputs.prompt))
     record["exit_status"] = worker.exit_status if worker else None
     record["log_tail"] = results.tail(running.folder / "worker.log") if record["outcome"] != "ok" else []
-    stored = running.finish(record, seen.series(), sampler.columns if sampler else None)
+    memory_columns = sampler.columns if sampler else None
+    stored = running.finish(record, seen.series(), memory_columns, sensing.columns if sensing else None)
     if interrupted:
         raise KeyboardInterrupt
     return stored
@@ -132,6 +147,17 @@ def not_measured(folder: Path, cell: Cell, begun: Record, outcome: str, reason: 
     timing = {"started_utc": begun["started_utc"], "wall_s": 0.0, "phases": []}
     record = begun | ending | {"timing": timing, "memory": {}, "log_tail": []}
     return running.finish(record, {}, None)
+
+
+def _sensed(sensing: sensors.Sampler, seen: Seen, prompt_tokens: int) -> Record:
+    """What the sensors said, and of it what was so while the repeat was timed."""
+    during, said, columns = seen.timed(prompt_tokens), sensing.summary(), sensing.columns
+    return said | {
+        "missing": said["missing"] | throttling.unseen(columns, during),
+        "timed": sensed.gauges(columns, during),
+        "throttled": throttling.seen(columns, during),
+        "energy": energy.measured(columns, sensing.energy, during),
+    }
 
 
 def _nonsense(facts: dict[str, Any]) -> str | None:
@@ -232,6 +258,11 @@ class Seen:
         """The columns of the series; `device_ns` among them where the device timed every token."""
         columns, times = results.columns_of(self.tokens), self._device_ns()
         return columns | {"device_ns": times} if times and len(times) == self._count else columns
+
+    def timed(self, prompt_tokens: int) -> sensed.Timed | None:
+        """The timed part, where the samples of sensors are placed; null where it had no end."""
+        done = self.ended.facts if isinstance(self.ended, Done) else None
+        return sensed.timed(done, [t for each in self.tokens for t in each.t_ns], prompt_tokens)
 
     def stamps(self) -> dict[str, int]:
         """First and last stamp, ns since generation began; nothing when no token came."""

@@ -35,6 +35,11 @@ class Progress:
             self._topic, self._said = topic, now
             print(line, file=sys.stderr, flush=True)
 
+    def warn(self, line: str) -> None:
+        """A remark that stays."""
+        self.clear()
+        print(line, file=sys.stderr, flush=True)
+
     def clear(self) -> None:
         """Take the passing remark off a terminal, before something is printed."""
         if self._live:

@@ -49,6 +49,15 @@ class Warmup(Frozen):
     """Two windows agree when their median latencies differ by at most this share."""
 
 
+class CoolDown(Frozen):
+    """Wait before each repeat until the device is no hotter than it may be, but not for ever."""
+
+    to_c: float = Field(ge=0, le=120)
+    """Degrees Celsius at which a repeat may begin."""
+    at_most_s: float = Field(default=300, gt=0, le=86_400)
+    """Seconds to wait at most; the repeat then begins as hot as it is, and its record says so."""
+
+
 class Protocol(Frozen):
     """How every cell is measured."""
 
@@ -75,6 +84,8 @@ class Protocol(Frozen):
     """Check every variant's logits against the 16-bit reference before timing."""
     sample_interval_ms: int = Field(default=200, ge=100, le=60_000)
     """Milliseconds between memory samples."""
+    cool_down: CoolDown | None = None
+    """Before each repeat wait until the device has cooled down; by default not at all."""
     memory_budget: str | None = Field(default=None, pattern=SIZE)
     """Memory that a worker on the CPU may take, weights included, as in 2GiB; by default as much as there
     is."""

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -143,7 +143,8 @@ def _plain(bound: float) -> str:
 def _keys(kind: type[BaseModel], loc: Iterable[str | int]) -> list[str]:
     """The keys a mapping at loc may have."""
     for part in loc:
-        inner = kind.model_fields[str(part)].annotation
+        given = kind.model_fields[str(part)].annotation
+        inner = next((each for each in get_args(given) if each is not type(None)), given)
         assert isinstance(inner, type)
         kind = inner
     return list(kind.model_fields)

@@ -245,6 +245,9 @@ SHAPE: tuple[Column, ...] = (
     _number("fixed ms", "fixed_ms", "{:.2f}", "of each token, what does not shrink with the bytes read"),
     Column("dominated by", "dominated_by", word, "the larger part of B: fixed cost, or bytes", numeric=False),
     _number("of bandwidth", "bandwidth_share", "{:.0%}", "bytes read per second, of the rate measured here"),
+    _number("J/token", "joules_per_token", "{:.3g}", "energy of the whole device in decode; docs/sensors.md"),
+    _number("hottest °C", "hottest_c", "{:.0f}", "the device's highest temperature in the timed part"),
+    _number("clock MHz", "median_clock_mhz", "{:,.0f}", "the device's clock in the timed part, the median"),
     Column("flags", "flags", flags, "what to know about the figures; details below", numeric=False),
 )
 TABLES = {"Speed": SPEED, "Memory": MEMORY, "Shape and cost": SHAPE}

@@ -1,9 +1,9 @@
 """The one reader and writer of results/: a record is written whole or not at all, and never overwritten.
 
-results/<machine>/<model>/<cell>/<when>/ holds record.json, tokens.parquet, memory.parquet and worker.log.
-While a repeat runs, its folder holds begun.json and events.jsonl instead of a record; whoever finds such a
-folder unlocked makes an interrupted record of what is there. A record that its readers could not use is told
-and passed over.
+results/<machine>/<model>/<cell>/<when>/ holds record.json, tokens.parquet, memory.parquet, sensors.parquet
+(where there are sensors) and worker.log. While a repeat runs, its folder holds begun.json and events.jsonl
+instead of a record; whoever finds such a folder unlocked makes an interrupted record of what is there. A
+record that its readers could not use is told and passed over.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ __all__ = [
 #   1  first version
 SCHEMA = 1
 UPGRADES: dict[int, Callable[[Record], Record]] = {}  # from this number to the next
+
+Samples = dict[str, list[int | None]]
+"""Columns of what was sampled beside the tokens, null where it could not be read; `t_ns` among them."""
 
 LOG_TAIL_LINES = 20
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # an OSError of these: nothing more can be written
@@ -98,11 +101,15 @@ class Running:
             raise ResultsError(f"cannot write results to {self.folder}: {refusal.strerror}") from refusal
 
     def finish(
-        self, record: Record, series: dict[str, list[int]], memory: dict[str, list[int | None]] | None
+        self,
+        record: Record,
+        series: dict[str, list[int]],
+        memory: Samples | None,
+        sensors: Samples | None = None,
     ) -> Stored:
         """Write the series, then the record, then drop what is no longer needed."""
         try:
-            stored = _finish(self.folder, record, series, memory)
+            stored = _finish(self.folder, record, series, {"memory": memory, "sensors": sensors})
         finally:
             self.events.close()
         return stored
@@ -251,7 +258,7 @@ def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stor
                 "memory": {},
                 "log_tail": tail(folder / "worker.log"),
             }
-            found.append(_finish(folder, record, columns, None))
+            found.append(_finish(folder, record, columns, {}))
     return found
 
 
@@ -296,14 +303,15 @@ def columns_of(events: Sequence[Event]) -> dict[str, list[int]]:
 
 
 def _finish(
-    folder: Path, record: Record, series: dict[str, list[int]], memory: dict[str, list[int | None]] | None
+    folder: Path, record: Record, series: dict[str, list[int]], samples: dict[str, Samples | None]
 ) -> Stored:
     if series:
         first = record["workload"]["prompt_tokens"] + 1
         n = list(range(first, first + len(series["latency_ns"])))
         write_columns(folder / "tokens.parquet", {"n": n, **series})
-    if memory and memory["t_ns"]:
-        write_columns(folder / "memory.parquet", memory)
+    for name, sampled in samples.items():
+        if sampled and sampled["t_ns"]:
+            write_columns(folder / f"{name}.parquet", sampled)
     record = {"schema": SCHEMA, **record}
     write_whole(folder / "record.json", _text(record))
     _tidy(folder)

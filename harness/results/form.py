@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import Any
 
+from harness.results.sensed import COOLED, SENSORS
 from harness.results.values import (
     ABOVE_0,
     COUNT,
@@ -37,6 +38,9 @@ SHAPE = {
     field.name + ("" if field.default is MISSING else "?"): _TYPES[str(field.type)] for field in fields(Shape)
 }
 
+# Of the machine, before a campaign.
+_FINDING = {"level": TEXT, "what": TEXT, "found": TEXT} | dict.fromkeys(("effect?", "fix?"), Maybe(TEXT))
+
 # Of every kind.
 _COMMON = {
     "cell": TEXT,
@@ -48,6 +52,7 @@ _COMMON = {
     "stack": TEXT,
     "variant": TEXT,
     "campaign": {"id": TEXT, "name": TEXT, "command_line?": [TEXT]},
+    "doctor?": [_FINDING],
     "tokens": COUNT,
 }
 _MACHINE = {
@@ -142,6 +147,8 @@ MEASURED = _COMMON | {
         "after_load_vram_bytes?": Maybe(COUNT),
         "rusage?": Maybe({"max_rss_bytes?": Maybe(COUNT)}),
     },
+    "sensors?": SENSORS,
+    "cooled?": COOLED,
 }
 # What the verdicts read besides, of a repeat that came to its end.
 FINISHED = {

@@ -1,0 +1,21 @@
+"""Read one small file of sysfs, procfs or a cgroup; what is not there, or does not answer, is null."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def text(path: Path) -> str | None:
+    """The whole file without the space around it. Some files of sysfs refuse to be read: null, too."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip("\0 \n")
+    except OSError:
+        return None
+
+
+def number(path: Path) -> int | None:
+    """A whole number; null where the file holds none."""
+    try:
+        return int(text(path) or "")
+    except ValueError:
+        return None

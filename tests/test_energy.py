@@ -1,0 +1,192 @@
+"""Joules per token: from counters alone, over half a minute or more, or null with the reason."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis import energy, rows, sensed
+from harness.report import columns as shown
+from harness.results.form import wrong_with
+from harness.sensors import Sampler, rapl
+
+GOOD = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
+S = 1_000_000_000
+PACKAGE, DRAM, PSYS, GPU = "rapl_package_0_uj", "rapl_dram_0_uj", "rapl_psys_uj", "gpu_energy_mj"
+DOMAINS = {PACKAGE: {"name": "package-0", "range_uj": 262_143_328_850}}
+# A first token after a second, then ten a second.
+DURING = sensed.Timed(100 * S, tuple(101 * S + k * S // 10 for k in range(401)), 26)
+
+
+def sampled(joules: list[float | None], column: str = PACKAGE, every_s: float = 1.0) -> dict[str, Any]:
+    """Samples from second 99 on."""
+    unit = energy.UNITS[column.rpartition("_")[2]]
+    values = [None if each is None else round(each / unit) for each in joules]
+    return {"t_ns": [int((99 + k * every_s) * S) for k in range(len(values))], column: values}
+
+
+def steady(watts: float, seconds: int = 45, **options: Any) -> dict[str, Any]:
+    return sampled([5000 + watts * k for k in range(seconds)], **options)
+
+
+def row_of(columns: dict[str, Any], domains: Any = DOMAINS, during: Any = DURING, **changed: Any) -> Any:
+    """The row's figures of a record that has these samples."""
+    record: dict[str, Any] = copy.deepcopy(GOOD) | changed
+    sensors = {"sources": {}, "missing": {}, "samples": 9, "cost_ns": 1, "interval_ms": 1000}
+    said = energy.measured(columns, domains, during)
+    record["sensors"] = sensors | {"timed": {}, "throttled": [], "energy": said}
+    assert wrong_with(record) is None
+    return rows.row(record, {}, None, None)
+
+
+def test_twenty_watts_at_ten_tokens_a_second_are_two_joules_a_token():
+    row = row_of(steady(20.0))
+    assert row["joules_per_token"] == pytest.approx(2.0, rel=1e-6)
+    assert row["energy_window_s"] == 40.0
+    assert row["energy_source"] == "RAPL: CPU packages, other processes included"
+    assert row["energy_reason"] is None
+    by_heading = {column.heading: column for column in shown.SHAPE}
+    assert shown.cell(row, by_heading["J/token"]) == "2"
+
+
+def test_what_the_prompt_took_is_none_of_it():
+    columns = steady(20.0)
+    columns[PACKAGE][2:] = [value + 900_000_000 for value in columns[PACKAGE][2:]]  # before the first token
+    assert row_of(columns)["joules_per_token"] == pytest.approx(2.0, rel=1e-6)
+
+
+def test_samples_between_two_tokens_count_the_one_in_the_making_in_part():
+    slow = sensed.Timed(100 * S, tuple((101 + 4 * k) * S for k in range(12)), 26)
+    found = energy.measured(steady(20.0, seconds=43), DOMAINS, slow)
+    assert found is not None
+    assert (found["window_s"], found["tokens"]) == (40.0, 10.0)
+
+
+def test_a_counter_that_comes_round_is_carried_on():
+    columns, most = steady(20.0), DOMAINS[PACKAGE]["range_uj"]
+    columns[PACKAGE] = [(value - columns[PACKAGE][20] + most) % most for value in columns[PACKAGE]]
+    assert min(columns[PACKAGE]) == columns[PACKAGE][20] == 0
+    assert row_of(columns)["joules_per_token"] == pytest.approx(2.0, rel=1e-6)
+
+
+def test_a_counter_that_was_set_back_makes_none():
+    columns = steady(20.0)
+    columns[PACKAGE][20:] = [value - columns[PACKAGE][20] for value in columns[PACKAGE][20:]]
+    row = row_of(columns)
+    assert row["joules_per_token"] is None
+    assert row["energy_reason"] == "the energy counter of package-0 was set back at 1 sample"
+    row = row_of(columns, {PACKAGE: {"name": "package-0", "range_uj": None}})
+    assert "was set back" in row["energy_reason"]
+
+
+def test_a_gap_and_a_failed_reading_make_none():
+    columns = steady(20.0)
+    for column in columns.values():
+        del column[20:24]
+    assert row_of(columns)["energy_reason"].startswith("energy was not read for 5.0 s")
+    columns = steady(20.0)
+    columns[PACKAGE][20] = None
+    row = row_of(columns)
+    assert row["joules_per_token"] is None
+    assert row["energy_reason"] == "the energy of package-0 could not be read at 1 sample"
+
+
+def test_under_half_a_minute_there_is_none():
+    short = sensed.Timed(100 * S, tuple(100 * S + k * S // 10 for k in range(1, 121)), 26)
+    row = row_of(steady(20.0), during=short)
+    assert row["joules_per_token"] is None
+    assert row["energy_reason"] == "timed part of 12 s: energy needs 30 s"
+    late = sensed.Timed(60 * S, DURING.stamps_ns, 26)
+    row = row_of(steady(20.0, seconds=20), during=late)
+    assert row["energy_reason"] == "energy was read over 17.0 s of decode: it needs 30 s"
+
+
+def test_packages_and_dram_are_added_and_the_platform_that_has_them_is_not():
+    columns = steady(20.0) | {DRAM: steady(5.0, column=DRAM)[DRAM], PSYS: steady(60.0, column=PSYS)[PSYS]}
+    domains = DOMAINS | {DRAM: {"name": "dram", "range_uj": 1}, PSYS: {"name": "psys", "range_uj": 1}}
+    row = row_of(columns, domains)
+    assert row["joules_per_token"] == pytest.approx(2.5, rel=1e-6)
+    assert row["energy_source"] == "RAPL: CPU packages and DRAM, other processes included"
+
+
+def test_of_a_gpu_it_is_its_own_energy():
+    columns = steady(300.0, column=GPU) | {PACKAGE: steady(20.0)[PACKAGE]}
+    domains = DOMAINS | {GPU: {"name": "gpu", "range_uj": None}}
+    row = row_of(columns, domains, device="GPU-1")
+    assert row["joules_per_token"] == pytest.approx(30.0, rel=1e-6)
+    assert row["energy_source"].startswith("NVML: the whole GPU")
+    assert row_of(steady(20.0), device="GPU-1")["joules_per_token"] is None
+
+
+def test_a_machine_without_a_counter_says_so_and_an_old_record_nothing():
+    record = copy.deepcopy(GOOD)
+    missing = {"CPU energy": "no RAPL counters"}
+    record["sensors"] = {"sources": {}, "missing": missing, "samples": 0, "cost_ns": 1, "interval_ms": 1000}
+    record["sensors"] |= {"timed": {}, "throttled": [], "energy": None}
+    row = rows.row(record, {}, None, None)
+    assert (row["joules_per_token"], row["energy_reason"]) == (None, "no RAPL counters")
+    assert rows.row(GOOD, {}, None, None)["energy_reason"] is None
+
+
+def test_a_run_that_came_to_no_end_has_no_energy():
+    assert energy.measured(steady(20.0), DOMAINS, None) is None
+    assert energy.measured(steady(20.0), {}, DURING) is None
+
+
+def zones(root: Path, *, energy_uj: int = 1_000_000) -> None:
+    """Two packages, one with DRAM, the platform, a part of a package, and the first once more by MMIO."""
+    names = {"0": "package-0", "0:0": "core", "0:1": "dram", "1": "package-1", "2": "psys"}
+    folders = {f"intel-rapl:{place}": name for place, name in names.items()}
+    for folder, name in (folders | {"intel-rapl-mmio:0": "package-0"}).items():
+        path = root / "sys/class/powercap" / folder
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "name").write_text(f"{name}\n")
+        (path / "max_energy_range_uj").write_text("262143328850\n")
+        file = os.open(path / "energy_uj", os.O_WRONLY | os.O_CREAT)
+        os.pwrite(file, f"{energy_uj:<20}\n".encode(), 0)
+        os.close(file)
+
+
+def test_the_counters_of_packages_dram_and_platform_are_sampled_as_they_count(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    zones(tmp_path)
+    with Sampler(None, tmp_path, interval_s=60) as sampler:
+        deadline = time.monotonic() + 10
+        while 9_000_000 not in sampler.columns.get("rapl_package_1_uj", []):
+            assert time.monotonic() < deadline
+            zones(tmp_path, energy_uj=9_000_000)
+            sampler.read_now()
+            time.sleep(0.005)
+    counted = {"rapl_package_0_uj", "rapl_package_1_uj", "rapl_dram_0_uj", "rapl_psys_uj"}
+    assert set(sampler.energy) == counted
+    assert sampler.energy["rapl_dram_0_uj"] == {"name": "dram", "range_uj": 262_143_328_850}
+    assert set(sampler.columns) == counted | {"t_ns"}
+    assert "CPU energy" not in sampler.summary()["missing"]
+
+
+def test_counters_that_only_root_reads_are_missing_with_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    zones(tmp_path)
+    (tmp_path / "sys/class/powercap/intel-rapl:1/energy_uj").chmod(0)
+    if os.geteuid() == 0:
+        pytest.skip("root reads everything")
+    with Sampler(None, tmp_path) as sampler:
+        pass
+    assert sampler.summary()["missing"]["CPU energy"] == rapl.UNREADABLE
+    assert sampler.energy == {}
+
+
+def test_of_a_package_that_cannot_be_read_nothing_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    zones(tmp_path)
+    (tmp_path / "sys/class/powercap/intel-rapl:1/energy_uj").unlink()
+    with Sampler(None, tmp_path) as sampler:
+        pass
+    assert "package-1 of RAPL cannot be read" in sampler.summary()["missing"]["CPU energy"]
+    assert sampler.energy == {}

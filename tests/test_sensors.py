@@ -1,0 +1,541 @@
+"""Sensors of a made-up machine, and of a real run whose vcgencmd is a stand-in."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from harness.analysis import rows, sensed, throttling
+from harness.analysis.verdicts import remarks, status
+from harness.config.load import load
+from harness.report import columns as shown
+from harness.results import read
+from harness.results.form import wrong_with
+from harness.sensors import Sampler, find, nvml, sysfs
+from harness.sensors.cooling import Cooling
+
+GOOD = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
+NOTHING = {"sources": {}, "missing": {}, "samples": 0, "cost_ns": 1, "interval_ms": 1000}
+NOTHING |= {"timed": {}, "throttled": [], "energy": None}
+S = 1_000_000_000
+SHORT = {"window_tokens": 4, "max_windows": 20, "tolerance": 0.9}
+# Of 100 tokens from n = 26 on, one each 100 ms, that began at second 10.
+DURING = sensed.Timed(10 * S, tuple(10 * S + k * S // 10 for k in range(1, 101)), 26)
+
+
+def put(root: Path, files: dict[str, Any]) -> None:
+    """Write files of a made-up /sys; one that is there already is changed in place, as the kernel does it."""
+    for name, value in files.items():
+        path = root / "sys" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT)
+        os.pwrite(file, f"{value:<20}\n".encode(), 0)
+        os.close(file)
+
+
+def zone(number: int, kind: str, millidegrees: int) -> dict[str, Any]:
+    return {f"class/thermal/thermal_zone{number}/{k}": v for k, v in (("type", kind), ("temp", millidegrees))}
+
+
+def cpu(number: int, core_ms: int = 0, package_ms: int = 0, core_events: int = 0) -> dict[str, Any]:
+    """A CPU of an Intel machine with two cores of one thread each, in one package."""
+    counters = {
+        "thermal_throttle/core_throttle_count": core_events,
+        "thermal_throttle/core_throttle_total_time_ms": core_ms,
+        "thermal_throttle/package_throttle_count": 0,
+        "thermal_throttle/package_throttle_total_time_ms": package_ms,
+        "topology/thread_siblings_list": number,
+        "topology/physical_package_id": 0,
+    }
+    clock = {f"devices/system/cpu/cpufreq/policy{number}/scaling_cur_freq": 3_000_000 + number}
+    return clock | {f"devices/system/cpu/cpu{number}/{name}": value for name, value in counters.items()}
+
+
+@pytest.fixture
+def firmware(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Puts a stand-in `vcgencmd` before all else on PATH: `firmware("echo throttled=0x0")`, a shell script
+    that is told what is asked."""
+
+    def install(script: str) -> Path:
+        program = tmp_path / "bin" / "vcgencmd"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        return program
+
+    return install
+
+
+def board(throttled: str) -> str:
+    clock = "echo 'frequency(0)=2400033792'"
+    return f'if [ "$1" = get_throttled ]; then {throttled}; else {clock}; fi'
+
+
+@pytest.fixture
+def no_firmware(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+
+
+def sample_of(root: Path, gpu: str | None = None) -> tuple[dict[str, int | None], dict[str, str]]:
+    """One reading of all there is, and what is missing."""
+    missing: dict[str, str] = {}
+    with ExitStack() as opened:
+        values: dict[str, int | None] = {}
+        for source in find(gpu, root, opened, missing):
+            values |= source.read()
+    return values, missing
+
+
+@pytest.mark.usefixtures("no_firmware")
+def test_the_hottest_zone_of_the_cpu_is_its_temperature_and_the_mainboards_is_not(tmp_path):
+    put(
+        tmp_path,
+        zone(0, "acpitz", 99_000) | zone(1, "x86_pkg_temp", 61_000) | zone(2, "x86_pkg_temp", 63_000),
+    )
+    values, missing = sample_of(tmp_path)
+    assert values == {"cpu_temp_millidegrees_c": 63_000}
+    assert sysfs.TEMPERATURE not in missing
+
+
+@pytest.mark.usefixtures("no_firmware")
+def test_without_a_zone_the_hwmon_sensor_of_the_package_is_read(tmp_path):
+    chip = {"name": "k10temp", "temp1_input": 75_000, "temp1_label": "Tctl"}
+    chip |= {"temp2_input": 48_000, "temp2_label": "Tdie", "temp3_input": 90_000, "temp3_label": "Tccd1"}
+    put(tmp_path, {f"class/hwmon/hwmon3/{name}": value for name, value in chip.items()})
+    put(tmp_path, {"class/hwmon/hwmon0/name": "nvme", "class/hwmon/hwmon0/temp1_input": 80_000})
+    assert sample_of(tmp_path)[0] == {"cpu_temp_millidegrees_c": 48_000}
+
+
+@pytest.mark.usefixtures("no_firmware")
+def test_what_is_not_there_is_said_once_and_costs_no_sample(tmp_path):
+    with Sampler(None, tmp_path, interval_s=0.01) as sampler:
+        sampler.read_now()
+    said = sampler.summary()
+    assert sampler.columns == {}
+    assert (said["samples"], said["sources"]) == (0, {})
+    assert set(said["missing"]) == {"CPU temperature", "CPU clock", "CPU throttling", "CPU energy"}
+    assert all(text and "\n" not in text for text in said["missing"].values())
+
+
+@pytest.mark.usefixtures("no_firmware")
+def test_a_tree_that_changes_is_sampled_as_it_changes(tmp_path):
+    put(tmp_path, zone(0, "cpu-thermal", 40_000) | cpu(0) | cpu(1))
+
+    def until(column: str, value: int) -> None:
+        deadline = time.monotonic() + 10
+        while value not in sampler.columns.get(column, []):
+            assert time.monotonic() < deadline, sampler.columns
+            sampler.read_now()
+            time.sleep(0.005)
+
+    with Sampler(None, tmp_path, interval_s=60) as sampler:
+        until("cpu_temp_millidegrees_c", 40_000)
+        put(tmp_path, zone(0, "cpu-thermal", 71_500) | cpu(0, core_ms=30, core_events=2) | cpu(1, core_ms=12))
+        until("cpu_temp_millidegrees_c", 71_500)
+    columns = sampler.columns
+    assert {len(column) for column in columns.values()} == {sampler.summary()["samples"]}
+    assert columns["t_ns"] == sorted(columns["t_ns"])
+    assert {*columns["cpu_clock_min_khz"]} == {3_000_000}
+    assert {*columns["cpu_clock_max_khz"]} == {3_000_001}
+    assert columns["core_throttle_ms"][0] == 0
+    assert sum(columns["core_throttle_ms"]) in (30, 42)  # the CPU that rose most; or both, read apart
+    assert sum(columns["core_throttle_events"]) == 2
+    assert sum(columns["package_throttle_ms"]) == 0
+    assert set(sampler.summary()["missing"]) == {"CPU energy"}
+    assert set(sampler.summary()["sources"]) == columns.keys() - {"t_ns"}
+
+
+@pytest.mark.usefixtures("no_firmware")
+def test_a_core_that_was_hot_before_does_not_hide_one_that_gets_hot_now(tmp_path):
+    put(tmp_path, cpu(0, core_ms=90_000) | cpu(1, core_ms=5))
+    with ExitStack() as opened:
+        source = sysfs.throttling(tmp_path, opened, {})
+        assert source is not None
+        assert source.read()["core_throttle_ms"] == 0
+        put(tmp_path, cpu(1, core_ms=705))
+        assert source.read()["core_throttle_ms"] == 700
+
+
+@pytest.mark.usefixtures("no_firmware")
+def test_a_sensor_that_fails_while_it_samples_is_null_then(tmp_path):
+    put(tmp_path, zone(0, "cpu-thermal", 40_000))
+    with ExitStack() as opened:
+        source = sysfs.temperature(tmp_path, opened, {})
+        assert source is not None
+        assert source.read() == {"cpu_temp_millidegrees_c": 40_000}
+        (tmp_path / "sys/class/thermal/thermal_zone0/temp").write_text("N/A")
+        assert source.read() == {"cpu_temp_millidegrees_c": None}
+
+
+def test_a_raspberry_pi_tells_its_true_clock_and_its_bits(tmp_path, firmware):
+    firmware(board("echo throttled=0x50005"))
+    values, missing = sample_of(tmp_path)
+    assert values == {"pi_throttled_bits": 0x50005, "pi_arm_clock_hz": 2_400_033_792}
+    assert "CPU throttling" not in missing
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo 'VCHI initialization failed' >&2; exit 255", "VCHI initialization failed"),
+        ("echo 'error=1 error_msg=\"Command not registered\"'", "Command not registered"),
+        ("exit 3", "exit status 3"),
+    ],
+)
+def test_firmware_that_fails_is_missing_and_asked_once(tmp_path, firmware, script, says):
+    calls = tmp_path / "calls"
+    firmware(f"echo $* >> {calls}; {script}")
+    with Sampler(None, tmp_path, interval_s=0.01) as sampler:
+        time.sleep(0.2)
+    missing = sampler.summary()["missing"]
+    assert says in missing["vcgencmd get_throttled"]
+    assert "vcgencmd measure_clock arm" in missing
+    assert "CPU throttling" in missing
+    assert sorted(calls.read_text().splitlines()) == ["get_throttled", "measure_clock arm"]
+
+
+def test_firmware_that_hangs_is_given_up(tmp_path, firmware):
+    firmware(board("exec sleep 60"))
+    values, missing = sample_of(tmp_path)
+    assert values == {"pi_arm_clock_hz": 2_400_033_792}
+    assert "within 2 s" in missing["vcgencmd get_throttled"]
+
+
+class FakeNvml(SimpleNamespace):
+    """What the sampler asks of pynvml, on a driver that is older and a device that knows less."""
+
+    NVMLError = pynvml.NVMLError
+    NVMLError_FunctionNotFound = pynvml.NVMLError_FunctionNotFound
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    def nvmlInit(self) -> None: ...
+    def nvmlShutdown(self) -> None: ...
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        return uuid
+
+    def nvmlDeviceGetClockInfo(self, gpu: str, clock: int) -> int:
+        return {1: 2520, 2: 10_501}[clock]
+
+    def nvmlDeviceGetTemperature(self, gpu: str, sensor: int) -> int:
+        return 64
+
+    def nvmlDeviceGetPowerUsage(self, gpu: str) -> int:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: str) -> int:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: str) -> int:
+        return 0x44
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: str) -> int:
+        return 123_456
+
+
+def test_of_a_gpu_what_it_supports_is_read_and_the_rest_is_missing():
+    missing: dict[str, str] = {}
+    with ExitStack() as opened:
+        source = nvml.gpu("GPU-1", opened, missing, FakeNvml())
+        assert source is not None
+        values = source.read()
+    assert values == {
+        "gpu_sm_clock_mhz": 2520,
+        "gpu_memory_clock_mhz": 10_501,
+        "gpu_temp_degrees_c": 64,
+        "gpu_event_reasons": 0x44,
+        "gpu_energy_mj": 123_456,
+    }
+    assert missing == {"GPU power": "NVML: Not Supported"}
+    assert source.energy == {"gpu_energy_mj": {"name": "gpu", "range_uj": None}}
+
+
+def test_the_names_that_nvml_is_asked_by_are_pynvmls():
+    asked = [name for name in (*vars(FakeNvml), "NVMLError") if not name.startswith("__")]
+    assert [name for name in asked if not hasattr(pynvml, name)] == []
+    for bit in throttling.NVML_BITS:
+        assert bit & pynvml.nvmlClocksEventReasonAll
+    assert throttling.NVML_BITS[pynvml.nvmlClocksEventReasonSwPowerCap] in throttling.CONDITIONS
+
+
+def test_a_gpu_that_is_gone_is_missing(tmp_path):
+    with Sampler("GPU-00000000-0000-0000-0000-000000000000", tmp_path) as sampler:
+        pass
+    assert sampler.summary()["missing"]["GPU temperature"].startswith("NVML: ")
+
+
+def record_of(**said: Any) -> dict[str, Any]:
+    record: dict[str, Any] = copy.deepcopy(GOOD)
+    record["sensors"] = copy.deepcopy(NOTHING) | said
+    assert wrong_with(record) is None
+    return record
+
+
+def throttled(columns: dict[str, list[int | None]], **changed: Any) -> dict[str, Any]:
+    record = record_of(throttled=throttling.seen(columns, DURING), **changed)
+    record["timing"]["last_token_ns"] = 10 * S
+    return record
+
+
+def bits(*values: int | None, name: str = "pi_throttled_bits") -> dict[str, list[int | None]]:
+    """Read at seconds 5, 10, 15..., of which 10 to 20 are timed."""
+    return {"t_ns": [5 * S * k + 5 * S + 1 for k in range(len(values))], name: list(values)}
+
+
+def test_a_quiet_board_is_no_reason():
+    record = throttled(bits(0, 0, 0, 0))
+    assert record["sensors"]["throttled"] == []
+    assert throttling.invalid_because(record) == []
+
+
+def test_a_bit_that_is_set_while_timing_is_a_reason_with_its_token():
+    record = throttled(bits(0, 0, 0x20002, 0x20002, 0x20002))
+    (reason,) = throttling.invalid_because(record)
+    assert "ARM frequency capped from n = 76 on, in 2 of 3 samples" in reason
+
+
+def test_a_bit_that_was_set_before_the_timed_part_alone_is_none():
+    assert throttling.invalid_because(throttled(bits(0xF000F, 0xF0000, 0xF0000, 0xF0000))) == []
+
+
+def test_what_fell_between_two_samples_is_seen_by_the_bit_that_stays():
+    record = throttled(bits(0, 0, 0x10000, 0x10000))
+    (reason,) = throttling.invalid_because(record)
+    assert "under-voltage between two samples, from n = 26 to 76" in reason
+    record = throttled(bits(0, 0, 0, 0x80000))
+    (reason,) = throttling.invalid_because(record)
+    assert "soft temperature limit between two samples, from n = 76 to 125" in reason
+
+
+def test_where_the_bit_that_stays_was_set_before_the_record_says_what_cannot_be_seen():
+    said = throttling.unseen(bits(0x50000, 0x50000, 0x50000), DURING)
+    assert list(said) == ["under-voltage between samples", "throttled between samples"]
+    assert throttling.unseen(bits(0, 0, 0x50000), DURING) == {}
+
+
+@pytest.mark.parametrize(
+    ("ms", "spoils"), [((0, 0, 0, 0), False), ((500, 0, 90, 0), False), ((0, 0, 90, 20), True)]
+)
+def test_a_hot_core_spoils_from_a_hundredth_of_the_time_on(ms, spoils):
+    columns = bits(*ms, name="core_throttle_ms") | {"core_throttle_events": [1, 0, 1, 1]}
+    record = throttled(columns)
+    reasons = throttling.invalid_because(record)
+    assert [f"core too hot for {sum(ms) / 1e3:.2f} s of 10.00" in reason for reason in reasons] == [
+        True
+    ] * spoils
+    noted = [flag.code for flag in throttling.remarks(record)]
+    assert noted == ([] if spoils else ["thermal_events"])
+
+
+def test_events_whose_length_the_kernel_does_not_tell_are_a_remark():
+    record = throttled({"t_ns": [9 * S, 12 * S], "package_throttle_events": [0, 7]})
+    assert throttling.invalid_because(record) == []
+    (flag,) = remarks(record)
+    assert "7 events" in flag.detail
+    assert "length not told" in flag.detail
+
+
+def test_of_a_gpu_a_slowdown_is_a_fault_and_a_power_cap_a_condition():
+    record = throttled(bits(0, 0x4, 0x44, 0x1, name="gpu_event_reasons"))
+    (reason,) = throttling.invalid_because(record)
+    assert "hardware thermal slowdown from n = 76" in reason
+    (flag,) = throttling.remarks(record)
+    assert flag.code == "power_cap"
+    assert flag.spoils is None
+    only_capped = throttled(bits(0x4, 0x4, 0x4, 0x4, name="gpu_event_reasons"))
+    assert throttling.invalid_because(only_capped) == []
+
+
+def test_a_sample_is_placed_at_its_token_with_the_flushes_between():
+    done = {"start_ns": 1000, "flushes": [[2, 500]]}
+    during = sensed.timed(done, [10, 20, 30, 40], prompt_tokens=25)
+    assert during is not None
+    assert during.stamps_ns == (1010, 1020, 1530, 1540)
+    assert [during.n_at(t) for t in (0, 1010, 1011, 1525, 1531, 9999)] == [26, 26, 27, 28, 29, 29]
+    assert during.tokens_by(1535) == 3.5
+    assert sensed.timed(None, [10], 25) is None
+    assert sensed.timed(done, [], 25) is None
+
+
+def test_gauges_are_of_the_timed_part_and_stand_in_a_row():
+    columns = bits(90_000, 50_000, 60_000, 95_000, name="cpu_temp_millidegrees_c")
+    columns |= {"cpu_clock_max_khz": [1, 3_000_000, None, 1], "pi_throttled_bits": [0, 0, 0, 0]}
+    found = sensed.gauges(columns, DURING)
+    assert found["cpu_temp_millidegrees_c"] == {"lowest": 50_000, "median": 55_000, "highest": 60_000}
+    assert found["cpu_clock_max_khz"]["median"] == 3_000_000
+    assert "pi_throttled_bits" not in found
+    row = rows.row(record_of(timed=found), {}, None, None)
+    assert (row["hottest_c"], row["median_clock_mhz"]) == (60.0, 3000.0)
+    by_heading = {column.heading: column for column in shown.SHAPE}
+    assert shown.cell(row, by_heading["hottest °C"]) == "60"
+    assert shown.cell(row, by_heading["clock MHz"]) == "3,000"
+    assert rows.row(GOOD, {}, None, None)["hottest_c"] is None
+
+
+def test_a_throttled_repeat_is_invalid_on_reading():
+    record = throttled(bits(0, 0, 0x4, 0))
+    state, reasons = status(record)
+    assert state == "invalid"
+    assert any("throttled while timing" in reason for reason in reasons)
+
+
+def test_a_record_whose_sensors_are_damaged_is_read_or_told():
+    domain = {"name": "package-0", "joules": 4.5, "failed_reads": 0, "set_back": 0}
+    energy = {"timed_s": 40.0, "window_s": 38.0, "tokens": 99.5, "longest_gap_s": 1.0}
+    facts = throttling.seen(bits(0, 0, 0x5, 0) | {"core_throttle_ms": [0, 0, 7, 900]}, DURING)
+    gauge = {"cpu_temp_millidegrees_c": {"lowest": 1, "median": 2.5, "highest": 3}}
+    good = record_of(timed=gauge, throttled=facts, energy=energy | {"domains": {"rapl_package_0_uj": domain}})
+    chance, refused = random.Random(5), 0
+    for _ in range(400):
+        record = copy.deepcopy(good)
+        place: Any = record["sensors"]
+        while True:
+            key = chance.choice([*place] if isinstance(place, dict) else range(len(place)))
+            if isinstance(place[key], dict | list) and place[key] and chance.random() < 0.8:
+                place = place[key]
+                continue
+            place[key] = chance.choice([None, -1, 1.5, "x", [], {}, True, 2**70])
+            break
+        if wrong_with(record):
+            refused += 1
+        else:
+            rows.row(record, {}, None, None)
+    assert 100 < refused < 400
+
+
+def test_it_waits_until_the_cpu_has_cooled_down(tmp_path):
+    put(tmp_path, zone(0, "cpu-thermal", 71_500))
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        put(tmp_path, zone(0, "cpu-thermal", 54_000))
+
+    cooled = Cooling(55, 300, say).wait(None, tmp_path, poll_s=0.01)
+    assert (cooled["from_c"], cooled["to_c"], cooled["reached"]) == (71.5, 54.0, True)
+    assert said == ["cooling down from 71.5 to 55 °C, 300 s at most"]
+
+
+def test_it_waits_no_longer_than_asked_and_not_at_all_where_it_is_cool(tmp_path):
+    put(tmp_path, zone(0, "cpu-thermal", 71_500))
+    cooled = Cooling(55, 0.05, lambda line: None).wait(None, tmp_path, poll_s=0.01)
+    assert (cooled["to_c"], cooled["reached"]) == (71.5, False)
+    assert cooled["waited_s"] >= 0.05
+    cooled = Cooling(80, 300, pytest.fail).wait(None, tmp_path)
+    assert (cooled["from_c"], cooled["waited_s"], cooled["reached"]) == (71.5, 0.0, True)
+
+
+def test_a_sensor_that_is_not_there_or_fails_ends_the_wait_and_is_said_once(tmp_path):
+    said: list[str] = []
+    cooling = Cooling(55, 300, said.append)
+    for _ in range(2):
+        assert "no thermal zone" in cooling.wait(None, tmp_path)["missing"]
+    assert len(said) == 1
+    gpu = "GPU-00000000-0000-0000-0000-000000000000"
+    assert "NVML" in Cooling(55, 300, said.append).wait(gpu, tmp_path)["missing"]
+    put(tmp_path, zone(0, "cpu-thermal", 71_500))
+
+    def breaks(line: str) -> None:
+        (tmp_path / "sys/class/thermal/thermal_zone0/temp").write_text("N/A")
+
+    assert "any more" in Cooling(55, 300, breaks).wait(None, tmp_path, poll_s=0.01)["missing"]
+
+
+def measured(tmp_path: Path) -> dict[str, Any]:
+    (path,) = (tmp_path / "results").rglob("record.json")
+    return read(path)
+
+
+def test_a_run_on_a_quiet_board_is_ok_and_has_its_samples(harness, config, firmware, tmp_path):
+    firmware(board("echo throttled=0x0"))
+    ran = harness("run", config({"B_ms": 1.0}, warmup=SHORT), "--json")
+    assert ran.code == 0
+    record = measured(tmp_path)
+    said = record["sensors"]
+    assert said["throttled"] == []
+    assert said["samples"] >= 2
+    assert said["cost_ns"] > 0
+    assert "vcgencmd get_throttled" in said["sources"].values()
+    assert next((tmp_path / "results").rglob("sensors.parquet")).parent.joinpath("record.json").exists()
+    assert "cooled" not in record
+
+
+@pytest.mark.parametrize(
+    ("throttled", "reason"),
+    [
+        ("echo throttled=0x50005", "under-voltage from n = "),
+        # Set as soon as generation has begun, gone before the next look.
+        (
+            "grep -qs '\"generate\"' results/*/*/*/*/events.jsonl && bit=4; echo throttled=0x${bit}0000",
+            "throttled between two samples, from n = 26 to 65",
+        ),
+    ],
+)
+def test_a_run_on_a_throttled_board_is_invalid_and_says_with_what(
+    harness, config, firmware, tmp_path, throttled, reason
+):
+    firmware(board(throttled))
+    ran = harness("run", config({"B_ms": 1.0}, warmup=SHORT), "--json")
+    assert ran.code == 1
+    (row,) = ran.json if isinstance(ran.json, list) else ran.json["cells"]
+    assert row["status"] == "invalid"
+    assert any(reason in each for each in row["reasons"]), row["reasons"]
+    assert measured(tmp_path)["outcome"] == "ok"  # what was measured is kept as it was
+
+
+def test_a_run_after_earlier_throttling_is_ok_and_says_what_it_could_not_see(
+    harness, config, firmware, tmp_path
+):
+    firmware(board("echo throttled=0x10000"))
+    assert harness("run", config({"B_ms": 1.0}, warmup=SHORT)).code == 0
+    said = measured(tmp_path)["sensors"]
+    assert said["throttled"] == []
+    assert "under-voltage between samples" in said["missing"]
+
+
+def test_a_run_that_dies_keeps_what_its_sensors_said(harness, config, firmware, tmp_path):
+    firmware(board("echo throttled=0x0"))
+    harness("run", config({"die_by": "kill", "die_at_token": 5}, warmup=SHORT))
+    said = measured(tmp_path)["sensors"]
+    assert (said["timed"], said["throttled"], said["energy"]) == ({}, [], None)
+    assert said["samples"] >= 1
+
+
+def test_a_run_that_is_to_cool_down_says_how_far_it_did(harness, config, tmp_path):
+    path = config({}, repeats=2, cool_down={"to_c": 120, "at_most_s": 1}, warmup=SHORT)
+    assert load(path).protocol.cool_down.to_c == 120
+    ran = harness("run", path)
+    assert ran.code == 0
+    records = [read(each) for each in (tmp_path / "results").rglob("record.json")]
+    cooled = [record["cooled"] for record in records]
+    assert len(cooled) == 2
+    here = "missing" not in cooled[0]  # a machine with a sensor, or without
+    assert all(each["reached"] if here else "cannot be read" in each["missing"] for each in cooled)
+    assert ran.err.count("no cooling down: ") == (0 if here else 1)
+
+
+@pytest.mark.parametrize(
+    ("cool_down", "says"),
+    [
+        ({"at_most_s": 5}, "protocol.cool_down.to_c: is missing"),
+        ({"to_c": "hot"}, 'protocol.cool_down.to_c: expected a number, got "hot"'),
+        ({"to_c": 55, "at_most_s": 0}, "protocol.cool_down.at_most_s: must be more than 0"),
+        (55, "protocol.cool_down: expected a mapping"),
+        ({"to_c": 55, "x": 1}, "protocol.cool_down.x: unknown key; known: to_c, at_most_s"),
+    ],
+)
+def test_a_cool_down_that_is_none_is_a_sentence(harness, config, cool_down, says):
+    ran = harness("validate", config({}, cool_down=cool_down))
+    assert ran.code == 2
+    assert says in ran.err

@@ -1,0 +1,39 @@
+"""`harness doctor`: what on this machine may spoil a measurement, and what mends it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness import config, doctor
+from harness.cli import NOT_STARTED, OK
+from harness.doctor import Finding
+
+
+def show(config_path: Path | None, as_json: bool) -> int:
+    """Print the findings; of a config's device, where one is given. Fails where that is not here."""
+    if config_path is None:
+        findings = doctor.examine()
+    else:
+        experiment = config.load(config_path, [])
+        findings = doctor.examine(experiment.device, experiment.gpu)
+    if as_json:
+        print(json.dumps([finding.record() for finding in findings], indent=1))
+    else:
+        print("\n".join(_lines(findings)))
+    for finding in findings:
+        if finding.level == "stop":
+            print(f"harness: {config_path}: {finding.found}", file=sys.stderr)
+            return NOT_STARTED
+    return OK
+
+
+def _lines(findings: Sequence[Finding]) -> list[str]:
+    width = max(len(finding.what) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.level:<7}  {finding.what:<{width}}  {finding.found}")
+        lines += [f"{'':9}{said}" for said in (finding.effect, finding.fix and f"fix: {finding.fix}") if said]
+    return lines

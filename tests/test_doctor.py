@@ -1,0 +1,688 @@
+"""What on a machine may spoil a measurement: made-up trees of sysfs, stand-ins for a Raspberry Pi's firmware,
+for NVML and for environments, and the real command."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import venv
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.doctor import clocks, gpu, heat, memory, sharing
+from harness.doctor.builds import builds
+from harness.doctor.finding import LEVELS, Finding
+from harness.doctor.inside import FEATURES
+from harness.envs.build import Interpreter
+from harness.envs.header import stacks
+from harness.results.form import wrong_with
+
+CPU = "sys/devices/system/cpu"
+PI = {"proc/device-tree/model": "Raspberry Pi 5 Model B Rev 1.0\0"}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Callable[..., Path]:
+    """A made-up root: `tree({"sys/x": "1"})`."""
+
+    def made(*files: dict[str, object]) -> Path:
+        root = tmp_path / "root"
+        root.mkdir(exist_ok=True)
+        for path, content in {name: text for each in files for name, text in each.items()}.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(f"{content}\n")
+        return root
+
+    return made
+
+
+@pytest.fixture
+def vcgencmd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Puts a stand-in `vcgencmd` on PATH, a shell script; its calls are in the file returned."""
+    called = tmp_path / "called"
+
+    def put(script: str) -> Path:
+        program = tmp_path / "bin" / "vcgencmd"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\necho "$1" >> {called}\n{script}\n')
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        return called
+
+    return put
+
+
+def firmware(bits: int) -> str:
+    return f'case "$1" in get_throttled) echo throttled={bits:#x};; *) echo "frequency(0)=1500000000";; esac'
+
+
+def levels(findings: Iterable[Finding]) -> dict[str, str]:
+    return {finding.what: finding.level for finding in findings}
+
+
+# Clocks and power
+
+
+@pytest.mark.parametrize(
+    ("governors", "level", "found"),
+    [
+        (["performance", "performance"], "ok", "performance"),
+        (["performance", "schedutil"], "warn", "performance, schedutil"),
+        ([], "unknown", "no cpufreq here"),
+    ],
+)
+def test_a_governor_that_follows_the_load_is_a_fault_of_any_cpu(tree, governors, level, found):
+    files = {f"{CPU}/cpu{i}/cpufreq/scaling_governor": name for i, name in enumerate(governors)}
+    finding = clocks.governor(tree(files))
+    assert (finding.level, finding.found[: len(found)]) == (level, found)
+    assert (finding.fix is not None) == (level == "warn")
+
+
+@pytest.mark.parametrize(
+    ("switch", "content", "level", "fix"),
+    [
+        (
+            "intel_pstate/no_turbo",
+            "0",
+            "warn",
+            "echo 1 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo",
+        ),
+        ("intel_pstate/no_turbo", "1", "ok", None),
+        ("cpufreq/boost", "1", "warn", "echo 0 | sudo tee /sys/devices/system/cpu/cpufreq/boost"),
+        ("cpufreq/boost", "0", "ok", None),
+        (
+            "cpufreq/policy0/boost",
+            "1",
+            "warn",
+            "echo 0 | sudo tee /sys/devices/system/cpu/cpufreq/policy*/boost",
+        ),
+        ("cpufreq/policy0/other", "1", "unknown", None),
+    ],
+)
+def test_turbo_is_told_by_the_switch_of_the_driver_and_turned_off_by_it(tree, switch, content, level, fix):
+    finding = clocks.turbo(tree({f"{CPU}/{switch}": content}))
+    assert (finding.level, finding.fix) == (level, fix)
+
+
+def supply(name: str, **says: str) -> dict[str, object]:
+    return {f"sys/class/power_supply/{name}/{key}": value for key, value in says.items()}
+
+
+@pytest.mark.parametrize(
+    ("supplies", "level", "found"),
+    [
+        ([supply("AC", type="Mains", online="1")], "ok", "mains (there is no battery)"),
+        ([supply("AC", type="Mains", online="1"), supply("B", type="Battery", status="Full")], "ok", "mains"),
+        (
+            [supply("AC", type="Mains", online="0"), supply("B", type="Battery", status="Unknown")],
+            "warn",
+            "battery",
+        ),
+        ([supply("B", type="Battery", status="Discharging")], "warn", "battery"),
+        ([supply("B", type="Battery", status="Unknown")], "unknown", "there is a battery"),
+        ([supply("mouse", type="Battery", scope="Device", status="Discharging")], "ok", "mains"),
+        ([], "unknown", "this system does not tell"),
+    ],
+)
+def test_a_battery_that_feeds_the_machine_is_a_fault_and_a_mouses_is_none(tree, supplies, level, found):
+    finding = clocks.power_source(tree(*supplies))
+    assert (finding.level, finding.found[: len(found)]) == (level, found)
+
+
+# Heat
+
+
+def test_intels_counters_tell_of_throttling_since_boot(tree):
+    counters = {
+        f"{CPU}/cpu0/thermal_throttle/core_throttle_count": 3,
+        f"{CPU}/cpu0/thermal_throttle/package_throttle_count": 12,
+        f"{CPU}/cpu1/thermal_throttle/package_throttle_count": 12,
+        f"{CPU}/cpu1/thermal_throttle/package_throttle_total_time_ms": 1500,
+    }
+    assert heat.throttling(tree(counters)).found == "12 times since boot, 1.5 s together"
+    assert heat.throttling(tree(dict.fromkeys(counters, 0))) == Finding(
+        "ok", "CPU throttling", "none since boot"
+    )
+    assert heat.throttling(tree(dict.fromkeys(counters, "none of your business"))).level == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("bits", "level", "found"),
+    [
+        (0x0, "ok", "none since boot"),
+        (0x50005, "warn", "under-voltage, throttled now; under-voltage, throttled since boot (0x50005)"),
+        (0xA0000, "warn", "ARM frequency capped, soft temperature limit since boot (0xa0000)"),
+    ],
+)
+def test_a_raspberry_pi_tells_of_throttling_now_and_since_boot(tree, vcgencmd, bits, level, found):
+    vcgencmd(firmware(bits))
+    finding = heat.throttling(tree(PI))
+    assert (finding.level, finding.found) == (level, found)
+    if level == "warn":
+        assert ("supply" if bits & 0x1 else "fan") in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo VCHI initialization failed >&2; exit 1", "VCHI initialization failed"),
+        ("echo throttled=soon", "throttled=soon"),
+        ("exec sleep 60", "2 s"),
+    ],
+)
+def test_a_vcgencmd_that_fails_is_unknown_and_says_why(tree, vcgencmd, script, why):
+    vcgencmd(script)
+    finding = heat.throttling(tree(PI))
+    assert finding.level == "unknown"
+    assert why in finding.found
+
+
+def test_a_raspberry_pi_without_vcgencmd_is_told_where_it_is(tree):
+    assert heat.throttling(tree(PI)).found.endswith("none on PATH (Debian package raspi-utils)")
+
+
+HWMON = "sys/class/hwmon/hwmon0"
+ZONE = "sys/class/thermal/thermal_zone0"
+
+
+@pytest.mark.parametrize(
+    ("files", "level", "found"),
+    [
+        (
+            {f"{HWMON}/name": "coretemp", f"{HWMON}/temp1_input": 45000}
+            | {f"{HWMON}/temp1_max": 50000, f"{HWMON}/temp1_crit": 100000},
+            "ok",
+            "55 C: coretemp 45 C of 100 C",
+        ),
+        (
+            {f"{HWMON}/name": "coretemp", f"{HWMON}/temp1_input": 40000, f"{HWMON}/temp1_crit": 100000}
+            | {f"{HWMON}/temp2_input": 85000, f"{HWMON}/temp2_crit": 100000},
+            "warn",
+            "15 C: coretemp 85 C of 100 C",
+        ),
+        (
+            {f"{HWMON}/name": "k10temp", f"{HWMON}/temp1_input": 61000},
+            "unknown",
+            "k10temp 61 C, and where it is throttled is not told",
+        ),
+        ({f"{HWMON}/name": "nvme", f"{HWMON}/temp1_input": 45000}, "unknown", "no temperature of the CPU"),
+        (
+            {f"{ZONE}/type": "cpu-thermal", f"{ZONE}/temp": 70000}
+            | {f"{ZONE}/trip_point_0_type": "critical", f"{ZONE}/trip_point_0_temp": 110000}
+            | {f"{ZONE}/trip_point_1_type": "active", f"{ZONE}/trip_point_1_temp": 50000},
+            "ok",
+            "40 C: cpu-thermal 70 C of 110 C",
+        ),
+        (
+            {f"{ZONE}/type": "cpu-thermal", f"{ZONE}/temp": 70000} | PI,
+            "warn",
+            "10 C: cpu-thermal 70 C of 80 C",
+        ),
+        ({f"{ZONE}/type": "x86_pkg_temp", f"{ZONE}/temp": "none"}, "unknown", "no temperature of the CPU"),
+    ],
+)
+def test_the_headroom_is_of_the_sensor_nearest_to_its_limit(tree, files, level, found):
+    finding = heat.headroom(tree(files))
+    assert (finding.level, finding.found[: len(found)]) == (level, found)
+
+
+# Who else has the CPUs
+
+
+def times(**seconds: float) -> dict[str, float]:
+    nothing = dict.fromkeys(("user", "system", "idle", "iowait", "steal", "guest"), 0.0)
+    return nothing | {"user": 100.0, "idle": 1000.0} | seconds
+
+
+def test_other_processes_are_told_by_what_the_cpus_did_meanwhile():
+    quiet = sharing.in_use(times(), times(idle=1001.9, iowait=0.05, user=100.05), 0.1)
+    assert (quiet.level, quiet.found) == ("ok", "2%, load average 0.1")
+    busy = sharing.in_use(times(), times(idle=1001.0, user=101.0), 3.0)
+    assert (busy.level, busy.found) == ("warn", "50%, load average 3.0")
+    assert sharing.in_use(times(), times(), 0.0).level == "unknown"
+
+
+def test_steal_is_a_fault_now_or_over_the_time_since_boot():
+    later = times(idle=1002.0)
+    assert sharing.steal(times(), later).level == "ok"
+    assert sharing.steal(times(), later | {"steal": 0.1}).found.startswith("4.8% now, 0.1% of")
+    assert sharing.steal(times(), later | {"steal": 0.1}).level == "warn"
+    long_ago = sharing.steal(times(steal=5.0), later | {"steal": 5.0})
+    assert (long_ago.level, long_ago.found[:14]) == ("warn", "0.0% now, 4.8%")
+    macos = {"user": 1.0, "idle": 1.0}
+    assert sharing.steal(macos, macos).level == "unknown"
+
+
+def test_a_guests_time_is_counted_once():
+    found = sharing.in_use(times(), times(idle=1001.0, user=101.0, guest=1.0), 0.0).found
+    assert found.startswith("50%")
+
+
+@pytest.mark.parametrize(
+    ("files", "level", "found"),
+    [
+        ({"sys/fs/cgroup/cpu.max": "150000 100000"}, "warn", "1.50 CPUs"),
+        ({"sys/fs/cgroup/cpu.max": "max 100000"}, "ok", "none"),
+        (
+            {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": 50000, "sys/fs/cgroup/cpu/cpu.cfs_period_us": 100000},
+            "warn",
+            "0.50 CPUs",
+        ),
+        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": -1, "sys/fs/cgroup/cpu/cpu.cfs_period_us": 1}, "ok", "none"),
+        ({}, "unknown", "this system has no cgroups"),
+    ],
+)
+def test_a_quota_of_cpu_time_is_a_fault_in_either_cgroup(tree, files, level, found):
+    finding = sharing.quota(tree(files))
+    assert (finding.level, finding.found[: len(found)]) == (level, found)
+
+
+def test_smt_is_noted_and_windows_is_a_fault(tree):
+    assert sharing.sibling_threads(tree({f"{CPU}/smt/active": 1})).found.startswith("on")
+    assert sharing.sibling_threads(tree({f"{CPU}/smt/active": 0})).found == "off"
+    assert sharing.windows(tree({"proc/version": "Linux version 6.1.0 (gcc)"})) == []
+    (wsl,) = sharing.windows(tree({"proc/version": "Linux version 5.15.90.1-microsoft-standard-WSL2"}))
+    assert wsl.level == "warn"
+
+
+# Memory
+
+
+def test_swap_and_little_memory_are_faults():
+    assert [memory.swap(used).level for used in (0, 1 << 20)] == ["ok", "warn"]
+    assert [memory.free(free).level for free in (8 << 30, 1 << 30)] == ["ok", "warn"]
+
+
+def test_a_kernel_that_cannot_bound_or_tell_of_memory_is_told_how_to(tree):
+    root = tree({"sys/fs/cgroup/cgroup.controllers": "cpuset cpu io pids"})  # Raspberry Pi OS as it comes
+    absent, silent = memory.cgroup(root), memory.pressure(root)
+    assert (absent.level, silent.level) == ("warn", "unknown")
+    assert "cgroup_enable=memory" in absent.fix
+    assert "psi=1" in silent.fix
+    tree({"sys/fs/cgroup/cgroup.controllers": "cpu memory", "proc/pressure/memory": "some avg10=0.00"})
+    assert (memory.cgroup(root).found, memory.pressure(root).level) == ("v2", "ok")
+    assert memory.hugepages(root).level == "unknown"
+    tree({"sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never"})
+    assert memory.hugepages(root).found == "madvise"
+
+
+def test_a_cgroup_v1_is_one_and_none_at_all_is_unknown(tree):
+    root = tree()
+    assert memory.cgroup(root).level == "unknown"
+    tree({"sys/fs/cgroup/memory/tasks": ""})
+    assert memory.cgroup(root).found == "v1"
+
+
+def test_where_nothing_can_be_read_nothing_is_ok_but_what_was_looked_at(tree):
+    root = tree()
+    found = [
+        *(clocks.governor(root), clocks.turbo(root), clocks.power_source(root)),
+        *(heat.throttling(root), heat.headroom(root), sharing.quota(root), sharing.sibling_threads(root)),
+        *(memory.cgroup(root), memory.pressure(root), memory.hugepages(root)),
+    ]
+    assert {finding.level for finding in found} == {"unknown"}
+    assert all(len(finding.found.split()) > 2 for finding in found)
+
+
+# GPUs
+
+
+class NVMLError(Exception):
+    """As pynvml's."""
+
+
+class Nvml:
+    """Stands in for pynvml: what each function says, by its name without nvmlDevice; others are not
+    supported."""
+
+    NVMLError = NVMLError
+    NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
+    NVML_TEMPERATURE_GPU, NVML_PERF_POLICY_THERMAL, nvmlMemory_v2 = 0, 1, 33554472
+    NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, NVML_TEMPERATURE_THRESHOLD_GPU_MAX = 1, 3
+
+    def __init__(self, gpus: int = 1, **says: Any) -> None:
+        self.gpus, self.says, self.open = gpus, says, 0
+
+    def nvmlInit(self) -> None:
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return self.gpus
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{handle}"
+
+    def nvmlSystemGetProcessName(self, pid: int) -> str:
+        if pid < 0:
+            raise NVMLError("Not Found")
+        return "/usr/bin/python3 train.py"
+
+    def __getattr__(self, function: str) -> Callable[..., Any]:
+        def call(handle: int, *arguments: int) -> Any:
+            said = self.says.get(function.removeprefix("nvmlDevice"))
+            if isinstance(said, dict):
+                said = said.get(arguments[0])
+            if said is None:
+                raise NVMLError("Not Supported")
+            return said
+
+        return call
+
+
+GOOD: dict[str, Any] = {
+    "GetName": "NVIDIA GeForce RTX 4090",
+    "GetPersistenceMode": 1,
+    "GetEccMode": [0, 0],
+    "GetMemoryBusWidth": 384,
+    "GetMigMode": [0, 0],
+    "GetComputeRunningProcesses": [],
+    "GetGraphicsRunningProcesses": [],
+    "GetMemoryInfo": {33554472: SimpleNamespace(used=4 << 20)},
+    "GetUtilizationRates": SimpleNamespace(gpu=0),
+    "GetDisplayActive": 0,
+    "GetClockInfo": {1: 210, 2: 405},
+    "GetMaxClockInfo": {1: 3105, 2: 10501},
+    "GetEnforcedPowerLimit": 450000,
+    "GetPowerManagementDefaultLimit": 450000,
+    "GetCurrentClocksEventReasons": 0x1,
+    "GetViolationStatus": SimpleNamespace(violationTime=0),
+    "GetTemperature": 40,
+    "GetTemperatureThreshold": {1: 90, 3: 84},
+}
+
+
+def test_a_gpu_in_good_order_leaves_only_what_nvml_cannot_tell(tree):
+    nvml = Nvml(**GOOD)
+    found = gpu.findings("GPU-0", tree(), nvml)
+    assert [each.what for each in found if each.level != "ok"] == ["locked clocks of GPU 0"]
+    (clocks_of,) = (each for each in found if each.what == "locked clocks of GPU 0")
+    assert clocks_of.found.endswith("SM 210 MHz now, 3105 MHz at most")
+    assert clocks_of.fix == "sudo nvidia-smi -i 0 -lgc MHZ at a clock that it holds, and -lmc 10501"
+    assert nvml.open == 0
+
+
+@pytest.mark.parametrize(
+    ("says", "what", "found", "fix"),
+    [
+        ({"GetPersistenceMode": 0}, "persistence mode", "off", "sudo nvidia-smi -i 0 -pm 1"),
+        ({"GetEccMode": [1, 1]}, "ECC", "on", "sudo nvidia-smi -i 0 -e 0, and reboot"),
+        ({"GetMigMode": [1, 1]}, "MIG", "on", "sudo nvidia-smi -i 0 -mig 0"),
+        (
+            {"GetComputeRunningProcesses": [SimpleNamespace(pid=7), SimpleNamespace(pid=-1)]},
+            "other processes",
+            "python3 (7), a process (-1)",
+            "close them",
+        ),
+        ({"GetUtilizationRates": SimpleNamespace(gpu=98)}, "other processes", "98% busy", "close them"),
+        (
+            {"GetMemoryInfo": {33554472: SimpleNamespace(used=3_000_000_000)}},
+            "other processes",
+            "3000 MB taken",
+            "close them",
+        ),
+        ({"GetDisplayActive": 1}, "display", "a screen is drawn by this GPU", "sudo systemctl isolate"),
+        ({"GetEnforcedPowerLimit": 300000}, "power limit", "300 W of 450 W", "sudo nvidia-smi -i 0 -pl 450"),
+        (
+            {"GetCurrentClocksEventReasons": 0x44, "GetViolationStatus": SimpleNamespace(violationTime=2e9)},
+            "throttling",
+            "power cap now, thermal slowdown by hardware now, by heat for 2.0 s since the driver was loaded",
+            "better the cooling",
+        ),
+        (
+            {"GetCurrentClocksEventReasons": None, "GetCurrentClocksThrottleReasons": 0x20},
+            "throttling",
+            "thermal slowdown by software now",
+            "better the cooling",
+        ),
+        ({"GetTemperature": 70}, "thermal headroom", "14 C: 70 C of 84 C", "let it cool"),
+        (
+            {"GetTemperature": 85, "GetTemperatureThreshold": {1: 95, 3: 0}},
+            "thermal headroom",
+            "10 C: 85 C of 95 C",
+            "let it cool",
+        ),
+    ],
+)
+def test_each_fault_of_a_gpu_is_a_warning_with_its_effect_and_fix(tree, says, what, found, fix):
+    faults = [each for each in gpu.findings("GPU-0", tree(), Nvml(**(GOOD | says))) if each.level == "warn"]
+    assert [(each.what, each.found) for each in faults] == [(f"{what} of GPU 0", found)]
+    assert faults[0].fix.startswith(fix)
+    assert faults[0].effect
+
+
+def test_ecc_costs_nothing_where_memory_has_bits_of_its_own_for_it(tree):
+    found = gpu.findings("GPU-0", tree(), Nvml(**(GOOD | {"GetEccMode": [1, 1], "GetMemoryBusWidth": 6144})))
+    assert levels(found)["ECC of GPU 0"] == "ok"
+    found = gpu.findings("GPU-0", tree(), Nvml(**(GOOD | {"GetEccMode": [1, 1], "GetMemoryBusWidth": None})))
+    assert levels(found)["ECC of GPU 0"] == "unknown"
+
+
+def test_what_a_gpu_does_not_support_is_unknown_and_never_ok(tree):
+    found = gpu.findings("GPU-0", tree(), Nvml())
+    assert len(found) == len(gpu.CHECKS) - 1  # MIG is told of where it is on
+    assert set(levels(found).values()) == {"unknown"}
+
+
+def test_a_run_looks_at_its_own_gpu_the_command_at_all_and_a_run_on_the_cpu_at_none(tree):
+    nvml = Nvml(gpus=2, **GOOD)
+    names = {
+        device: {each.what.split()[-1] for each in gpu.findings(device, tree(), nvml)}
+        for device in ("GPU-1", None, "cpu", "cuda")
+    }
+    assert names == {"GPU-1": {"1"}, None: {"0", "1"}, "cpu": set(), "cuda": set()}
+    assert levels(gpu.findings("metal", tree(), nvml)) == {"metal GPU": "unknown"}
+
+
+def test_a_gpu_without_its_driver_is_unknown_and_no_gpu_is_nothing(tree):
+    class NoDriver(Nvml):
+        def nvmlInit(self) -> None:
+            raise NVMLError("Driver Not Loaded")
+
+    device = "sys/bus/pci/devices/0000:01:00"
+    audio = tree({f"{device}.1/vendor": "0x10de", f"{device}.1/class": "0x040300"})
+    assert gpu.findings(None, audio, NoDriver()) == []
+    (finding,) = gpu.findings(
+        None, tree({f"{device}.0/vendor": "0x10de", f"{device}.0/class": "0x030000"}), NoDriver()
+    )
+    assert finding.level == "unknown"
+    assert finding.found.endswith("Driver Not Loaded")
+
+
+# Builds
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Interpreter:
+    """An environment of llama.cpp with nothing in it."""
+    venv.create(tmp_path / "env", symlinks=True)
+    return Interpreter(stacks()["llamacpp"].environments["cpu"], tmp_path / "env" / "bin" / "python", ())
+
+
+def packages(environment: Interpreter) -> Path:
+    return next((environment.python.parent.parent / "lib").glob("python*/site-packages"))
+
+
+def compile_ggml(environment: Interpreter, has: set[str], *flags: str) -> None:
+    """Compiles a libggml-cpu of the features alone, with an assertion in it."""
+    if (compiler := shutil.which("cc")) is None:
+        pytest.skip("needs a C compiler")
+    folder = packages(environment) / "llama_cpp" / "lib"
+    folder.mkdir(parents=True)
+    answers = [
+        f"int ggml_cpu_has_{ours}(void) {{ assert(calls++ >= 0); return {int(theirs in has)}; }}"
+        for ours, theirs in FEATURES.items()
+    ]
+    (folder / "ggml.c").write_text("#include <assert.h>\nstatic int calls;\n" + "\n".join(answers))
+    command = [compiler, "-shared", "-fPIC", *flags, "-o", folder / "libggml-cpu.so", folder / "ggml.c"]
+    subprocess.run(command, check=True, timeout=60)
+
+
+CPUINFO = {"proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu sse2 avx avx2 fma f16c\n\nprocessor\t: 1"}
+THIS_CPU = {"avx", "avx2", "fma", "f16c"}
+
+
+def test_a_release_build_for_this_cpu_is_ok(environment, tree):
+    compile_ggml(environment, THIS_CPU, "-O2", "-DNDEBUG")
+    (finding,) = builds([environment], tree(CPUINFO))
+    assert (finding.level, finding.what) == ("ok", "build of llamacpp/cpu")
+    (unseen,) = builds([environment], tree({"proc/cpuinfo": "model name: a CPU"}))
+    assert unseen.level == "unknown"
+
+
+def test_a_debug_build_and_one_without_the_cpus_simd_are_faults_and_say_how_to_build_anew(environment, tree):
+    compile_ggml(environment, {"avx", "fma"}, "-O0")
+    asserts, simd = builds([environment], tree(CPUINFO))
+    assert asserts.found == "llama.cpp with assertions, as a debug build has"
+    assert simd.found == "llama.cpp without avx2, f16c, which this CPU has"
+    assert {asserts.level, simd.level} == {"warn"}
+    assert f"rm -r {environment.python.parent.parent}, then harness env create llamacpp" in simd.fix
+
+
+def test_an_arm_cpu_is_known_by_its_own_features(environment, tree):
+    compile_ggml(environment, {"asimd"}, "-O2", "-DNDEBUG")
+    (finding,) = builds([environment], tree({"proc/cpuinfo": "Features\t: fp asimd asimddp crc32"}))
+    assert finding.found == "llama.cpp without asimddp, which this CPU has"
+
+
+def test_a_debug_build_of_torch_is_read_from_its_own_file(environment, tree):
+    version = packages(environment) / "torch" / "version.py"
+    version.parent.mkdir()
+    version.write_text("__version__ = '2.13.0'\ndebug = False\n")
+    assert [each.level for each in builds([environment], tree())] == ["ok"]
+    version.write_text("__version__ = '2.13.0'\ndebug = True\n")
+    (finding,) = builds([environment], tree())
+    assert (finding.level, finding.found) == ("warn", "a debug build of torch")
+
+
+@pytest.mark.parametrize(
+    ("script", "level", "found"),
+    [
+        ("echo '{\"python_debug\": true}'", "warn", "a debug build of Python"),
+        ("echo cannot open shared object >&2; exit 127", "unknown", "its Python did not answer: cannot open"),
+        (None, "unknown", "its Python cannot be run: No such file"),
+    ],
+)
+def test_a_debug_python_is_a_fault_and_a_broken_one_unknown(tmp_path, tree, script, level, found):
+    python = tmp_path / "python"
+    if script is not None:
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+    (finding,) = builds([Interpreter(stacks()["hf"].environments["cpu"], python, ())], tree())
+    assert (finding.level, finding.found[: len(found)]) == (level, found)
+
+
+@pytest.mark.real
+def test_the_real_build_of_llamacpp_is_a_release_for_this_cpu(llamacpp_interpreter):
+    (finding,) = builds([llamacpp_interpreter])
+    assert (finding.level, finding.found) == ("ok", "for this CPU, without assertions")
+
+
+# The command
+
+
+def test_doctor_gives_one_array_with_a_level_an_effect_and_a_fix(harness):
+    ran = harness("doctor", "--json")
+    assert ran.code == 0
+    found = {finding["what"] for finding in ran.json}
+    assert {"CPU governor", "swap in use", "free disk for the cache", "free memory", "C++ compiler"} <= found
+    assert {"steal time", "power source", "CPU throttling", "environment llamacpp/cpu"} <= found
+    for finding in ran.json:
+        assert list(finding) == ["level", "what", "found", "effect", "fix"]
+        assert finding["level"] in LEVELS
+        assert (finding["effect"] is not None and finding["fix"] is not None) or finding["level"] != "warn"
+        assert (finding["effect"], finding["fix"]) == (None, None) or finding["level"] != "ok"
+
+
+def test_doctor_prints_warnings_first_with_the_effect_and_the_fix_below(harness, vcgencmd):
+    vcgencmd(firmware(0x80008))
+    ran = harness("doctor")
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("warn     CPU throttling"))
+    assert lines[at].endswith("soft temperature limit now; soft temperature limit since boot (0x80008)")
+    assert lines[at + 1].startswith("         the firmware lowers the clock")
+    assert lines[at + 2].startswith("         fix: cool it")
+    order = [LEVELS.index(line.split()[0]) for line in lines if not line.startswith(" ")]
+    assert order == sorted(order)
+
+
+def test_doctor_of_a_config_whose_device_is_not_here_ends_with_2_and_a_sentence(harness, config, tmp_path):
+    here = config({})
+    assert harness("doctor", here).code == 0
+    (tmp_path / "other.yaml").write_text(json.dumps(json.loads(here.read_text()) | {"device": "hip"}))
+    ran = harness("doctor", "other.yaml", "--json")
+    assert (ran.code, ran.err) == (2, "harness: other.yaml: no ROCm (hipconfig) on this machine\n")
+    assert (ran.json[0]["level"], ran.json[0]["what"]) == ("stop", "device hip")
+    assert harness("doctor", "missing.yaml").code == 2
+
+
+# Runs
+
+
+def findings_of(root: Path) -> list[list[dict[str, Any]]]:
+    kept = [json.loads(path.read_text()) for path in sorted(root.rglob("record.json"))]
+    assert all(wrong_with(record) is None for record in kept)
+    return [record["doctor"] for record in kept]
+
+
+def test_a_run_warns_before_it_measures_and_every_record_keeps_what_was_found(
+    harness, config, vcgencmd, tmp_path
+):
+    called = vcgencmd(firmware(0x50000))
+    path = config({}, repeats=2)
+    assert harness("run", path, "--dry-run").code == 0
+    assert not called.exists()
+    ran = harness("run", path)
+    told = "CPU throttling: under-voltage, throttled since boot (0x50000): the firmware lowers the clock"
+    assert [line.startswith(told) for line in ran.err.splitlines()].count(True) == 1
+    assert ran.err.index(told) < ran.err.index("[1/2]")
+    first, second = findings_of(tmp_path / "results")
+    assert first == second
+    by_name = {finding["what"]: finding for finding in first}
+    assert by_name["CPU throttling"]["level"] == "warn"
+    assert by_name["build of fake/cpu"]["level"] == "ok"
+    assert not [what for what in by_name if what.startswith(("environment", "free disk", "C++"))]
+    called.unlink()
+    again = harness("run", path)
+    assert "CPU throttling" not in again.err
+    assert not called.exists()
+
+
+def test_a_search_is_looked_at_once_too_and_what_is_known_not_again(harness, config, vcgencmd, tmp_path):
+    called = vcgencmd(firmware(0x1))
+    path = config({"B_ms": 2.0, "kv_bytes_per_token": 65536}, memory_budget="128MiB")
+    ran = harness("max-ctx", path)
+    assert ran.err.count("CPU throttling: under-voltage now (0x1)") == 1
+    (found,) = findings_of(tmp_path / "results")
+    assert [each["level"] for each in found if each["what"] == "CPU throttling"] == ["warn"]
+    called.unlink()
+    assert "CPU throttling" not in harness("max-ctx", path).err
+    assert not called.exists()
+
+
+def test_a_record_without_findings_or_with_broken_ones_is_told_apart(harness, config, tmp_path):
+    harness("run", config({}))
+    record = json.loads(next((tmp_path / "results").rglob("record.json")).read_text())
+    assert wrong_with({key: value for key, value in record.items() if key != "doctor"}) is None
+    assert wrong_with(record | {"doctor": [{"level": "warn", "what": "x"}]}) == "doctor[0].found is missing"
+
+
+def test_a_run_on_a_device_that_is_not_here_is_not_examined(harness, config, tmp_path):
+    path = config({})
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "hip"}))
+    assert harness("run", path).code == 1
+    record = json.loads(next((tmp_path / "results").rglob("record.json")).read_text())
+    assert record["outcome"] == "unavailable"
+    assert "doctor" not in record

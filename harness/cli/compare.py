@@ -1,0 +1,109 @@
+"""`harness compare`: what changed between two sets of runs, and whether that is a regression to fail for."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import sys
+from pathlib import Path
+
+from harness.analysis.metrics import FAMILIES
+from harness.cli import NOT_OK, NOT_STARTED, OK, REGRESSION
+from harness.compare import Comparison, compare, gha, page, sides, text
+from harness.results import ResultsError
+
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
+
+
+class Misasked(ValueError):
+    """The command line asks for what cannot be done; the message is one sentence."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare, print, and say by the exit code whether a regression failed, or something was not compared.
+    Raises ResultsError when nothing can be."""
+    try:
+        fail_on = dict(map(threshold, arguments.fail_on))
+        base, new = _sides(arguments)
+    except Misasked as mistake:
+        print(f"harness: {mistake}", file=sys.stderr)
+        return NOT_STARTED
+    found = compare(base, new, fail_on)
+    _show(found, arguments.format, arguments.output)
+    return _judge(found)
+
+
+def threshold(given: str) -> tuple[str, float]:
+    """`slower:2%` as the family of figures and the share. Raises Misasked."""
+    family, _, percent = given.partition(":")
+    if family not in FAMILIES:
+        raise Misasked(f"--fail-on {given}: it must begin with one of {', '.join(FAMILIES)}, as in slower:2%")
+    number = _PERCENT.fullmatch(percent)
+    if number is None or not math.isfinite(float(number[1])):
+        raise Misasked(f"--fail-on {given}: a threshold is a number of percent, as in {family}:2%")
+    return family, float(number[1]) / 100
+
+
+def _sides(arguments: argparse.Namespace) -> tuple[sides.Side, sides.Side]:
+    given, results = arguments.of, arguments.results
+    if arguments.baseline is None:
+        if len(given) != 2:
+            raise Misasked("compare takes two results folders or days, or one with --baseline last:N")
+        return sides.side(given[0], results), sides.side(given[1], results)
+    count = re.fullmatch(r"last:([1-9]\d{0,3})", arguments.baseline)
+    if count is None:
+        raise Misasked(f"--baseline {arguments.baseline}: it is last:N, as in last:14")
+    if len(given) > 1:
+        raise Misasked("with --baseline compare takes one results folder at most")
+    return sides.rolling(Path(given[0]) if given else results, int(count[1]))
+
+
+def _show(found: Comparison, form: str | None, output: Path | None) -> None:
+    for each in (*found.damages, *found.notes):
+        print(f"harness: {each}", file=sys.stderr)
+    if form == "gha":
+        _on_github(found, output or Path("reports") / "benchmark.json")
+    elif form == "html":
+        path = output or Path("reports") / "compare.html"
+        _write(path, page.page(found))
+        print(path.absolute())
+    else:
+        made = {"md": text.markdown, "json": text.array, None: text.terminal}[form](found)
+        if output:
+            _write(output, made)
+        else:
+            print(made, end="")
+
+
+def _on_github(found: Comparison, path: Path) -> None:
+    """Annotations on stdout, the tables in the job's summary where there is one, figures in a file."""
+    print("\n".join(gha.commands(found.rows, found.not_compared)))
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with Path(summary).open("a", encoding="utf-8") as lines:
+            lines.write(text.markdown(found))
+    _write(path, gha.as_json(found.rows))
+
+
+def _write(path: Path, made: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(made, encoding="utf-8")
+    except OSError as refusal:
+        raise ResultsError(f"{path}: cannot be written: {refusal.strerror}") from refusal
+
+
+def _judge(found: Comparison) -> int:
+    fails = [f"{row['name']} {row['metric']} {row['verdict']}" for row in found.rows if row["fails"]]
+    if fails:
+        print(f"harness: {len(fails)} failed: {'; '.join(fails)}", file=sys.stderr)
+        return REGRESSION
+    if not found.compared:
+        why = dict.fromkeys(each["reason"] for each in (*found.not_compared, *found.rows) if each["reason"])
+        print(f"harness: nothing was compared: {'; '.join(why)}", file=sys.stderr)
+        return NOT_STARTED
+    if not found.whole:
+        print("harness: not all was compared", file=sys.stderr)
+        return NOT_OK
+    return OK

@@ -1,0 +1,132 @@
+"""Two sets of runs, cell by cell: what changed, by how much, and whether that can be told from chance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.analysis.metrics import FAMILIES
+from harness.analysis.surroundings import changed
+from harness.compare.cells import NAMES_SHOWN, Cells
+from harness.compare.judge import INVALID, WORSE, judged
+from harness.compare.sides import Key, Side
+from harness.results import ResultsError
+
+__all__ = ["DEFAULT_THRESHOLD", "Comparison", "compare"]
+
+Row = dict[str, Any]
+DEFAULT_THRESHOLD = 0.02
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came of it. `rows`: one a cell and figure, with its verdict; `fails` in it: a regression that was
+    asked to fail. `environment`: what else differs between the sides, and in which cells. `not_compared`:
+    cells, and why. `damages`: what could not be read. `notes`: what was left out on purpose."""
+
+    base: str
+    new: str
+    rows: Sequence[Row]
+    environment: Sequence[Row]
+    not_compared: Sequence[Row]
+    damages: Sequence[str]
+    notes: Sequence[str]
+
+    @property
+    def compared(self) -> bool:
+        """Whether anything was: else there is no verdict at all."""
+        return any(row["verdict"] != INVALID for row in self.rows)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that is there was compared."""
+        invalid = any(row["verdict"] == INVALID for row in self.rows)
+        return not (self.not_compared or self.damages or invalid)
+
+
+def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
+    """Compare each cell that both sides have. `fail_on`: by family of figures, the relative change in cost
+    that is to fail; what is not in it is judged by DEFAULT_THRESHOLD and fails nothing.
+
+    Raises ResultsError: there is no common cell.
+    """
+    before, after = Cells(base), Cells(new)
+    names = before.names() | after.names()
+    common = [key for key in before if key in after]
+    if not common:
+        raise ResultsError(_nothing_in_common(base, before, new, after, names))
+    why_not = {key: why for key in common if (why := _why_not(before, after, key))}
+    of = {names[key]: key for key in common if key not in why_not}
+    pairs = {name: (before.runs(key), after.runs(key)) for name, key in of.items()}
+    thresholds = {family: fail_on.get(family, DEFAULT_THRESHOLD) for family in FAMILIES}
+    rows = [
+        {**_cell(name, of[name]), **row, "fails": row["verdict"] in WORSE and row["family"] in fail_on}
+        for name, row in judged(pairs, thresholds)
+    ]
+    alone = {**_alone(before, after, "baseline"), **_alone(after, before, "new runs")}
+    not_compared = [{**_cell(names[key], key), "reason": why} for key, why in (why_not | alone).items()]
+    return Comparison(
+        base=base.name,
+        new=new.name,
+        rows=rows,
+        environment=list(_environment(before, after, {names[key]: key for key in common})),
+        not_compared=not_compared,
+        damages=[*before.damages, *after.damages],
+        notes=[*base.notes, *new.notes],
+    )
+
+
+def _cell(name: str, key: Key) -> Row:
+    machine, device, cell = key
+    return {"name": name, "cell": cell, "machine": machine, "device": device}
+
+
+def _why_not(before: Cells, after: Cells, key: Key) -> str | None:
+    """Why a cell of both sides cannot be compared, as a clause."""
+    for cells, where in ((before, "in the baseline"), (after, "in the new runs")):
+        if lack := cells.lacks(key):
+            return f"{where} it is {lack}"
+    was, now = before.weights(key), after.weights(key)
+    if was != now:
+        return f"its weights were {', '.join(sorted(was))} and are {', '.join(sorted(now))}"
+    return None
+
+
+def _alone(cells: Cells, others: Cells, where: str) -> dict[Key, str]:
+    """The cells that one side alone has, and why."""
+    found = {}
+    for key in cells:
+        if key in others:
+            continue
+        machine, device, cell = key
+        elsewhere = [f"{m} ({d})" for m, d, c in others if c == cell]
+        found[key] = f"only the {where} have it on this machine and device"
+        if elsewhere:
+            found[key] = (
+                f"measured on {machine} ({device}) and on {', '.join(elsewhere)}: not the same machine"
+            )
+    return found
+
+
+def _nothing_in_common(base: Side, before: Cells, new: Side, after: Cells, names: Mapping[Key, str]) -> str:
+    machines = [{machine for machine, _, _ in cells} for cells in (before, after)]
+    same = {cell for _, _, cell in before} & {cell for _, _, cell in after}
+    if same and not machines[0] & machines[1]:
+        was, now = (", ".join(sorted(each)) for each in machines)
+        return f"no cell in common: {base.name} was measured on {was}, {new.name} on {now}"
+    words = [
+        f"{side.name} has {len(list(cells))} ({', '.join(names[key] for key in [*cells][:NAMES_SHOWN])})"
+        for side, cells in ((base, before), (new, after))
+    ]
+    return f"no cell in common: {', '.join(words)}; the ids of cells are in `harness list --json`"
+
+
+def _environment(before: Cells, after: Cells, of: Mapping[str, Key]) -> Iterator[Row]:
+    """What differs, each once, with the cells it is true of: null where it is all of them."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for name, key in of.items():
+        for each in changed(before.records(key), after.records(key)):
+            found.setdefault((each["what"], each["before"], each["after"]), []).append(name)
+    for (what, was, now), cells in found.items():
+        yield {"what": what, "base": was, "new": now, "cells": None if len(cells) == len(of) else cells}

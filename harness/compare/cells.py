@@ -1,0 +1,75 @@
+"""What a side has of each cell: rows of repeats and searches by campaign, and why some are no figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from harness.analysis import searches
+from harness.analysis.verdicts import FINE
+from harness.compare.judge import Runs
+from harness.compare.sides import Key, Side, cell_of
+from harness.report import tables
+from harness.report.gather import Gathered
+from harness.results import Record
+
+Row = dict[str, Any]
+NAMES_SHOWN = 3
+
+
+class Cells:
+    """The cells of one side, every file read once."""
+
+    def __init__(self, side: Side) -> None:
+        self._rows: dict[Key, dict[str, list[Row]]] = {}
+        self._records: dict[Key, list[Record]] = {}
+        of = {each.folder: name for name, found in side.campaigns.items() for each in found}
+        every = [each for found in side.campaigns.values() for each in found]
+        measured = [each for each in every if each.record["kind"] == "measured"]
+        gathered = Gathered([*measured, *side.checks])
+        self.damages = [*side.damages, *gathered.warnings]
+        rows = [*zip(gathered.stored, gathered.repeats, strict=True)]
+        rows += [(each, searches.row(each.record)) for each in every if each.record["kind"] == "searched"]
+        for each, row in rows:
+            key = cell_of(each)
+            self._rows.setdefault(key, {}).setdefault(of[each.folder], []).append(row)
+            self._records.setdefault(key, []).append(each.record)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._rows)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._rows
+
+    def runs(self, key: Key) -> Runs:
+        """What stands, by campaign, the oldest first."""
+        campaigns = ([row for row in rows if row["status"] in FINE] for rows in self._rows[key].values())
+        return Runs([rows for rows in campaigns if rows])
+
+    def records(self, key: Key) -> list[Record]:
+        return self._records[key]
+
+    def lacks(self, key: Key) -> str | None:
+        """Why there is no figure of a cell at all, as a clause; null where there is one."""
+        rows = [row for of_campaign in self._rows[key].values() for row in of_campaign]
+        if any(row["status"] in FINE for row in rows):
+            return None
+        said = dict.fromkeys(f"{row['status']} ({'; '.join(row['reasons'])})" for row in rows)
+        return ", ".join([*said][:NAMES_SHOWN])
+
+    def weights(self, key: Key) -> set[str]:
+        """Where its weights come from: synthetic, path or hub."""
+        return {row["weights"] for rows in self._rows[key].values() for row in rows}
+
+    def names(self) -> dict[Key, str]:
+        """What to call each cell, so that no two share a name."""
+        first = {
+            key: next(row for rows in found.values() for row in rows) for key, found in self._rows.items()
+        }
+        found: dict[Key, str] = {}
+        for searched in (False, True):
+            of_kind = {key: row for key, row in first.items() if (row["kind"] == "searched") == searched}
+            named = tables.named(list(of_kind.values()))
+            words = " max_ctx" if searched else ""
+            found |= {key: row["name"] + words for key, row in zip(of_kind, named, strict=True)}
+        return found

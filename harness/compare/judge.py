@@ -1,0 +1,165 @@
+"""The verdict on one figure of one cell: what changed, the interval behind it, and what may be said of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scipy.special import stdtrit
+
+from harness.analysis.difference import Difference, Sample, differences, discoveries
+from harness.analysis.metrics import METRICS, Metric
+
+Row = Mapping[str, Any]
+SAME, UNCLEAR, INVALID = "SAME", "UNCLEAR", "INVALID"
+WORSE = tuple(dict.fromkeys(metric.worse for metric in METRICS))
+BETTER = tuple(dict.fromkeys(metric.improved for metric in METRICS))
+FEWEST_REPEATS = 2  # of a baseline: one says nothing of how much repeats differ
+# Rows have 95% intervals from a few blocks each; what of them is a standard error.
+_NORMAL = float(stdtrit(math.inf, 0.975))
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What one side has of a cell, by campaign: the rows of repeats that stand, and of searches."""
+
+    campaigns: Sequence[Sequence[Row]]
+
+    def values(self, metric: Metric) -> list[list[float]]:
+        """The figure of each repeat that has it, by campaign; campaigns without one are left out."""
+        found = [[v for row in rows if (v := metric.value(row)) is not None] for rows in self._told(metric)]
+        return [values for values in found if values]
+
+    def _told(self, metric: Metric) -> list[list[Row]]:
+        """The rows that say anything of a figure: of a functional one the speed says nothing."""
+        timed = metric.family == "slower"
+        return [[row for row in rows if not timed or row["status"] == "ok"] for rows in self.campaigns]
+
+    def sample(self, metric: Metric) -> Sample:
+        """The costs. There must be some."""
+        ends = [each for rows in self._told(metric) for row in rows if (each := metric.ends(row))]
+        within = [abs(math.log(high) - math.log(low)) / 2 / _NORMAL for low, high in ends]
+        costs = [[metric.cost(value) for value in values] for values in self.values(metric)]
+        return Sample(costs, max(within, default=None))
+
+    def granule(self) -> int:
+        """What a longest context is a multiple of; 1 where it is known to the token."""
+        return max((row.get("granule") or 1 for rows in self.campaigns for row in rows), default=1)
+
+
+def judged(
+    pairs: Mapping[str, tuple[Runs, Runs]], thresholds: Mapping[str, float]
+) -> list[tuple[str, dict[str, Any]]]:
+    """A row for each pair (base, new), by name, and figure that either has. `thresholds`: by family, the
+    relative change in cost above which one counts. Of all differences that are looked at, those that may be
+    chance are UNCLEAR.
+    """
+    rows: list[tuple[str, dict[str, Any]]] = []
+    noisy: dict[str, tuple[dict[str, Any], Metric, Difference]] = {}
+    for metric in METRICS:
+        compared: dict[str, tuple[Sample, Sample]] = {}
+        of_metric: dict[str, dict[str, Any]] = {}
+        for name, (base, new) in pairs.items():
+            row = _row(metric, base, new, thresholds[metric.family])
+            if row is None:
+                continue
+            rows.append((name, row))
+            if row["verdict"] is not None:
+                continue
+            if metric.family == "context":
+                row |= _context(metric, base, new, row["threshold"])
+            else:
+                compared[name] = base.sample(metric), new.sample(metric)
+                of_metric[name] = row
+        found = differences(compared)
+        noisy |= {f"{metric.name} {name}": (of_metric[name], metric, found[name]) for name in found}
+    told = discoveries({key: each.p for key, (_, _, each) in noisy.items() if each.p is not None})
+    for key, (row, metric, difference) in noisy.items():
+        row |= _noisy(metric, difference, key in told, row["threshold"], len(noisy))
+    order = {name: number for number, name in enumerate(pairs)}
+    return sorted(rows, key=lambda each: order[each[0]])
+
+
+def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, Any] | None:
+    """The figures of both sides; null where neither has it. What cannot be compared has its verdict."""
+    values = [side.values(metric) for side in (base, new)]
+    if not any(values):
+        return None
+    counts = [sum(map(len, side)) for side in values]
+    row: dict[str, Any] = {
+        "metric": metric.name,
+        "unit": metric.unit,
+        "better": metric.better,
+        "family": metric.family,
+        "base": _shown(metric, values[0]),
+        "new": _shown(metric, values[1]),
+        "base_repeats": counts[0],
+        "new_repeats": counts[1],
+        "base_campaigns": len(values[0]),
+        "change": None,
+        "change_ci90": None,
+        "p": None,
+        "spread": None,
+        "threshold": threshold,
+        "verdict": None,
+        "reason": None,
+    }
+    lacking = [
+        word for word, count in zip(("the baseline", "the new runs"), counts, strict=True) if not count
+    ]
+    if lacking:
+        # Whether a slope can be told from none changes with the noise: that is no fault of either.
+        verdict = UNCLEAR if metric.name == "W_tokens_per_ms" else INVALID
+        what = "W cannot be told from none" if verdict == UNCLEAR else f"{metric.name} is not known"
+        return row | {"verdict": verdict, "reason": f"{what} in {lacking[0]}"}
+    if counts[0] < FEWEST_REPEATS and metric.family != "context":
+        why = "the baseline has one repeat, which does not tell how much repeats differ"
+        return row | {"verdict": INVALID, "reason": why}
+    return row
+
+
+def _shown(metric: Metric, values: Sequence[Sequence[float]]) -> float | None:
+    """The mean over campaigns of the means over repeats, of logarithms."""
+    if not values:
+        return None
+    mean = Sample([[metric.cost(value) for value in each] for each in values]).mean
+    return math.exp(mean if metric.better == "lower" else -mean)
+
+
+def _noisy(metric: Metric, found: Difference, told: bool, threshold: float, looked_at: int) -> dict[str, Any]:
+    said: dict[str, Any] = {"change": metric.change(found.cost), "spread": found.spread}
+    if found.ends is None or found.p is None:
+        return said | {"verdict": INVALID, "reason": "how much repeats differ is not known"}
+    low, high = sorted(metric.change(end) for end in found.ends)
+    said |= {"change_ci90": [low, high], "p": found.p}
+    least, most = found.ends
+    bound = math.log1p(threshold)
+    # Of few repeats one late process may carry the mean: the median has to say the same.
+    if min(least, found.middle) > bound or max(most, found.middle) < -bound:
+        if not told:
+            why = f"one such of {looked_at} differences may be chance"
+            return said | {"verdict": UNCLEAR, "reason": why}
+        return said | {"verdict": metric.worse if least > bound else metric.improved}
+    if -bound < least and most < bound:
+        return said | {"verdict": SAME}
+    return said | {"verdict": UNCLEAR, "reason": f"anything from {low:+.1%} to {high:+.1%}"}
+
+
+def _context(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, Any]:
+    """A longest context is proved, not sampled: what would fit is less than a granule above it."""
+    before, after = ([v for values in side.values(metric) for v in values] for side in (base, new))
+    low = min(after) / (max(before) + base.granule() - 1) - 1
+    high = (max(after) + new.granule() - 1) / min(before) - 1
+    mean = [sum(values) / len(values) for values in (before, after)]
+    said: dict[str, Any] = {"base": mean[0], "new": mean[1], "change": mean[1] / mean[0] - 1}
+    said |= {"change_ci90": [low, high]}
+    bound, most, least = math.log1p(threshold), metric.cost(1 + low), metric.cost(1 + high)
+    if least > bound:
+        return said | {"verdict": metric.worse}
+    if most < -bound:
+        return said | {"verdict": metric.improved}
+    if {*before} == {*after} or (-bound < least and most < bound):
+        return said | {"verdict": SAME}
+    return said | {"verdict": UNCLEAR, "reason": f"a search tells no finer than {base.granule()} tokens"}

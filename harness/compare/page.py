@@ -1,0 +1,128 @@
+"""A comparison as one page: what differs, the verdicts, and each change with its interval, to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from harness.compare import Comparison, text
+from harness.compare.judge import BETTER, WORSE
+from harness.compare.text import FIGURES, Table
+from harness.report import document, drawing, markup
+from harness.report.drawing import Figure
+
+Row = Mapping[str, Any]
+WORSE_COLOUR, BETTER_COLOUR, OTHER_COLOUR = drawing.COLOURS[1], drawing.COLOURS[2], drawing.FAINT
+LINE_PX = 26
+
+
+def page(found: Comparison) -> str:
+    """The whole file as text."""
+    title = text.title(found)
+    said = [*found.damages, *found.notes]
+    body = [
+        f"<header><h1>{escape(title)}</h1></header><main>",
+        markup.listed(map(escape, said)),
+        *map(_table, text.tables(found)),
+        f"<p class=lead>{escape(text.counts(found))}</p>",
+        *(f"<p class=note>{escape(each)}</p>" for each in text.meaning(found)),
+        '<section id="changes"><h2>Changes</h2><div class=figures>',
+        *(markup.figure(each, "changes") for each in _figures(found.rows)),
+        "</div></section></main>",
+    ]
+    return document.whole(title, "".join(body))
+
+
+def _table(table: Table) -> str:
+    head = "".join(
+        f'<th scope="col" class={"num" if numeric else "text"}><button>{escape(heading)}</button></th>'
+        for heading, numeric in zip(table.headings, table.numeric, strict=True)
+    )
+    body = "".join(_line(table, line) for line in table.lines)
+    made = f"<table class=sortable><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return (
+        f"<h2>{escape(table.title)}</h2>"
+        f'<div class="scroll tall" tabindex="0" role="region" aria-label="{escape(table.title)}">{made}</div>'
+    )
+
+
+def _line(table: Table, line: Sequence[str]) -> str:
+    bad = table.verdict is not None and line[table.verdict].startswith((*WORSE, "INVALID"))
+    first, *rest = line
+    cells = "".join(
+        f'<td class="{"num" if numeric else "text"}">{escape(cell)}</td>'
+        for cell, numeric in zip(rest, table.numeric[1:], strict=True)
+    )
+    return f'<tr{" class=bad" if bad else ""}><th scope="row">{escape(first)}</th>{cells}</tr>'
+
+
+def _figures(rows: Sequence[Row]) -> Iterator[Figure]:
+    """A figure for each metric: the change of every cell, its interval, and the threshold on both sides."""
+    for metric, (name, _, _) in FIGURES.items():
+        told = [row for row in rows if row["metric"] == metric and row["change_ci90"]]
+        if told:
+            yield _changes(metric, name, told)
+
+
+def _changes(metric: str, name: str, rows: Sequence[Row]) -> Figure:
+    percents = [[100 * value for value in (row["change"], *row["change_ci90"])] for row in rows]
+    places = list(range(len(rows)))
+    data = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [at for at, _, _ in percents],
+            "y": places,
+            "text": [drawing.plain(f"{row['name']}: {row['verdict']}") for row in rows],
+            "error_x": {
+                "type": "data",
+                "symmetric": False,
+                "array": [high - at for at, _, high in percents],
+                "arrayminus": [at - low for at, low, _ in percents],
+            },
+            "marker": {"size": 9, "color": [_colour(row) for row in rows]},
+            "hovertemplate": "%{text}, %{x:+.2f}%<extra></extra>",
+        }
+    ]
+    threshold = 100 * rows[0]["threshold"]
+    lines = [(0.0, "solid"), (threshold, "dot"), (-threshold, "dot")]
+    shapes = [
+        {
+            "type": "line",
+            "x0": at,
+            "x1": at,
+            "yref": "paper",
+            "y0": 0,
+            "y1": 1,
+            "line": {"color": drawing.FAINT, "dash": dash, "width": 1},
+        }
+        for at, dash in lines
+    ]
+    axis = {
+        "tickvals": places,
+        "ticktext": [drawing.plain(row["name"]) for row in rows],
+        "autorange": "reversed",
+    }
+    shown = [[row["name"], f"{row['change']:+.2%}", *_ends(row), row["verdict"]] for row in rows]
+    return Figure(
+        name=f"change-{metric}",
+        title=f"Change of {name}",
+        text=f"Change of {name}, new against baseline, with its 90% interval; dotted: the threshold.",
+        data=data,
+        layout=drawing.layout(f"change of {name}, %", "", shapes=shapes, yaxis=axis),
+        headers=["cell", "change", "from", "to", "verdict"],
+        rows=shown,
+        height=120 + LINE_PX * len(rows),
+        across=2,
+    )
+
+
+def _ends(row: Row) -> Iterable[str]:
+    return (f"{end:+.2%}" for end in row["change_ci90"])
+
+
+def _colour(row: Row) -> str:
+    if row["verdict"] in WORSE:
+        return WORSE_COLOUR
+    return BETTER_COLOUR if row["verdict"] in BETTER else OTHER_COLOUR

@@ -1,0 +1,150 @@
+"""Which records stand on each side of a comparison: of a folder, of a day, or of a latest campaign and those
+before it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness import results
+from harness.results import ResultsError, Stored
+
+KINDS = ("measured", "searched")  # what others reported has no repeats, and a check times nothing
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+Key = tuple[str, str, str]
+"""What must be the same on both sides: machine, device asked for, cell."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """`campaigns`: the records of each, oldest first; those of a folder or a day are taken for one. `checks`:
+    of the weights of variants. `damages`: what could not be read, each a sentence; `notes`: what was left
+    out."""
+
+    name: str
+    campaigns: Mapping[str, Sequence[Stored]]
+    checks: Sequence[Stored] = field(default_factory=list)
+    damages: Sequence[str] = field(default_factory=list)
+    notes: Sequence[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is kept of a record until it is chosen: a year of nights has tens of thousands. `campaign`: its
+    id, which is when it began, UTC."""
+
+    folder: Path
+    cell: Key
+    kind: str
+    repeat: int
+    campaign: str
+    config: str
+    started_utc: str
+    content_key: str
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """The records of a folder that may be compared: one at least."""
+
+    found: Sequence[_Found]
+    checks: Sequence[Stored]
+    damages: Sequence[str]
+
+
+def side(given: str, results_folder: Path) -> Side:
+    """A folder, or a day (YYYY-MM-DD, UTC) of the results folder, on which campaigns began. Raises
+    ResultsError."""
+    path = Path(given)
+    if not _DAY.fullmatch(given) or path.exists():
+        folder = _read(path)
+        return _one(given, folder.found, folder)
+    folder = _read(results_folder)
+    of_day = [each for each in folder.found if each.campaign.startswith(given)]
+    if not of_day:
+        days = sorted({each.campaign[:10] for each in folder.found})
+        known = f"there are {len(days)} days, from {days[0]} to {days[-1]}"
+        raise ResultsError(f"{results_folder}: no campaign began on {given}; {known}")
+    return _one(given, of_day, folder)
+
+
+def rolling(path: Path, count: int) -> tuple[Side, Side]:
+    """The latest campaign of a folder, and as a baseline up to `count` before it, of the same config name and
+    machine, that have a cell, for each cell of its own. Raises ResultsError."""
+    folder = _read(path)
+    newest = max(folder.found, key=lambda each: each.campaign)
+    last, name = newest.campaign, newest.config
+    same = [each for each in folder.found if (each.config, each.cell[0]) == (name, newest.cell[0])]
+    before = sorted({each.campaign for each in same} - {last})
+    if not before:
+        raise ResultsError(
+            f"{path}: nothing to compare with: {last[:16]} is the first campaign of {name} there"
+        )
+    by_cell: dict[Key, list[_Found]] = {}
+    for each in same:
+        by_cell.setdefault(each.cell, []).append(each)
+    base: list[_Found] = []
+    for mine in by_cell.values():
+        earlier = sorted({each.campaign for each in mine} - {last})[-count:]
+        # A cell that was dropped from the config is news once, on the night after.
+        if before[-1] in earlier or any(each.campaign == last for each in mine):
+            base += [each for each in mine if each.campaign in earlier]
+    nights = len({each.campaign for each in base})
+    words = "the campaign before" if nights == 1 else f"the {nights} campaigns before"
+    new = [each for each in same if each.campaign == last]
+    return (
+        Side(words, _newest(base, lambda each: each.campaign), folder.checks, folder.damages),
+        Side(f"the campaign of {last[:16]}", _newest(new, lambda each: each.campaign), folder.checks),
+    )
+
+
+def cell_of(stored: Stored) -> Key:
+    record = stored.record
+    return record["machine"]["slug"], record["asked"]["device"], record["cell"]
+
+
+def _read(folder: Path) -> _Folder:
+    """Raises ResultsError: no folder, or no record that may be compared."""
+    if not folder.is_dir():
+        raise ResultsError(f"{folder}: {'not a' if folder.exists() else 'no such'} results folder")
+    damages: list[str] = []
+    found, checks, others = [], [], 0
+    for each in results.records(folder, lambda damage: damages.append(f"passed over: {damage}")):
+        record = each.record
+        if record["kind"] == "checked":
+            checks.append(each)
+        elif record["kind"] in KINDS:
+            known = (record["kind"], record["repeat"], record["campaign"]["id"], record["campaign"]["name"])
+            when = (str(record["started_utc"]), record["content_key"])
+            found.append(_Found(each.folder, cell_of(each), *known, *when))
+        else:
+            others += 1
+    if not found:
+        why = f" that can be read ({damages[0]})" if damages else ""
+        reported = f"; its {others} are of others' figures, which have no repeats" if others else ""
+        raise ResultsError(f"{folder}: no records{why}{reported}")
+    return _Folder(found, checks, damages)
+
+
+def _one(name: str, every: Sequence[_Found], folder: _Folder) -> Side:
+    """All records as one campaign: of each cell the latest set of versions (content key)."""
+    latest = {each.cell: each.content_key for each in sorted(every, key=lambda each: each.started_utc)}
+    kept = [each for each in every if latest[each.cell] == each.content_key]
+    notes = []
+    if older := len(every) - len(kept):
+        notes.append(f"{name}: {older} records of earlier versions of the same cells are left out")
+    return Side(name, _newest(kept, lambda each: ""), folder.checks, folder.damages, notes)
+
+
+def _newest(every: Iterable[_Found], campaign: Callable[[_Found], str]) -> dict[str, list[Stored]]:
+    """By campaign, of each repeat of a cell the latest record."""
+    latest = {
+        (campaign(each), each.cell, each.kind, each.repeat): each.folder
+        for each in sorted(every, key=lambda each: each.started_utc)
+    }
+    found: dict[str, list[Stored]] = {}
+    for (of, *_), folder in sorted(latest.items()):
+        found.setdefault(of, []).append(Stored(folder, results.read(folder / "record.json")))
+    return found

@@ -1,0 +1,178 @@
+"""A comparison in words: its tables, for a terminal, as Markdown and as JSON. What differs comes before any
+figure."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.analysis.difference import FALSE_DISCOVERIES
+from harness.compare import Comparison
+from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
+
+Row = Mapping[str, Any]
+VERDICTS = (*WORSE, *BETTER, UNCLEAR, INVALID, SAME)  # in the order they are told
+# How a figure is called and written.
+FIGURES = {
+    "tokens_per_s": ("tok/s", "{:,.1f}", 1.0),
+    "B_ms": ("B ms", "{:,.2f}", 1.0),
+    "W_tokens_per_ms": ("W tok/ms", "{:,.0f}", 1.0),
+    "ttft_ms": ("TTFT ms", "{:,.1f}", 1.0),
+    "memory_bytes": ("memory MB", "{:,.0f}", 1e6),
+    "max_ctx": ("longest context", "{:,.0f}", 1.0),
+}
+NONE = "-"
+
+
+@dataclass(frozen=True)
+class Table:
+    """`numeric`: which columns are figures; `verdict`: which column says whether a line is bad."""
+
+    title: str
+    headings: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    numeric: Sequence[bool]
+    verdict: int | None = None
+
+
+def counts(found: Comparison) -> str:
+    """`1 SLOWER, 11 SAME of 12 figures of 3 cells; 1 cell is not compared`"""
+    verdicts = Counter(row["verdict"] for row in found.rows)
+    told = ", ".join(f"{verdicts[word]} {word}" for word in VERDICTS if verdicts[word])
+    cells = len({row["name"] for row in found.rows})
+    said = (
+        f"{told} of {_count(len(found.rows), 'figure')} of {_count(cells, 'cell')}" if told else "no figure"
+    )
+    if lost := len(found.not_compared):
+        said += f"; {_count(lost, 'cell')} not compared"
+    return said
+
+
+def tables(found: Comparison) -> list[Table]:
+    """What differs, what is not compared, and the figures; those that have lines."""
+    return [table for table in (_environment(found), _not_compared(found), _figures(found)) if table.lines]
+
+
+def meaning(found: Comparison) -> list[str]:
+    """How to read the figures, in sentences."""
+    thresholds = {row["family"]: row["threshold"] for row in found.rows}
+    told = ", ".join(f"{family} {_percent(value)}" for family, value in thresholds.items())
+    return [
+        "Figures are geometric means over repeats; a change is new against baseline, with its 90% interval.",
+        "SLOWER, LARGER, SHORTER: worse, the median and all of the interval beyond the threshold, and no "
+        f"chance among all that was looked at ({_percent(FALSE_DISCOVERIES)} false discoveries). SAME: the "
+        "whole interval is within the threshold. UNCLEAR: neither. INVALID: not compared.",
+        f"Thresholds, by what a token costs: {told}.",
+    ]
+
+
+def title(found: Comparison) -> str:
+    return f"{found.base} -> {found.new}"
+
+
+def terminal(found: Comparison) -> str:
+    """As plain lines, columns aligned."""
+    lines = [title(found), ""]
+    for table in tables(found):
+        lines += [f"{table.title}:", *_aligned(table), ""]
+    return "\n".join([*lines, counts(found), *meaning(found)]) + "\n"
+
+
+def _aligned(table: Table) -> list[str]:
+    rows = [table.headings, *table.lines]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(table.headings))]
+    padded = [
+        [
+            cell.rjust(width) if numeric else cell.ljust(width)
+            for cell, width, numeric in zip(row, widths, table.numeric, strict=True)
+        ]
+        for row in rows
+    ]
+    return ["  ".join(row).rstrip() for row in padded]
+
+
+def markdown(found: Comparison) -> str:
+    parts = [f"# {_plain(title(found))}", *(f"> {_plain(each)}" for each in (*found.damages, *found.notes))]
+    for table in tables(found):
+        parts.append(f"## {table.title}")
+        rule = ["---:" if numeric else "---" for numeric in table.numeric]
+        lines = [table.headings, rule, *table.lines]
+        parts.append("\n".join("| " + " | ".join(map(_plain, line)) + " |" for line in lines))
+    parts += [f"**{counts(found)}**", *meaning(found)]
+    return "\n\n".join(parts) + "\n"
+
+
+def array(found: Comparison) -> str:
+    """One array, an object a cell and figure; of a cell that is not compared one without a figure."""
+    nothing = dict.fromkeys(found.rows[0] if found.rows else ("metric", "base", "new", "change"))
+    lost = [nothing | {"verdict": INVALID, "fails": False} | each for each in found.not_compared]
+    differs = {None: [each for each in found.environment if each["cells"] is None]}
+    for each in found.environment:
+        for name in each["cells"] or ():
+            differs.setdefault(name, []).append(each)
+    rows = [
+        row
+        | {"base_of": found.base, "new_of": found.new}
+        | {"differs": [_change(each) for each in (*differs[None], *differs.get(row["name"], ()))]}
+        for row in (*found.rows, *lost)
+    ]
+    return json.dumps(rows, indent=1, allow_nan=False) + "\n"
+
+
+def _change(each: Row) -> dict[str, Any]:
+    return {key: each[key] for key in ("what", "base", "new")}
+
+
+def _environment(found: Comparison) -> Table:
+    lines = [
+        [
+            each["what"],
+            each["base"],
+            each["new"],
+            "all" if each["cells"] is None else ", ".join(each["cells"]),
+        ]
+        for each in found.environment
+    ]
+    headings = ["what", "baseline", "new", "cells"]
+    return Table("What else differs", headings, lines, [False] * 4)
+
+
+def _not_compared(found: Comparison) -> Table:
+    lines = [[each["name"], each["reason"]] for each in found.not_compared]
+    return Table("Not compared", ["cell", "why"], lines, [False] * 2)
+
+
+def _figures(found: Comparison) -> Table:
+    headings = ["cell", "figure", "baseline", "new", "change", "90% interval", "repeats", "verdict", "why"]
+    lines = [_line(row) for row in found.rows]
+    numeric = [False, False, True, True, True, True, True, False, False]
+    return Table("Figures", headings, lines, numeric, headings.index("verdict"))
+
+
+def _line(row: Row) -> list[str]:
+    name, form, unit = FIGURES[row["metric"]]
+    base, new = (NONE if row[side] is None else form.format(row[side] / unit) for side in ("base", "new"))
+    change = NONE if row["change"] is None else f"{row['change']:+.1%}"
+    interval = " to ".join(f"{end:+.1%}" for end in row["change_ci90"] or ()) or NONE
+    repeats = f"{row['base_repeats']}, {row['new_repeats']}"
+    verdict = row["verdict"] + (" (fails)" if row["fails"] else "")
+    return [row["name"], name, base, new, change, interval, repeats, verdict, row["reason"] or ""]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown leaves as it is, in one line."""
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    for mark in "\\`*|[]":
+        text = text.replace(mark, f"\\{mark}")
+    return text

@@ -1,0 +1,354 @@
+"""Two sets of runs held against each other by the real command: what is said, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import zlib
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness import results
+from harness.compare import compare
+from harness.compare.sides import side
+from harness.results import Stored
+from harness.results.files import write_columns
+
+GOLDEN = Path(__file__).parent / "golden" / "record-1.json"
+SLOW = {"slower": {"a": 1.10}}
+
+
+@pytest.fixture
+def runs(tmp_path) -> Callable[..., Path]:
+    """Makes records as a campaign leaves them: `runs("base", "a", "b")` of cells a and b, three repeats each
+    of 400 tokens of 10 ms, within 0.3%; `slower`: by cell, what latencies are multiplied with."""
+
+    def made(
+        name: str, *cells: str, slower: dict[str, float] | None = None, repeats: int = 3, night: int = 1
+    ) -> Path:
+        began = datetime(2026, 3, night, 1, tzinfo=timezone.utc)
+        chance = np.random.default_rng(zlib.crc32(f"{name} {night}".encode()))
+        for cell, repeat in product(cells or ("a",), range(1, repeats + 1)):
+            usual = 10e6 * (slower or {}).get(cell, 1.0) * math.exp(chance.normal(0, 0.003))
+            ns = (usual * np.exp(chance.normal(0, 0.01, 400))).astype(int).tolist()
+            at = (began + timedelta(minutes=repeat)).isoformat()
+            record = json.loads(GOLDEN.read_text()) | {
+                "cell": f"m.llamacpp.{cell}.decode.0",
+                "content_key": cell,
+                "variant": cell,
+                "repeat": repeat,
+                "tokens": len(ns),
+                "started_utc": at,
+            }
+            record["campaign"] |= {"id": began.isoformat(), "name": "nightly"}
+            record["workload"]["new_tokens"] = len(ns)
+            record["done"]["counters"] = {}
+            record["done"]["cpu_wait_ns"] = 0
+            record["bandwidth_probes"] = []
+            record["memory"]["rusage"]["max_rss_bytes"] = int(5e7 + 1e4 * chance.random())
+            record["timing"] |= {"first_token_ns": ns[0], "last_token_ns": sum(ns)}
+            folder = tmp_path / name / cell / at.replace(":", "")
+            columns = {"n": list(range(26, 26 + len(ns))), "token_id": [0] * len(ns), "latency_ns": ns}
+            folder.mkdir(parents=True)
+            write_columns(folder / "tokens.parquet", columns)
+            (folder / "record.json").write_text(json.dumps(record))
+        return tmp_path / name
+
+    return made
+
+
+def rewritten(folder: Path, change: Callable[[dict, int], None]) -> None:
+    """Change every record of a folder, as if it had been measured so."""
+    for number, path in enumerate(sorted(folder.rglob("record.json"))):
+        record = json.loads(path.read_text())
+        change(record, number)
+        path.write_text(json.dumps(record))
+
+
+def test_a_slowdown_that_was_asked_to_fail_ends_with_3_and_says_by_how_much(harness, runs):
+    base, new = runs("base"), runs("new", **SLOW)
+    ran = harness("compare", base, new, "--fail-on", "slower:2%", "--format", "json")
+    assert ran.code == 3
+    rows = {row["metric"]: row for row in ran.json}
+    assert {row["verdict"] for name, row in rows.items() if name in ("tokens_per_s", "B_ms")} == {"SLOWER"}
+    assert rows["tokens_per_s"]["fails"]
+    low, high = rows["tokens_per_s"]["change_ci90"]
+    assert low < rows["tokens_per_s"]["change"] < high
+    assert rows["tokens_per_s"]["change"] == pytest.approx(1 / 1.1 - 1, abs=0.01)
+    assert rows["memory_bytes"]["verdict"] == "SAME"
+    assert not rows["memory_bytes"]["fails"]
+    assert "SLOWER" in ran.err
+
+
+def test_the_same_slowdown_is_told_and_fails_nothing_that_was_not_asked(harness, runs):
+    base, new = runs("base"), runs("new", **SLOW)
+    ran = harness("compare", base, new)
+    assert ran.code == 0
+    assert "SLOWER" in ran.out
+    assert harness("compare", base, new, "--fail-on", "memory:2%").code == 0
+    assert harness("compare", base, new, "--fail-on", "slower:25%").code == 0
+    assert harness("compare", new, base, "--fail-on", "slower:2%").code == 0  # it got faster
+
+
+def test_what_else_differs_stands_before_any_figure(harness, runs):
+    base, new = runs("base"), runs("new")
+
+    def clock(khz: float) -> dict:
+        timed = {"cpu_clock_khz": dict.fromkeys(("lowest", "median", "highest"), khz)}
+        return {"missing": {}, "interval_ms": 1000, "timed": timed, "throttled": [], "energy": None}
+
+    def update(record: dict, number: int) -> None:
+        record["loaded"]["versions"]["llama.cpp"] = "b2"
+        record["conditions"]["governor"] = "powersave"
+        record["sensors"] = clock(2e6)
+
+    rewritten(new, update)
+    rewritten(base, lambda record, _: record.update(sensors=clock(3e6)))
+    for form in ([], ["--format", "md"]):
+        said = harness("compare", base, new, *form).out
+        assert said.index("version of llama.cpp") < said.index("tok/s")
+        assert "powersave" in said
+        assert "cpu clock khz" in said
+    (first, *_) = harness("compare", base, new, "--format", "json").json
+    assert "version of llama.cpp" in [each["what"] for each in first["differs"]]
+
+
+def test_a_cell_that_failed_is_not_compared_and_the_exit_is_not_green(harness, runs):
+    base = runs("base", "good", "bad")
+    new = shutil.copytree(base, base.with_name("new"))
+
+    def fail(record: dict, number: int) -> None:
+        if record["variant"] == "bad":
+            record |= {"outcome": "crash", "reason": "killed by SIGSEGV"}
+
+    rewritten(new, fail)
+    ran = harness("compare", base, new, "--fail-on", "slower:50%")
+    assert ran.code == 1
+    assert "in the new runs it is crash (killed by SIGSEGV)" in ran.out
+    assert "not all was compared" in ran.err
+    rows = harness("compare", base, new, "--format", "json").json
+    assert {row["verdict"] for row in rows if "bad" in row["name"]} == {"INVALID"}
+
+
+def test_a_cell_that_only_one_side_has_is_said_and_the_exit_is_not_green(harness, runs):
+    base, new = runs("base", "a", "b"), runs("new", "a")
+    ran = harness("compare", base, new)
+    assert ran.code == 1
+    assert "only the baseline have it" in ran.out
+
+
+def test_a_regression_goes_before_what_was_not_compared(harness, runs):
+    base, new = runs("base", "a", "b"), runs("new", "a", **SLOW)
+    assert harness("compare", base, new, "--fail-on", "slower:2%").code == 3
+
+
+def test_synthetic_and_real_weights_are_not_compared(harness, runs):
+    base = runs("base")
+    new = shutil.copytree(base, base.with_name("new"))
+    rewritten(new, lambda record, _: record["model"]["weights"].update(kind="hub", synthetic=False))
+    ran = harness("compare", base, new)
+    assert ran.code == 2
+    assert "its weights were synthetic and are hub" in ran.err
+
+
+def test_the_latest_campaign_is_held_against_those_before_it(harness, runs):
+    for night in (1, 2, 3):
+        folder = runs("nights", night=night)
+    assert harness("compare", folder, "--baseline", "last:14", "--fail-on", "slower:5%").code == 0
+    runs("nights", night=4, **SLOW)
+    ran = harness("compare", folder, "--baseline", "last:14", "--fail-on", "slower:5%", "--format", "json")
+    assert ran.code == 3
+    (row,) = [row for row in ran.json if row["metric"] == "tokens_per_s"]
+    assert (row["base_campaigns"], row["base_repeats"], row["new_repeats"]) == (3, 9, 3)
+    short = harness("compare", folder, "--baseline", "last:1", "--format", "json").json
+    assert {row["base_campaigns"] for row in short} == {1}
+
+
+def test_a_day_stands_for_the_campaigns_that_began_on_it(harness, runs):
+    runs("results", night=1)
+    runs("results", night=2, **SLOW)
+    ran = harness("compare", "2026-03-01", "2026-03-02", "--fail-on", "slower:5%")
+    assert ran.code == 3
+    ran = harness("compare", "2026-03-01", "2026-04-01")
+    assert (ran.code, ran.out) == (2, "")
+    assert "no campaign began on 2026-04-01" in ran.err
+
+
+def test_of_a_repeat_measured_again_the_latest_counts(runs):
+    folder = runs("twice")
+    runs("twice", night=2)
+    every = list(results.records(folder, lambda damage: pytest.fail(str(damage))))
+    (kept,) = side(str(folder), folder).campaigns.values()
+    assert (len(every), len(kept)) == (6, 3)
+    newest = sorted(str(each.record["started_utc"]) for each in every)[3:]
+    assert sorted(str(each.record["started_utc"]) for each in kept) == newest
+
+
+def test_of_two_versions_of_a_cell_the_later_is_compared_and_the_other_said(harness, runs):
+    base, new = runs("base"), runs("new")
+    old = shutil.copytree(new, new / "old")
+    rewritten(
+        old, lambda record, _: record.update(content_key="old", started_utc="2020-01-01T00:00:00+00:00")
+    )
+    ran = harness("compare", base, new)
+    assert ran.code == 0
+    assert "3 records of earlier versions" in ran.err
+
+
+# The longest context: a search is exact, within a granule.
+
+
+def searched(folder: Path, n_ctx: int) -> Path:
+    record = json.loads(GOLDEN.read_text())
+    probe = {
+        "n_ctx": n_ctx,
+        "limit_bytes": 1,
+        "filled": True,
+        "fits": True,
+        "allocates": True,
+        "reason": None,
+    }
+    probe |= dict.fromkeys(("peak_bytes", "fill_s", "speed_ratio", "left_out")) | {"seconds": 1.0}
+    search = {"probes": [probe], "verified_n_ctx": n_ctx, "verified_by": "decode", "granule": 256}
+    record |= {"kind": "searched", "outcome": "ok", "reason": None, "search": search}
+    record["workload"] |= {"kind": "max_ctx"}
+    (folder / "one").mkdir(parents=True)
+    (folder / "one" / "record.json").write_text(json.dumps(record))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict", "code"),
+    [
+        (32768, 32768, "SAME", 0),
+        (32768, 30000, "SHORTER", 3),
+        (30000, 32768, "LONGER", 0),
+        (2304, 2048, "UNCLEAR", 0),
+    ],
+)
+def test_a_longest_context_is_compared_to_its_granule(harness, tmp_path, before, after, verdict, code):
+    base, new = searched(tmp_path / "base", before), searched(tmp_path / "new", after)
+    ran = harness("compare", base, new, "--fail-on", "context:2%", "--format", "json")
+    assert ran.code == code, ran.err
+    (row,) = ran.json
+    assert (row["metric"], row["base"], row["new"], row["verdict"]) == ("max_ctx", before, after, verdict)
+
+
+# What a user gets wrong, or lacks.
+
+
+def test_folders_without_a_common_cell_are_one_sentence_and_exit_2(harness, runs):
+    base, new = runs("base", "a"), runs("new", "b")
+    ran = harness("compare", base, new)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.count("\n") == 1
+    assert "no cell in common" in ran.err
+
+
+def test_folders_of_two_machines_say_so(harness, runs):
+    base = runs("base")
+    new = shutil.copytree(base, base.with_name("new"))
+    rewritten(new, lambda record, _: record["machine"].update(slug="another"))
+    ran = harness("compare", base, new)
+    assert ran.code == 2
+    assert "was measured on" in ran.err
+
+
+def test_records_of_a_newer_schema_are_said_and_the_exit_is_not_green(harness, runs):
+    base, new = runs("base"), runs("new")
+
+    def newer(record: dict, number: int) -> None:
+        record["schema"] = 2 if number == 0 else 1
+
+    rewritten(new, newer)
+    ran = harness("compare", base, new)
+    assert ran.code == 1
+    assert "record schema 2 is newer than this harness reads (1)" in ran.err
+    rewritten(new, lambda record, _: record.update(schema=2))
+    ran = harness("compare", base, new)
+    assert (ran.code, ran.out) == (2, "")
+    assert "record schema 2 is newer" in ran.err
+
+
+def test_a_baseline_of_one_repeat_is_not_compared(harness, runs):
+    base, new = runs("base", repeats=1), runs("new")
+    ran = harness("compare", base, new, "--fail-on", "slower:2%")
+    assert ran.code == 2
+    assert "the baseline has one repeat" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a", "b", "--fail-on", "slower:two"], "a threshold is a number of percent, as in slower:2%"),
+        (["a", "b", "--fail-on", "slower:nan%"], "a threshold is a number of percent"),
+        (["a", "b", "--fail-on", "slower:-2%"], "a threshold is a number of percent"),
+        (["a", "b", "--fail-on", "slower:2"], "a threshold is a number of percent"),
+        (["a", "b", "--fail-on", "faster:2%"], "it must begin with one of slower, memory, context"),
+        (["a"], "compare takes two results folders or days"),
+        (["a", "b", "c"], "compare takes two results folders or days"),
+        (["a", "b"], "a: no such results folder"),
+        (["--baseline", "last:0"], "it is last:N, as in last:14"),
+        (["a", "b", "--baseline", "last:3"], "takes one results folder at most"),
+        (["--baseline", "last:3"], "results: no such results folder"),
+    ],
+)
+def test_what_is_asked_wrongly_is_one_sentence_and_exit_2(harness, arguments, said):
+    ran = harness("compare", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_the_first_campaign_has_nothing_to_be_compared_with(harness, runs):
+    ran = harness("compare", runs("nights"), "--baseline", "last:14")
+    assert (ran.code, ran.out) == (2, "")
+    assert "nothing to compare with" in ran.err
+
+
+# Forms
+
+
+def test_the_page_is_one_file_with_every_verdict(harness, runs, tmp_path):
+    base, new = runs("base"), runs("new", **SLOW)
+    ran = harness("compare", base, new, "--format", "html", "-o", tmp_path / "c.html")
+    assert ran.out.strip() == str(tmp_path / "c.html")
+    page = (tmp_path / "c.html").read_text()
+    assert "SLOWER" in page
+    assert "change-tokens_per_s" in page or "Change of tok/s" in page
+    assert "<script src" not in page
+
+
+def test_on_github_a_regression_is_an_annotation_the_tables_a_summary_and_figures_a_file(
+    harness, runs, tmp_path
+):
+    base, new = runs("base"), runs("new", **SLOW)
+    asked = ("--fail-on", "slower:2%", "--format", "gha", "-o", tmp_path / "b.json")
+    ran = harness("compare", base, new, *asked, GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"))
+    assert ran.code == 3
+    assert ran.out.startswith("::error title=SLOWER")
+    assert "| SLOWER (fails) |" in (tmp_path / "summary.md").read_text()
+    figures = json.loads((tmp_path / "b.json").read_text())
+    assert {"name", "unit", "value", "range", "extra"} <= set(figures[0])
+
+
+def test_what_cannot_be_written_is_one_sentence(harness, runs, tmp_path):
+    base, new = runs("base"), runs("new")
+    (tmp_path / "file").write_text("")
+    ran = harness("compare", base, new, "--format", "html", "-o", tmp_path / "file" / "c.html")
+    assert ran.code == 2
+    assert "cannot be written" in ran.err
+
+
+def test_a_side_reads_only_what_may_be_compared(tmp_path, runs):
+    base, new = runs("base"), runs("new")
+    found = compare(side(str(base), base), side(str(new), new), {})
+    assert found.compared
+    assert found.whole
+    assert isinstance(next(iter(side(str(base), base).campaigns.values()))[0], Stored)

@@ -1,0 +1,120 @@
+"""What GitHub is told: one annotation for each regression, and figures that github-action-benchmark reads."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from harness.compare import gha
+
+
+def row(**changed):
+    made = {
+        "cell": "qwen1.5-0.5b-llamacpp-q8_0-1234abcd",
+        "name": "qwen1.5-0.5b llamacpp q8_0",
+        "machine": "a-cpu",
+        "device": "cpu",
+        "metric": "tokens_per_s",
+        "unit": "tok/s",
+        "better": "higher",
+        "family": "slower",
+        "base": 20.0,
+        "new": 19.0,
+        "change": -0.05,
+        "change_ci90": [-0.056, -0.044],
+        "threshold": 0.02,
+        "verdict": "SLOWER",
+        "reason": None,
+        "fails": True,
+        "base_repeats": 42,
+        "new_repeats": 3,
+        "spread": 0.01,
+    }
+    return made | changed
+
+
+MEMORY = {"metric": "memory_bytes", "unit": "bytes", "better": "lower", "family": "memory"}
+
+
+def test_a_regression_is_one_error_with_the_interval_behind_it():
+    (line,) = gha.commands([row(), row(verdict="SAME", fails=False), row(verdict="UNCLEAR", fails=False)], [])
+    assert line == (
+        "::error title=SLOWER%3A qwen1.5-0.5b llamacpp q8_0::tokens_per_s 20 -> 19 tok/s: -5.0%25"
+        " (90%25: -5.6%25 to -4.4%25), of 42 and 3 repeats, threshold 2%25"
+    )
+
+
+def test_what_was_not_asked_to_fail_is_a_warning_and_gains_are_none():
+    larger = row(**MEMORY, verdict="LARGER", fails=False, base=1e9, new=1.1e9, change=0.1, change_ci90=None)
+    lines = gha.commands([larger, row(verdict="FASTER", fails=False)], [])
+    assert len(lines) == 1
+    assert lines[0].startswith("::warning title=LARGER%3A ")
+    assert "1,000,000,000 -> 1,100,000,000 bytes: +10.0%25, of" in lines[0]
+
+
+def test_errors_come_before_warnings_and_the_worst_before_the_rest():
+    """GitHub shows ten of a kind."""
+    rows = [row(name=f"c{i}", change=-i / 100, fails=i != 9) for i in (3, 9, 5)]
+    titles = [line.split("::")[1] for line in gha.commands(rows, [])]
+    assert titles == ["error title=SLOWER%3A c5", "error title=SLOWER%3A c3", "warning title=SLOWER%3A c9"]
+
+
+def test_what_was_not_compared_is_said_once_a_cell():
+    invalid = row(verdict="INVALID", fails=False, new=None, change=None, change_ci90=None, reason="throttled")
+    missing = {"name": "gone", "cell": "gone-12", "reason": "it is not in the new results"}
+    lines = gha.commands([invalid, invalid | MEMORY], [missing])
+    assert lines == [
+        "::warning title=not compared%3A qwen1.5-0.5b llamacpp q8_0::throttled",
+        "::warning title=not compared%3A gone::it is not in the new results",
+    ]
+
+
+def test_text_cannot_break_out_of_its_command():
+    said = gha.commands([], [{"name": "a, b: c\n::error::d", "reason": "50%\r\n::error::e"}])
+    assert said == ["::warning title=not compared%3A a%2C b%3A c%0A%3A%3Aerror%3A%3Ad::50%25%0D%0A::error::e"]
+
+
+def test_figures_are_costs_so_that_smaller_is_better():
+    slope = row(metric="W_tokens_per_ms", unit="tok/ms", new=2000.0, base=2000.0, change=0.0, verdict="SAME")
+    first, second, third = gha.benchmark([row(), slope, row(**MEMORY, base=1e9, new=1.1e9, spread=None)])
+    assert first["name"] == "qwen1.5-0.5b-llamacpp-q8_0-1234abcd ms_per_token (a-cpu)"
+    assert (first["unit"], first["value"]) == ("ms/token", 1000 / 19)
+    assert (second["unit"], second["value"]) == ("us/token", 0.5)
+    assert (third["unit"], third["value"]) == ("bytes", 1.1e9)
+    assert "range" not in third
+    assert "SLOWER" in first["extra"]
+    assert "-5.6% to -4.4%" in first["extra"]
+
+
+def test_a_range_is_a_bare_number_in_the_unit_of_the_value():
+    """As the action's src/extractRangeInfo.ts parses it."""
+    for entry in gha.benchmark([row(), row(metric="B_ms", unit="ms", better="lower", new=1e-4, spread=1e-3)]):
+        number = re.fullmatch(r"± (\d.*)", entry["range"])[1]
+        assert float(number) < 0.02 * entry["value"]
+    assert float(number) == 1e-7
+
+
+def test_figures_that_have_no_place_there_are_left_out():
+    longest = row(
+        metric="max_ctx", unit="tokens", family="context", base=4096.0, new=2048.0, verdict="SHORTER"
+    )
+    invalid = row(verdict="INVALID", fails=False)
+    gone = row(new=None, change=None, change_ci90=None, spread=None)
+    assert gha.benchmark([longest, invalid, gone]) == []
+
+
+def test_names_are_unique_and_the_file_is_json_without_nan():
+    """The action finds last night's figure by its name."""
+    rows = [row(metric=m, better=b, machine=machine) for m, b in METRICS for machine in ("a", "b")]
+    entries = gha.benchmark(rows)
+    assert len({entry["name"] for entry in entries}) == len(rows)
+    assert json.loads(gha.as_json(rows)) == entries
+
+
+METRICS = (
+    ("tokens_per_s", "higher"),
+    ("B_ms", "lower"),
+    ("W_tokens_per_ms", "higher"),
+    ("ttft_ms", "lower"),
+    ("memory_bytes", "lower"),
+)

@@ -1,7 +1,8 @@
 """Subcommands and exit codes; the only lazy imports, so that --help answers at once.
 
-Exit codes: 0 all cells ok; 1 some cells not ok, or the run could not go on; 2 nothing was started, because
-the config, the command line or the results folder is wrong; 130 interrupted.
+Exit codes: 0 all cells ok; 1 some cells not ok or not compared, or the run could not go on; 2 nothing was
+started, because the config, the command line or the results folder is wrong; 3 a regression that was asked
+to fail; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import harness
 from harness.cli import theory_options
 
-OK, NOT_OK, NOT_STARTED, INTERRUPTED = 0, 1, 2, 130
+OK, NOT_OK, NOT_STARTED, REGRESSION, INTERRUPTED = 0, 1, 2, 3, 130
 WAIT = "wait for another campaign on this device, else refuse"
 
 
@@ -66,8 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="harness",
         description="Compare LLM inference stacks for one user at one machine; say when a number is not one.",
-        epilog="exit codes: 0 all cells ok; 1 some not ok, or the run could not go on; "
-        "2 nothing was started (config, command line or results folder); 130 interrupted",
+        epilog="exit codes: 0 all cells ok; 1 some not ok or not compared, or the run could not go on; "
+        "2 nothing was started (config, command line or results folder); 3 a regression that was to fail; "
+        "130 interrupted",
     )
     parser.add_argument("--version", action="version", version=f"harness {harness.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -148,6 +150,52 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--format", choices=["md", "csv", "json"], help="print the tables alone")
     report.add_argument("--png", type=Path, metavar="DIR", help="write the figures as PNG files")
 
+    compare = _command(commands, "compare", "what changed between two sets of runs, and what is a regression")
+    compare.add_argument(
+        "of", nargs="*", metavar="BASE NEW", help="a results folder, or a day (YYYY-MM-DD) of --results, each"
+    )
+    compare.add_argument(
+        "--baseline",
+        metavar="last:N",
+        help="compare the latest campaign of one folder (default: --results) with the N before it",
+    )
+    compare.add_argument(
+        "--results", type=Path, default=Path("results"), metavar="DIR", help="whose days (default: results)"
+    )
+    compare.add_argument(
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="slower:2%",
+        help="end with 3 if anything is SLOWER (memory: LARGER, context: SHORTER) by more; may be repeated",
+    )
+    compare.add_argument("--format", choices=["md", "json", "html", "gha"], help="(default: plain text)")
+    compare.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there")
+
+    history = _command(commands, "history", "every cell over time, and the steps that its figures took")
+    history.add_argument("dir", nargs="?", type=Path, default=Path("results"), metavar="DIR")
+    history.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("reports/history.html"),
+        metavar="FILE",
+        help="the page (default: reports/history.html)",
+    )
+    history.add_argument("--json", action="store_true", help="one array, one object per step")
+
+    export = _command(commands, "export", "the ok repeats of a results folder, in the formats of others")
+    export.add_argument("dir", nargs="?", type=Path, default=Path("results"), metavar="DIR")
+    export.add_argument(
+        "--to",
+        required=True,
+        choices=["llama-bench", "csv", "parquet"],
+        help="llama-bench: its JSON, a row a test; csv: a line a repeat; parquet: every token",
+    )
+    export.add_argument(
+        "-o", "--output", metavar="FILE", help="(default, and -: standard output; parquet needs a file)"
+    )
+
     fit = _command(commands, "fit", "line, interval, shape and faults of any per-token log")
     fit.add_argument("series", type=Path, metavar="SERIES", help="a .csv or .csv.gz: variant, n, latency_ms")
     fit.add_argument("--model", metavar="NAME", help="with --machine: what the hardware allows, beside it")
@@ -163,7 +211,14 @@ def _parser() -> argparse.ArgumentParser:
     machine.add_argument("--json", action="store_true", help="one array, one object per device")
 
     doctor = _command(commands, "doctor", "what on this machine will spoil a measurement")
-    doctor.add_argument("--json", action="store_true")
+    doctor.add_argument(
+        "config",
+        nargs="?",
+        type=Path,
+        metavar="CONFIG",
+        help="look at its device alone; end with 2 if that is not here",
+    )
+    doctor.add_argument("--json", action="store_true", help="one array, one object per finding")
     return parser
 
 

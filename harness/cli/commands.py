@@ -29,11 +29,13 @@ def run(arguments: argparse.Namespace) -> int:
         return NOT_STARTED
     if arguments.skip_known_failures and not (chosen := _able(experiment, chosen)):
         return NOT_STARTED
-    if arguments.dry_run:
-        from harness.cli import dry_run
+    from harness.cli import dry_run
 
+    if arguments.dry_run:
         return dry_run.show(experiment, chosen, arguments.json)
     root = (arguments.out or Path("results")).absolute()
+    if said := dry_run.beforehand(experiment, chosen, root):
+        print(f"harness: {said}", file=sys.stderr)
     asked = campaign.Asked(
         root=root,
         config_path=arguments.config,
@@ -101,6 +103,13 @@ def report(arguments: argparse.Namespace) -> int:
     return command.make(arguments)
 
 
+def compare(arguments: argparse.Namespace) -> int:
+    """Compare two sets of runs."""
+    from harness.cli import compare as command
+
+    return command.run(arguments)
+
+
 def validate(arguments: argparse.Namespace) -> int:
     """Say that a config is right, and list its cells."""
     experiment = config.load(arguments.config, arguments.set)
@@ -135,17 +144,23 @@ def machine(arguments: argparse.Namespace) -> int:
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Print what on this machine may spoil a measurement."""
-    from harness import doctor as room
+    from harness.cli import doctor as command
 
-    findings = room.examine()
-    if arguments.json:
-        print(json.dumps(findings, indent=1))
-    else:
-        for finding in findings:
-            print(f"{finding['level']:>4}  {finding['what']}: {finding['found']}")
-            if finding["advice"]:
-                print(f"      {finding['advice']}")
-    return OK
+    return command.show(arguments.config, arguments.json)
+
+
+def history(arguments: argparse.Namespace) -> int:
+    """Write every cell over time as a page, and print its steps."""
+    from harness.cli import history as command
+
+    return command.show(arguments.dir, arguments.output, arguments.json)
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write the ok repeats of a results folder in the format of others."""
+    from harness.cli import export as command
+
+    return command.make(arguments.dir, arguments.to, arguments.output)
 
 
 def stored_in(folder: Path) -> Iterator[Stored]:

@@ -33,26 +33,22 @@ SYNTHETIC = "Synthetic: random weights of the real model's exact shape; sizes ar
 
 
 def write(path: Path, study: Study) -> None:
-    """Write the page. Raises ResultsError when it cannot be."""
+    """Write the page of a study. Raises ResultsError when it cannot be."""
+    keep(path, page(study))
+
+
+def keep(path: Path, text: str) -> None:
+    """Write a page. Raises ResultsError when it cannot be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page(study), encoding="utf-8", newline="\n")
+        path.write_text(text, encoding="utf-8", newline="\n")
     except OSError as refusal:
         raise ResultsError(f"{path}: the page cannot be written: {refusal.strerror}") from refusal
 
 
 def page(study: Study) -> str:
-    """The whole file as text."""
-    from plotly.offline import get_plotlyjs
-
+    """The whole file of a study as text."""
     sections, told = figures.sections(study), figures.chapters(study)
-    scripts = [get_plotlyjs(), _asset("page.js")]
-    # Only these two scripts may run, and nothing may be fetched: the second lock behind escaping.
-    hashes = " ".join(f"'sha256-{b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts)
-    policy = (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:;"
-        " base-uri 'none'; form-action 'none'"
-    )
     body = [
         f"<header><h1>{escape(study.title)}</h1>",
         *_summary(study, sections, told),
@@ -64,13 +60,27 @@ def page(study: Study) -> str:
         *_methods(study),
         "</main>",
     ]
+    return whole(study.title, "".join(body))
+
+
+def whole(title: str, body: str) -> str:
+    """A file that draws its figures and opens offline, around a body of HTML."""
+    from plotly.offline import get_plotlyjs
+
+    scripts = [get_plotlyjs(), _asset("page.js")]
+    # Only these two scripts may run, and nothing may be fetched: the second lock behind escaping.
+    hashes = " ".join(f"'sha256-{b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    policy = (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:;"
+        " base-uri 'none'; form-action 'none'"
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-        f"<title>{escape(study.title)}</title><style>{_asset('page.css')}</style></head>"
-        f"<body>{''.join(body)}{''.join(f'<script>{script}</script>' for script in scripts)}</body></html>\n"
+        f"<title>{escape(title)}</title><style>{_asset('page.css')}</style></head>"
+        f"<body>{body}{''.join(f'<script>{script}</script>' for script in scripts)}</body></html>\n"
     )
 
 

@@ -1,0 +1,46 @@
+"""CSV: a line a repeat, all figures in full."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from harness.export.chosen import Row, Told
+
+# In this order; an interval becomes two columns, and the codes of flags one text.
+FIELDS = (
+    *("campaign", "cell", "model", "stack", "variant", "kind", "weights", "machine", "device", "repeat"),
+    *("started_utc", "content_key", "workload", "prompt_tokens", "new_tokens", "tokens", "n_ctx", "kv_read"),
+    *("bpw", "ttft_ms", "tokens_per_s", "tokens_per_s_ci95", "start_tokens_per_s", "end_tokens_per_s"),
+    *("median_ms", "B_ms", "B_ci95_ms", "W_tokens_per_ms", "W_ci95", "W_identifiable", "robust_B_ms"),
+    *("robust_W_tokens_per_ms", "shape", "slow_from_n", "B_theory_ms", "B_ratio", "B_measured_ratio"),
+    *("W_theory_tokens_per_ms", "W_ratio", "W_measured_ratio", "bandwidth_share", "bandwidth_bytes_per_s"),
+    *("model_bytes", "weight_bytes_per_token", "kv_bytes_per_token", "loaded_bytes", "peak_rss_bytes"),
+    *("peak_vram_bytes", "peak_allocator_bytes", "max_ctx", "weights_check", "flags"),
+)
+INTERVALS = ("tokens_per_s_ci95", "B_ci95_ms", "W_ci95")
+
+
+def text(chosen: Iterable[Sequence[Told]]) -> str:
+    """A heading and a line for each repeat; empty where there is none. What is not known is empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for campaign in chosen:
+        writer.writerows([value for field in FIELDS for value in _values(row, field)] for row, _ in campaign)
+    heading = ",".join(name for field in FIELDS for name in _names(field))
+    return f"{heading}\n{out.getvalue()}" if out.getvalue() else ""
+
+
+def _names(field: str) -> list[str]:
+    return [f"{field}_low", f"{field}_high"] if field in INTERVALS else [field]
+
+
+def _values(row: Row, field: str) -> list[Any]:
+    value = row.get(field)
+    if field in INTERVALS:
+        return list(value or (None, None))
+    if field == "flags":
+        return [" ".join(dict.fromkeys(flag["code"] for flag in row["flags"]))]
+    return [value]

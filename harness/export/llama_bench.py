@@ -1,0 +1,138 @@
+"""llama-bench's JSON: a row a campaign, cell and test, a sample a repeat; fields as of llama.cpp's 0.5.0-dev.
+
+The fields, their order and types are those of `struct test` in tools/llama-bench/llama-bench.cpp, as
+llama-cpp-python 0.3.36 has it. docs/export.md says what each is here.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+from hashlib import sha256
+from typing import Any
+
+from harness import results
+from harness.export.chosen import Row, Told
+from harness.results import Record
+
+BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "metal": "MTL", "vulkan": "Vulkan", "hip": "ROCm"}
+
+
+def fits(row: Row) -> str:
+    """Why an ok repeat is no test of llama-bench's; empty where it is one."""
+    if row["kind"] != "measured":
+        return "reported by others"
+    if row["workload"] != "decode":
+        return f"workload {row['workload']}"  # of no length that was asked for
+    return "" if row["series"] else "without a series"
+
+
+def rows(chosen: Iterable[Sequence[Told]]) -> Iterator[dict[str, Any]]:
+    """Its rows. The prompt is a test of its own, left out where the first token's latency does not stand."""
+    for campaign in chosen:
+        cells: dict[str, list[Told]] = {}
+        for row, each in campaign:
+            cells.setdefault(row["content_key"], []).append((row, each))
+        for repeats in cells.values():
+            prompt_ns, decode_ns, steps = [], [], 0
+            for row, each in repeats:
+                latency_ns = results.series(each)["latency_ns"]
+                steps = len(latency_ns) - 1  # the first token is the prompt's
+                decode_ns.append(sum(latency_ns[1:]))
+                if row["ttft_ms"] is not None:
+                    prompt_ns.append(latency_ns[0])
+            row, each = repeats[0]
+            prompt = row["prompt_tokens"]
+            known = _known(row, each.record)
+            if prompt_ns:
+                yield known | _test(prompt, 0, 0, row["started_utc"], prompt_ns)
+            if steps:
+                yield known | _test(0, steps, prompt, row["started_utc"], decode_ns)
+
+
+def text(found: Sequence[dict[str, Any]]) -> str:
+    """One array, as llama-bench prints it; empty for no rows."""
+    return json.dumps(found, indent=2, allow_nan=False) + "\n" if found else ""
+
+
+def builds(found: Sequence[dict[str, Any]]) -> list[str]:
+    """What stands for each build in the rows, the oldest test's first."""
+    return list(dict.fromkeys(row["build_commit"] for row in sorted(found, key=lambda row: row["test_time"])))
+
+
+def build(record: Record) -> str:
+    """8 hexadecimal digits that stand for a build: the stack, its versions, environment and build flags."""
+    environment = record.get("environment") or {}
+    versions = (record.get("loaded") or {}).get("versions")
+    known = [record["stack"], versions, environment.get("lock"), environment.get("variables")]
+    return sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _known(row: Row, record: Record) -> dict[str, Any]:
+    """What is the same of all tests of a cell. What a stack has no word for is as llama-bench leaves it."""
+    loaded, machine = record.get("loaded") or {}, record["machine"]
+    options = record["options"] | (loaded.get("options") or {})
+    on_gpu = record["device"] != "cpu"
+    gpus = machine.get("gpus") or []
+    used = [gpu for gpu in gpus if gpu.get("uuid") == record["device"]] or gpus
+    ours = row["stack"] == "llamacpp"
+    flash, mapped = options.get("flash_attn"), options.get("mmap")
+    parameters = loaded.get("parameters") or (record["model"]["weights"].get("header") or {}).get(
+        "parameters"
+    )
+    return {
+        "build_commit": build(record),
+        "build_number": 0,
+        "cpu_info": machine["cpu"] or "",
+        "gpu_info": ", ".join(gpu["name"] for gpu in used) if on_gpu else "",
+        "backends": BACKENDS.get(record["asked"]["device"], "CUDA") if on_gpu else "CPU",
+        "model_filename": row["cell"],
+        "model_type": f"{row['model']} {row['stack']} {row['variant']}",
+        "model_size": row["model_bytes"] or 0,
+        "model_n_params": parameters or 0,
+        "n_batch": options.get("n_batch", row["prompt_tokens"]),
+        "n_ubatch": options.get("n_ubatch", row["prompt_tokens"]),
+        "n_threads": record["threads"],
+        "cpu_mask": "0x0",
+        "cpu_strict": False,
+        "poll": 50,
+        "type_k": str(options.get("type_k", "")),
+        "type_v": str(options.get("type_v", "")),
+        "n_gpu_layers": options.get("gpu_layers", -1 if on_gpu else 0),
+        "n_cpu_moe": 0,
+        "split_mode": "none",
+        "main_gpu": 0,
+        "no_kv_offload": False,
+        "flash_attn": int(flash) if isinstance(flash, bool) else -1,
+        "devices": "auto" if on_gpu else "none",
+        "tensor_split": "0.00",
+        "tensor_buft_overrides": "none",
+        "load_mode": ("mmap" if mapped else "none") if isinstance(mapped, bool) else "auto",
+        "lazy_mode": "auto",
+        "embeddings": False,
+        "no_op_offload": 0,
+        "no_host": False,
+        "repack": bool(options.get("repack", False)) and ours,
+        "fit_target": 0,
+        "fit_min_ctx": 0,
+    }
+
+
+def _test(prompt: int, new: int, depth: int, started_utc: str, samples_ns: Sequence[int]) -> dict[str, Any]:
+    """Means and deviations as llama-bench means them, from the samples: its own deviation in ns wraps."""
+    rates = [1e9 * (prompt + new) / ns for ns in samples_ns]
+    several = len(samples_ns) > 1
+    return {
+        "n_prompt": prompt,
+        "n_gen": new,
+        "n_depth": depth,
+        "test_time": f"{datetime.fromisoformat(started_utc).astimezone(timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
+        "avg_ns": round(statistics.fmean(samples_ns)),
+        "stddev_ns": round(statistics.stdev(samples_ns)) if several else 0,
+        "avg_ts": statistics.fmean(rates),
+        "stddev_ts": statistics.stdev(rates) if several else 0.0,
+        "samples_ns": list(samples_ns),
+        "samples_ts": rates,
+    }

@@ -1,0 +1,55 @@
+"""Parquet: every token of every repeat with a series, and whose it is; a row group a repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness import results
+from harness.export.chosen import Told
+from harness.results import ResultsError
+
+WHOSE = ("campaign", "cell", "model", "stack", "variant", "kind", "machine", "device", "started_utc")
+COLUMNS = ("n", "latency_ns", "token_id", "device_ns")
+SCHEMA = pa.schema(
+    [
+        *((name, pa.dictionary(pa.int32(), pa.string())) for name in WHOSE),
+        ("repeat", pa.int64()),
+        *((name, pa.int64()) for name in COLUMNS),
+    ]
+)
+
+
+def write(target: Path, chosen: Iterable[Sequence[Told]]) -> int:
+    """Write the file, beside and renamed, and return of how many repeats; none, and no file, where none has a
+    series. `n` is as its source counts it; what was not measured is null. Raises ResultsError."""
+    partial, count = target.with_name(f"{target.name}.partial"), 0
+    try:
+        with pq.ParquetWriter(partial, SCHEMA, compression="zstd") as file:
+            for campaign in chosen:
+                for told in campaign:
+                    count += _group(file, told)
+        if count:
+            partial.replace(target)
+    except OSError as refusal:
+        raise ResultsError(f"{target}: cannot be written: {refusal.strerror or refusal}") from refusal
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def _group(file: pq.ParquetWriter, told: Told) -> int:
+    row, each = told
+    series = results.series(each)
+    if not series:
+        return 0
+    length = len(series["n"])
+    zeros = pa.array([0] * length, pa.int32())
+    columns = [pa.DictionaryArray.from_arrays(zeros, pa.array([str(row[name])])) for name in WHOSE]
+    columns.append(pa.array([row["repeat"]] * length, pa.int64()))
+    columns += [pa.array(series.get(name, [None] * length), pa.int64()) for name in COLUMNS]
+    file.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
+    return 1

@@ -1,0 +1,1 @@
+"""How every cell did from night to night: records, nights, steps, and a page of them."""

@@ -1,0 +1,144 @@
+"""Records -> nights: each figure of each cell, campaign by campaign; one that failed has a reason instead."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from harness.analysis.metrics import METRICS, Metric
+from harness.analysis.verdicts import FINE
+from harness.report import tables
+from harness.report.by_campaign import campaigns
+from harness.results import Stored
+
+Row = dict[str, Any]
+NO_FIGURE = "ok, but without this figure"
+
+
+@dataclass(frozen=True)
+class Night:
+    """One campaign's figure of one cell; `began`: the campaign, UTC. `value`: the mean over its ok repeats;
+    null where there is none, and `why` says why not. `records`: the folders it comes from."""
+
+    began: datetime
+    value: float | None
+    why: str
+    records: Sequence[Path]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric of one cell on one device, oldest night first, one of them at least with a value. `name`: as
+    people say it; `spread`: relative standard error of a usual night's mean, by its own repeats."""
+
+    name: str
+    identity: Mapping[str, Any]
+    metric: Metric
+    nights: Sequence[Night]
+    spread: float
+
+
+@dataclass
+class History:
+    """`barren`: cells without a figure in any night, by name, with how many nights and why the last failed.
+    `campaigns`: how many there were, of whatever cells."""
+
+    series: list[Series] = field(default_factory=list)
+    barren: dict[str, tuple[int, str]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    campaigns: int = 0
+
+    @property
+    def ends(self) -> tuple[datetime, datetime]:
+        """When the first and the last night of all series began; there is one series at least."""
+        nights = [night.began for each in self.series for night in each.nights]
+        return min(nights), max(nights)
+
+
+Key = tuple[str, str, str, str]  # kind of record, cell, machine, device
+Ran = dict[datetime, list[tuple[Row, Path]]]  # by when the campaign began: the rows of a cell, a record each
+
+
+def history(stored: Iterable[Stored]) -> History:
+    """The series of measured and searched records, cells in order of first appearance. Raises ResultsError
+    for a record that went since it was found."""
+    made = History()
+    cells: dict[Key, Ran] = {}
+    for campaign in campaigns(stored):
+        made.warnings += campaign.gathered.warnings
+        ours = [each for each in campaign.repeats if each[0]["kind"] == "measured"] + campaign.searches
+        made.campaigns += bool(ours)
+        for row, found in ours:
+            key = (row["kind"], row["cell"], row["machine"], str(row["device"]))
+            cells.setdefault(key, {}).setdefault(campaign.began, []).append((row, found.folder))
+    cells = _with_a_device(cells)
+    names = _names(cells)
+    for key, ran in cells.items():
+        every = [_series(names[key], key[3], metric, ran) for metric in METRICS]
+        made.series += (usable := [each for each in every if each])
+        if not usable:
+            made.barren[names[key]] = (len(ran), _why([row for row, _ in list(ran.values())[-1]]))
+    return made
+
+
+def _with_a_device(cells: Mapping[Key, Ran]) -> dict[Key, Ran]:
+    """What failed before it had a device, and so has only the one asked for, is of the one that the cell is
+    measured on, if that is one."""
+    measured: dict[tuple[str, str, str], list[str]] = {}
+    for (kind, cell_id, machine, device), ran in cells.items():
+        if any(row["status"] in FINE for night in ran.values() for row, _ in night):
+            measured.setdefault((kind, cell_id, machine), []).append(device)
+    found: dict[Key, Ran] = {}
+    for (kind, cell_id, machine, device), ran in cells.items():
+        known = measured.get((kind, cell_id, machine), [])
+        home = known[0] if len(known) == 1 and device not in known else device
+        whole = found.setdefault((kind, cell_id, machine, home), {})
+        for began, night in ran.items():
+            whole.setdefault(began, []).extend(night)
+    return {key: dict(sorted(ran.items())) for key, ran in found.items()}
+
+
+def _names(cells: Mapping[Key, Ran]) -> dict[Key, str]:
+    """A name for each, that no two share: the machine and the cell's id are told where it takes them."""
+    first = {key: next(iter(ran.values()))[0][0] | {"device": key[3]} for key, ran in cells.items()}
+    plain = {key: str(tables.named([row])[0]["name"]) for key, row in first.items()}
+    if len({machine for _, _, machine, _ in cells}) > 1:
+        plain = {key: f"{name} @ {key[2]}" for key, name in plain.items()}
+    count = Counter(plain.values())
+    return {
+        key: name if count[name] == 1 else f"{name} ({'search, ' * (key[0] == 'searched')}{key[1]})"
+        for key, name in plain.items()
+    }
+
+
+def _series(name: str, device: str, metric: Metric, ran: Ran) -> Series | None:
+    """Null where no night has a value."""
+    nights, spreads = [], []
+    # Of a functional stack the speed says nothing; what it holds and takes does.
+    fine = ("ok",) if metric.family == "slower" else FINE
+    for began, night in ran.items():
+        rows = [row for row, _ in night if row["status"] in fine]
+        values = [value for row in rows if (value := metric.value(row)) is not None]
+        value = statistics.fmean(values) if values else None
+        why = "" if values else NO_FIGURE if rows else _why([row for row, _ in night])
+        nights.append(Night(began, value, why, [folder for _, folder in night]))
+        if len(values) > 1:
+            logs = [math.log(each) for each in values]
+            spreads.append(statistics.stdev(logs) / math.sqrt(len(logs)))
+    if all(each.value is None for each in nights):
+        return None
+    (row, _), *_ = next(iter(ran.values()))
+    of = {key: row[key] for key in ("cell", "model", "stack", "variant", "machine")} | {"device": device}
+    return Series(name, of, metric, nights, statistics.median(spreads or [0.0]))
+
+
+def _why(rows: Sequence[Row]) -> str:
+    """`oom: CUDA out of memory; timeout: ...`, each once."""
+    said = (": ".join([row["status"], *row["reasons"][:1]]) for row in rows)
+    return "; ".join(dict.fromkeys(said))

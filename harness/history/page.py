@@ -1,0 +1,179 @@
+"""A history as one page that opens offline: the steps first, then every figure of every cell over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import Any
+
+from harness.analysis.metrics import Metric
+from harness.history.nights import History, Series
+from harness.history.steps import Step, changes, day, levels_of, long, shown
+from harness.report import document, markup
+from harness.report.drawing import COLOURS, FAINT, Figure, layout, plain
+
+HEADINGS = (
+    ("cell", False, "model, stack and variant; the device where it is no CPU"),
+    ("figure", False, "which of its figures moved"),
+    ("verdict", False, "whether that is for the worse"),
+    ("since", False, "the first night at the new level; across a gap, between which nights"),
+    ("from", True, "median over the nights of the level before"),
+    ("to", True, "median over the nights of the level since"),
+    ("change", True, "relative"),
+    ("what changed", False, "of versions, options, clocks and the machine, in the two nights on either side"),
+)
+MEANINGS = (
+    "A night is a campaign, and its figure the mean over its ok repeats. A night without one is a gap and"
+    " never a zero: it is marked at the foot of its figure, with the reason.",
+    "A step is where a figure moves to another level and stays there for three nights at least: piecewise"
+    " constants by penalised least squares on logarithms. One or two nights that stand alone are no step."
+    " Of quiet histories of 60 nights some 1% show one; a step of four times the noise is dated to its night,"
+    " or to one beside it, in 97 of 100.",
+    "What changed at a step stands beside it in time. That it is the cause is for the reader to say.",
+)
+LEVEL, FAILED = COLOURS[1], "#8a4b00"
+ROOM = 0.1  # of the view above and below, at least this share of the figure: else noise fills the view
+
+
+def page(title: str, history: History, steps: Sequence[Step]) -> str:
+    """The whole file as text; one series at least."""
+    first, last = history.ends
+    cells = {series.name: "" for series in history.series} | dict.fromkeys(history.barren, "")
+    lead = (
+        f"{counted(len(steps), 'step')} in {counted(len(cells), 'cell')}, over"
+        f" {counted(history.campaigns, 'campaign')} from {first:%Y-%m-%d} to {last:%Y-%m-%d}."
+    )
+    models = dict.fromkeys(str(series.identity["model"]) for series in history.series)
+    body = [
+        f"<header><h1>{escape(title)}</h1><p class=lead>{escape(lead)}</p>",
+        *_warnings(history),
+        "<nav aria-label=Contents>",
+        *(f'<a href="#m{place}">{escape(model)}</a> ' for place, model in enumerate(models)),
+        '<a href="#methods">Methods</a></nav></header><main>',
+        *_table(steps),
+    ]
+    for place, model in enumerate(models):
+        drawn = [figure(s, steps) for s in history.series if s.identity["model"] == model]
+        body += [f'<section id="m{place}"><h2>{escape(model)}</h2><div class=figures>']
+        body += [*(markup.figure(each, f"m{place}") for each in drawn), "</div></section>"]
+    body += ['<section id="methods"><h2>Methods</h2>', *(f"<p>{escape(said)}</p>" for said in MEANINGS)]
+    return document.whole(title, "".join([*body, "</section></main>"]))
+
+
+def counted(number: int, what: str) -> str:
+    """`no steps`, `1 step`, `3 steps`."""
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
+
+
+def figure(series: Series, steps: Sequence[Step]) -> Figure:
+    """Nights as points, levels as lines, a dotted line at each of its steps, failed nights at the foot."""
+    metric, nights, levels = series.metric, series.nights, levels_of(series)
+    unit, per = ("MB", 1e6) if metric.unit == "bytes" else (metric.unit, 1.0)
+    values = [night.value / per for night in nights if night.value is not None]
+    low, high = min(values), max(values)
+    room = max(ROOM * (low + high) / 2, (high - low) * ROOM)
+    dates = [night.began.isoformat() for night in nights]
+    drawn: list[tuple[str | None, float | None]] = []
+    most = long(series)
+    for place, night in enumerate(nights):
+        if place and night.began - nights[place - 1].began > most:
+            drawn.append((None, None))  # the line between them breaks off
+        drawn.append((dates[place], None if night.value is None else night.value / per))
+    data: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": "nights",
+            "x": [date for date, _ in drawn],
+            "y": [value for _, value in drawn],
+            "line": {"color": COLOURS[5], "width": 1},
+            "marker": {"color": COLOURS[0], "size": 6},
+            "hovertemplate": f"%{{x|%Y-%m-%d %H:%M}}: %{{y:,.5~g}} {plain(unit)}<extra></extra>",
+        },
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "levels",
+            "x": [at for level in levels for at in (dates[level.first], dates[level.last], None)],
+            "y": [at for level in levels for at in (level.value / per, level.value / per, None)],
+            "line": {"color": LEVEL, "width": 2.5},
+            "hovertemplate": f"level %{{y:,.5~g}} {plain(unit)}<extra></extra>",
+        },
+    ]
+    failed = [(date, night.why) for date, night in zip(dates, nights, strict=True) if night.value is None]
+    if failed:
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "no figure",
+                "x": [date for date, _ in failed],
+                "y": [low - room * 0.9] * len(failed),
+                "text": [plain(why) for _, why in failed],
+                "marker": {"color": FAILED, "symbol": "x", "size": 8},
+                "hovertemplate": "%{x|%Y-%m-%d %H:%M}: %{text}<extra></extra>",
+            }
+        )
+    own = [step for step in steps if step.series is series]
+    told = "; ".join(f"{step.word} ({step.change:+.1%}) {step.when}" for step in reversed(own))
+    return Figure(
+        f"{series.name}-{metric.name}",
+        f"{series.name}: {metric.name}",
+        f"{metric.name} of {series.name} in {unit}, night by night, and its levels. "
+        + (f"{told[:1].upper()}{told[1:]}." if told else "No step."),
+        data,
+        layout(
+            "night (UTC)",
+            f"{metric.name.removesuffix(f'_{metric.unit}')}, {unit}",
+            xaxis={"type": "date"},
+            yaxis={"range": [low - room, high + room]},
+            shapes=[_upright(step.first.began.isoformat()) for step in own],
+        ),
+        ["night", unit, "why there is none"],
+        [
+            [day(n.began, series), "-" if n.value is None else f"{n.value / per:,.5g}", n.why or "-"]
+            for n in nights
+        ],
+        height=300,
+        across=2,
+    )
+
+
+def _upright(at: str) -> dict[str, Any]:
+    line = {"color": FAINT, "width": 1, "dash": "dot"}
+    return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line}
+
+
+def _warnings(history: History) -> Iterator[str]:
+    said = [
+        f"{name}: no figure in {counted(nights, 'night')}; the last: {why}"
+        for name, (nights, why) in history.barren.items()
+    ]
+    if said or history.warnings:
+        yield "<h2>What to mind</h2>" + markup.listed(map(escape, [*said, *history.warnings]))
+
+
+def _table(steps: Sequence[Step]) -> Iterator[str]:
+    yield '<section id="steps"><h2>Steps</h2>'
+    if not steps:
+        yield "<p>No figure of any cell moved to another level.</p></section>"
+        return
+    head = "".join(
+        f'<th scope="col" title="{escape(meaning)}"{" class=num" if numeric else ""}>'
+        f"<button type=button>{heading}</button></th>"
+        for heading, numeric, meaning in HEADINGS
+    )
+    yield '<div class="scroll tall" tabindex=0 role=region aria-label=Steps><table class=sortable>'
+    yield f"<thead><tr>{head}</tr></thead><tbody>{''.join(map(_line, steps))}</tbody></table></div></section>"
+
+
+def _line(step: Step) -> str:
+    metric: Metric = step.series.metric
+    kind = " class=bad" if step.word == metric.worse else ""
+    texts = [metric.name, step.word, step.when.removeprefix("on ")]
+    numbers = [shown(metric, step.before.value), shown(metric, step.after.value), f"{step.change:+.1%}"]
+    cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
+    cells += "".join(f"<td class=num>{escape(text)}</td>" for text in numbers)
+    # The one column of sentences: it alone may take several lines.
+    cells += f'<td style="white-space:normal;min-width:18rem">{escape(changes(step, len(step.changed)))}</td>'
+    return f'<tr{kind}><th scope="row">{escape(step.series.name)}</th>{cells}</tr>'

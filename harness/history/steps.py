@@ -1,0 +1,128 @@
+"""Nights -> steps: where a figure moved to another level and stayed, since when, and what changed then."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from harness import results
+from harness.analysis.metrics import Metric
+from harness.analysis.steps import Level, levels
+from harness.analysis.surroundings import changed
+from harness.history.nights import History, Night, Series
+from harness.results import Record
+
+Row = dict[str, Any]
+BESIDE = 2  # nights on either side whose surroundings are compared: a step is dated to one night
+LONG = 2.0  # usual intervals between nights, from which on there is a gap between two
+CHANGES_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Step:
+    """From one level of a series to the next. `last` is the last night of the old level, `first` the first
+    of the new one; `gap`: nights between them failed, or were left out. `changed`: what differs of the
+    surroundings, as analysis.surroundings gives it."""
+
+    series: Series
+    before: Level
+    after: Level
+    last: Night
+    first: Night
+    gap: bool
+    changed: Sequence[dict[str, str]]
+
+    @property
+    def change(self) -> float:
+        """Relative: new / old - 1."""
+        return self.after.value / self.before.value - 1
+
+    @property
+    def word(self) -> str:
+        """SLOWER, FASTER and the like."""
+        metric = self.series.metric
+        worse = metric.cost(self.after.value) > metric.cost(self.before.value)
+        return metric.worse if worse else metric.improved
+
+    @property
+    def when(self) -> str:
+        """`on 2026-11-03`, or across a gap `between 2026-11-01 and 2026-11-03`."""
+        first = day(self.first.began, self.series)
+        return f"between {day(self.last.began, self.series)} and {first}" if self.gap else f"on {first}"
+
+
+def found_in(history: History) -> list[Step]:
+    """The steps of all series, the latest first. Reads the records beside each; raises ResultsError."""
+    steps = [step for series in history.series for step in _steps(series)]
+    return sorted(steps, key=lambda step: step.first.began, reverse=True)
+
+
+def levels_of(series: Series) -> list[Level]:
+    return levels([night.value for night in series.nights], series.spread)
+
+
+def row(step: Step) -> Row:
+    """A step as one flat object; times are UTC, levels medians over the nights of the level."""
+    return {
+        "name": step.series.name,
+        **step.series.identity,
+        "metric": step.series.metric.name,
+        "unit": step.series.metric.unit,
+        "verdict": step.word,
+        "when": step.when,
+        "first_utc": step.first.began.isoformat(),
+        "last_before_utc": step.last.began.isoformat(),
+        "gap": step.gap,
+        "before": step.before.value,
+        "after": step.after.value,
+        "change": step.change,
+        "changed": list(step.changed),
+    }
+
+
+def day(when: datetime, series: Series) -> str:
+    """The date of a night in UTC, and its time where another night of the series has the same date."""
+    days = [night.began.date() for night in series.nights]
+    return f"{when:%Y-%m-%d}" if days.count(when.date()) < 2 else f"{when:%Y-%m-%d %H:%M}"
+
+
+def long(series: Series) -> timedelta:
+    """Between two nights more than this is a gap, by what is usual for the series."""
+    intervals = (later.began - earlier.began for earlier, later in pairwise(series.nights))
+    return LONG * statistics.median_high([*intervals] or [timedelta()])
+
+
+def shown(metric: Metric, value: float) -> str:
+    """A figure in its unit; MB are 1e6 bytes."""
+    if metric.unit == "bytes":
+        return f"{value / 1e6:,.1f} MB"
+    return f"{value:,.0f} {metric.unit}" if value >= 1e4 else f"{value:,.4g} {metric.unit}"
+
+
+def changes(step: Step, most: int = CHANGES_SHOWN) -> str:
+    """What changed, in words; of much the first."""
+    said = [f"{each['what']}: {each['before']} -> {each['after']}" for each in step.changed]
+    more = f"; and {len(said) - most} more" if len(said) > most else ""
+    return "; ".join(said[:most]) + more or "nothing that is recorded"
+
+
+def _steps(series: Series) -> list[Step]:
+    nights, found = series.nights, []
+    for before, after in pairwise(levels_of(series)):
+        last, first = nights[before.last], nights[after.first]
+        gap = after.first - before.last > 1 or first.began - last.began > long(series)
+        old = [night for night in nights[before.first : before.last + 1] if night.value is not None]
+        new = [night for night in nights[after.first : after.last + 1] if night.value is not None]
+        differs = changed(_records(old[-BESIDE:]), _records(new[:BESIDE]))
+        found.append(Step(series, before, after, last, first, gap, differs))
+    return found
+
+
+def _records(nights: Sequence[Night]) -> list[Record]:
+    """Those of measured nights whose outcome was ok: a failed repeat may not know its surroundings."""
+    found = [results.read(folder / "record.json") for night in nights for folder in night.records]
+    return [record for record in found if record["outcome"] == "ok"]

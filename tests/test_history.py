@@ -1,0 +1,179 @@
+"""Every cell over nights: real records of the fake stack, each dated as if made on a night of its own."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_nights import Nights, measured
+
+from harness import results
+from harness.history import nights, page, steps
+
+A, B = "tiny-qwen2 fake a", "tiny-qwen2 fake b"
+
+
+class Grown(Nights):
+    def history(self) -> nights.History:
+        return nights.history(results.records(self.root, lambda damage: pytest.fail(str(damage))))
+
+    def steps(self, metric: str = "tokens_per_s") -> list[dict[str, Any]]:
+        return [
+            row for each in steps.found_in(self.history()) if (row := steps.row(each))["metric"] == metric
+        ]
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory, fake_interpreter: Any) -> list[Path]:
+    return measured(tmp_path_factory.mktemp("once"))
+
+
+@pytest.fixture
+def grown(records: list[Path], tmp_path: Path) -> Grown:
+    return Grown(records, tmp_path / "results")
+
+
+def test_a_slowdown_is_a_step_of_its_cell_dated_to_its_night_with_what_changed(grown: Grown):
+    for night in range(12):
+        late = night >= 7
+        newer = {"loaded__versions__fake": "2"} if late else {}
+        grown.add(night, 1.08 if late else 1.0, "b", **newer)
+    (step,) = grown.steps()
+    assert (step["name"], step["verdict"], step["when"]) == (B, "SLOWER", "on 2026-09-08")
+    assert step["change"] == pytest.approx(1 / 1.08 - 1, abs=0.015)
+    assert step["changed"] == [{"what": "version of fake", "before": "1", "after": "2"}]
+    assert step["gap"] is False
+    assert {row["verdict"] for row in grown.steps("B_ms")} == {"SLOWER"}
+    assert grown.steps("memory_bytes") == []
+
+
+def test_one_noisy_night_is_no_step_and_neither_are_two(grown: Grown):
+    for night in range(14):
+        grown.add(night, 1.5 if night in (4, 9, 10) else 1.0)
+    assert grown.steps() == []
+
+
+def test_a_failed_night_is_a_gap_with_its_reason_and_no_zero(grown: Grown):
+    for night in range(12):
+        failed = {"outcome": "oom", "reason": "out of memory"} if night == 5 else {}
+        grown.add(night, 1.0 if night < 5 else 0.9, **failed)
+    (series,) = [s for s in grown.history().series if (s.name, s.metric.name) == (A, "tokens_per_s")]
+    assert [night.value is None for night in series.nights] == [night == 5 for night in range(12)]
+    assert series.nights[5].why == "oom: out of memory"
+    step = next(row for row in grown.steps() if row["name"] == A)
+    assert (step["verdict"], step["when"]) == ("FASTER", "between 2026-09-05 and 2026-09-07")
+    drawn = page.figure(series, [])
+    assert None in drawn.data[0]["y"]
+    assert 0 not in drawn.data[0]["y"]
+    assert drawn.data[2]["text"] == ["oom: out of memory"]
+    assert ["2026-09-06", "-", "oom: out of memory"] in [list(row) for row in drawn.rows]
+
+
+def test_nights_without_a_run_are_a_gap_too(grown: Grown):
+    for night in (*range(6), *range(12, 18)):
+        grown.add(night, 1.0 if night < 6 else 1.1, "a")
+    (step,) = grown.steps()
+    assert step["when"] == "between 2026-09-06 and 2026-09-13"
+
+
+def test_an_invalid_repeat_is_left_out_of_its_night(grown: Grown):
+    for night in range(4):
+        grown.add(night)
+    grown.add(4, 9.0, conditions__pressure={"pswpin": 4000})
+    (series,) = [s for s in grown.history().series if (s.name, s.metric.name) == (A, "tokens_per_s")]
+    assert series.nights[-1].value is None
+    assert series.nights[-1].why.startswith("invalid: ")
+
+
+def test_machines_and_devices_are_kept_apart(grown: Grown):
+    for night in range(8):
+        grown.add(night)
+        grown.add(night + 0.5, 3.0, machine__slug="another")
+    history = grown.history()
+    assert [s for s in history.series if s.metric.name == "tokens_per_s" and len(s.nights) != 8] == []
+    names = {series.name for series in history.series}
+    assert {f"{A} @ another", f"{B} @ another"} < names
+    assert len(names) == 4
+    assert grown.steps() == []
+
+
+def test_what_failed_before_it_had_a_device_counts_for_the_one_the_cell_runs_on(grown: Grown):
+    for night in range(6):
+        grown.add(night, device="GPU-1", asked__device="cuda")
+    grown.add(6, asked__device="cuda", outcome="unavailable", reason="no GPU here")
+    for path in grown.root.rglob("*006.00*/record.json"):
+        record = json.loads(path.read_text())
+        del record["device"]
+        path.write_text(json.dumps(record))
+    history = grown.history()
+    assert history.barren == {}
+    assert {series.identity["device"] for series in history.series} == {"GPU-1"}
+    assert {series.nights[-1].why for series in history.series} == {"unavailable: no GPU here"}
+
+
+def test_a_context_that_got_shorter_is_a_step(
+    config: Callable[..., Path], harness: Callable[..., Any], tmp_path
+):
+    path = config({"B_ms": 0.1, "kv_bytes_per_token": 65536}, memory_budget="128MiB")
+    assert harness("max-ctx", path, "-o", "once").code == 0
+    (found,) = (tmp_path / "once").rglob("record.json")
+    for night in range(9):
+        record = json.loads(found.read_text())
+        record["started_utc"] = record["campaign"]["id"] = f"2026-09-0{night + 1}T02:00:00+00:00"
+        record["search"]["verified_n_ctx"] = 1280 if night < 5 else 1024
+        (tmp_path / "results" / str(night)).mkdir(parents=True)
+        (tmp_path / "results" / str(night) / "record.json").write_text(json.dumps(record))
+    (row,) = harness("history", "results", "--json").json
+    assert (row["metric"], row["verdict"], row["when"]) == ("max_ctx", "SHORTER", "on 2026-09-06")
+    assert (row["before"], row["after"]) == (pytest.approx(1280), pytest.approx(1024))
+
+
+def test_the_command_prints_the_steps_and_writes_the_page(grown: Grown, harness: Callable[..., Any]):
+    evil = "</script><img src=x onerror=alert(1)>"
+    for night in range(10):
+        grown.add(night, 1.2 if night > 5 else 1.0, "a", variant=evil)
+    ran = harness("history", grown.root, "-o", "deep/history.html", COLUMNS="400")
+    assert ran.code == 0, ran.err
+    assert "2026-09-07" in ran.out
+    assert "SLOWER" in ran.out
+    assert "-16." in ran.out
+    path = grown.root.parent / "deep" / "history.html"
+    assert str(path) in ran.out
+    text = path.read_text()
+    assert "script-src 'sha256-" in text
+    assert evil not in text
+    assert html.escape(evil) in text
+    listed = harness("history", grown.root, "--json").json
+    assert {row["variant"] for row in listed} == {evil}
+    assert {row["metric"] for row in listed} >= {"tokens_per_s", "B_ms", "ttft_ms"}
+
+
+def test_without_steps_it_says_so(grown: Grown, harness: Callable[..., Any]):
+    for night in range(3):
+        grown.add(night)
+    ran = harness("history", grown.root)
+    assert ran.code == 0
+    assert ran.out.startswith("no steps: ")
+    assert harness("history", grown.root, "--json").json == []
+    assert (grown.root.parent / "reports" / "history.html").exists()
+
+
+def test_bad_folders_are_one_sentence_and_a_code(grown: Grown, harness: Callable[..., Any], tmp_path: Path):
+    ran = harness("history", "nowhere")
+    assert (ran.code, ran.err) == (2, "harness: nowhere: no such results folder\n")
+    (tmp_path / "empty").mkdir()
+    ran = harness("history", "empty")
+    assert (ran.code, ran.err) == (2, "harness: empty: no records of measurements\n")
+    grown.add(0, outcome="oom", reason="out of memory")
+    ran = harness("history", grown.root)
+    assert ran.code == 1
+    assert f"{A}: no figure in 1 night; the last: oom: out of memory" in ran.err
+    assert not (tmp_path / "reports").exists()
+    grown.add(1)
+    ran = harness("history", grown.root, "-o", grown.root)
+    assert ran.code == 2
+    assert "the page cannot be written: Is a directory" in ran.err

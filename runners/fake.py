@@ -1,4 +1,8 @@
-"""A stack of known truth: latency, spikes, limits, deaths and lies on request. It computes nothing."""
+"""A stack of known truth: latency, spikes, limits, deaths and lies on request. It computes nothing.
+
+HARNESS_FAKE_SLOWER in the environment, 1.05 say, makes all its latencies so many times as long: a regression
+of cells that are asked for as before.
+"""
 # /// script
 # requires-python = ">=3.10"
 # dependencies = []
@@ -240,7 +244,7 @@ def load(request: Request) -> FakeSession:
         does_not_fit(
             f"n_ctx {options['n_ctx']} does not fit: the limit is {options['oom_above_n_ctx']}", options
         )
-    return FakeSession(options)
+    return FakeSession(options, float(os.environ.get("HARNESS_FAKE_SLOWER", "1")))
 
 
 def account(request: Request, say: Say) -> dict[str, Any]:
@@ -272,8 +276,9 @@ def tokenize(request: Request, say: Say) -> dict[str, Any]:
 class FakeSession:
     chunk = 512
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any], slower: float) -> None:
         self._options = options
+        self._slower = slower
         self._leaked: list[bytearray] = []
         self._weights = b"\1" * model_bytes(options)
         self._kv = untouched(options["n_ctx"] * options["kv_bytes_per_token"])
@@ -299,7 +304,7 @@ class FakeSession:
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         options = self._options
         self._runs += 1
-        slowness = 1.1**self._runs if options["restless"] else 1.0
+        slowness = self._slower * (1.1**self._runs if options["restless"] else 1.0)
         chance = random.Random(len(prompt))
         self._evaluated = len(prompt) if options["evaluates"] == "all" else 1
         due = done = time.perf_counter_ns()
@@ -341,7 +346,7 @@ class FakeSession:
             does_not_fit(f"no memory for token {held}", options)
         self._touch(self._held, held)
         latency_ms = options["prefill_ms"] if len(ids) > 1 else self._latency_ms(held)
-        wait_until(began + int(latency_ms * 1e6))
+        wait_until(began + int(latency_ms * self._slower * 1e6))
         self._held = held
 
     def _touch(self, first: int, end: int) -> None:

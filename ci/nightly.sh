@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# One night on one device: preflight, run, compare with the nights before, pages, summary. See docs/nightly.md.
+#
+#   ci/nightly.sh CONFIG [--first]
+#
+#   --first   no night came before this one; without it that is an error, so that lost results are seen
+#   RESULTS   folder of every night's records, kept from night to night (results/nightly/<config>)
+#   OUT       folder for what is made of this night: pages, summary, benchmark.json, records (reports/nightly)
+#   BASELINE  what is compared with (last:14)
+#   FAIL_ON   the regressions that fail (slower:2% memory:2%)
+#
+# Exit codes: 0 all ran, all was compared, no regression; 1 a cell is not ok, or was not compared, or a page is
+# missing; 2 nothing was started, or nothing compared; 3 a regression; 130 interrupted.
+set -euo pipefail
+
+stop() {
+  echo "nightly: $1" >&2
+  exit 2
+}
+
+config="" first=""
+for argument in "$@"; do
+  case $argument in
+    --first) first=yes ;;
+    -*) stop "$argument: no such option; usage: ci/nightly.sh CONFIG [--first]" ;;
+    *)
+      [ -z "$config" ] || stop "one config a night: $config, or $argument"
+      config=$argument
+      ;;
+  esac
+done
+[ -n "$config" ] || stop "name a config: ci/nightly.sh CONFIG [--first]"
+
+name=$(basename "$config" .yaml)
+results=${RESULTS:-results/nightly/$name}
+out=${OUT:-reports/nightly}
+against=("$results" --baseline "${BASELINE:-last:14}")
+for regression in ${FAIL_ON-slower:2% memory:2%}; do against+=(--fail-on "$regression"); done
+
+PATH="$(cd "$(dirname "$0")/.." && pwd)/.venv/bin:$PATH"
+command -v harness >/dev/null || stop "no harness command: run make setup"
+
+# Preflight: a mistake, or a device that is not here, ends it before anything is measured.
+harness validate "$config"
+harness doctor "$config"
+before=$(find "$results" -name record.json 2>/dev/null | head -n 1) || true
+if [ -z "$before" ] && [ -z "$first" ]; then
+  stop "$results has no records to compare with; where this is the first night, say so: --first"
+fi
+
+mkdir -p "$results" "$out"
+out=$(cd "$out" && pwd)
+rm -rf "$out"/{pages,run.txt,summary.md,benchmark.json,records.tar.gz}
+mkdir "$out/pages"
+touch "$out/.began"
+
+# A device that another campaign has is waited for: two at once would measure each other.
+ran=0
+harness run "$config" --fresh --wait -o "$results" | tee "$out/run.txt" || ran=$?
+[ "$ran" -le 1 ] || exit "$ran"
+tonight=$(cd "$results" && find . -name record.json -newer "$out/.began" -exec dirname {} \;)
+[ -n "$tonight" ] || stop "the run left no record, so nothing was compared"
+tar -czf "$out/records.tar.gz" -C "$results" -T - <<<"$tonight"
+
+compared=0
+harness compare "${against[@]}" --format md >"$out/summary.md" || compared=$?
+
+# The pages are made however the cells came out. The comparison in another form must come to the same end.
+broken=0
+again() {
+  local code=0
+  harness compare "${against[@]}" "$@" 2>"$out/.said" || code=$?
+  [ "$code" -eq "$compared" ] || { cat "$out/.said" >&2 && broken=1; }
+}
+page=$(sed -n 's/^report: //p' "$out/run.txt")
+cp "$page" "$out/pages/report.html" || broken=1
+harness history "$results" -o "$out/pages/history.html" || broken=1
+if [ "$compared" -eq 2 ]; then
+  {
+    echo "### $name: nothing was compared${first:+, this is the first night}"
+    echo "~~~"
+    cat "$out/run.txt"
+    echo "~~~"
+  } >>"$out/summary.md"
+  cat "$out/summary.md" >>"${GITHUB_STEP_SUMMARY:-/dev/stdout}"
+else
+  again --format html -o "$out/pages/compare.html"
+  if [ -n "${GITHUB_STEP_SUMMARY:-}" ]; then # annotations are printed, the job's summary is written
+    again --format gha -o "$out/benchmark.json"
+  else
+    again --format gha -o "$out/benchmark.json" >/dev/null
+    cat "$out/summary.md"
+  fi
+fi
+{
+  echo "<!doctype html><meta charset=utf-8><title>$name</title><h1>$name, $(date -u +%F)</h1>"
+  for each in compare history report; do
+    [ ! -e "$out/pages/$each.html" ] || echo "<p><a href=$each.html>$each</a>"
+  done
+} >"$out/pages/index.html"
+
+if [ "$compared" -eq 2 ] && [ -n "$first" ]; then
+  echo "nightly: the first night of $name: the next one is compared with it" >&2
+  compared=0
+fi
+[ "$compared" -le 1 ] || exit "$compared"
+exit $((ran | compared | broken))

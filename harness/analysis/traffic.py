@@ -77,20 +77,29 @@ def ceiling_bytes_per_s(records: Iterable[Record]) -> float | None:
 
 
 def data_sheet(record: Record) -> Machine | None:
-    """The GPU's data sheet; null on a CPU, whose memory no name tells, and for others."""
+    """The GPU's data sheet, or that of the board whose CPU it is; null of other CPUs, whose memory no name
+    tells, and of what is not known."""
     if record.get("device") == "cpu":
-        return None
+        return board(record["machine"].get("cpu"))
     names = [str(gpu.get("name")).lower() for gpu in record["machine"].get("gpus") or []]
     known = (m for m in MACHINES.values() if any(name.endswith(m.name.lower()) for name in names))
     return next(known, None)
 
 
+def board(cpu: str | None) -> Machine | None:
+    """The single-board computer that a system names so: `Raspberry Pi 5 Model B Rev 1.0`, and not a
+    `Raspberry Pi 500`; null of others."""
+    known = (m for m in MACHINES.values() if m.board and f"{cpu} ".startswith(f"{m.name} "))
+    return next(known, None)
+
+
 def prefill_knees(record: Record) -> dict[str, list[int | None] | None] | None:
-    """Prompt lengths between which prefill is bound by compute, as `harness theory` gives them."""
+    """Prompt lengths between which prefill is bound by compute, as `harness theory` gives them; null of a
+    board, whose rate depends on the kernel of each type."""
     machine, shape, bits = data_sheet(record), _shape(record), bpw(record)
-    if machine is None or shape is None or bits is None:
+    if machine is None or machine.board or shape is None or bits is None:
         return None
-    ceiling = floors.Ceiling(machine.bandwidth_bytes_per_s, machine.flops)
+    ceiling = floors.Ceiling(machine.data_sheet_bytes_per_s, machine.flops)
     return knees(demand.of_bits(shape, bits), ceiling, SI)
 
 
@@ -107,7 +116,7 @@ def limits(record: Record, ceiling: float | None) -> dict[str, Limit]:
     machine = data_sheet(record)
     found = {}
     for name, rate in (
-        ("data sheet", machine and machine.bandwidth_bytes_per_s),
+        ("data sheet", machine and machine.data_sheet_bytes_per_s),
         ("measured", ceiling),
     ):
         if not rate:

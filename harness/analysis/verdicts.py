@@ -282,7 +282,8 @@ def _paging(record: Record) -> list[str]:
     pressure = record["conditions"].get("pressure", {})
     if pressure.get("pswpin"):
         reasons.append(f"{pressure['pswpin']} pages were swapped in while timing")
-    refaulted = PAGE_BYTES * pressure.get("workingset_refault_file", 0)
+    page_bytes = record["machine"].get("page_bytes") or PAGE_BYTES
+    refaulted = page_bytes * pressure.get("workingset_refault_file", 0)
     allowed = REFAULT_TOLERANCE * (record["loaded"].get("model_bytes") or math.inf)
     if refaulted > max(allowed, REFAULT_FLOOR_BYTES):
         reasons.append(f"{refaulted / 1e6:.0f} MB of evicted file pages were read again while timing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,7 +13,6 @@ from typing import Any
 from harness import launch, results
 from harness.analysis import depth
 from harness.analysis.verdicts import (
-    PAGE_BYTES,
     REFAULT_FLOOR_BYTES,
     REFAULT_TOLERANCE,
     other_than_asked,
@@ -106,7 +106,7 @@ class Probing:
             strayed.append(f"{self.option} {n_ctx} was asked for and {held} ran")
         if strayed:
             return {"fits": None, "outcome": "error", "reason": "; ".join(strayed)}
-        refaulted = PAGE_BYTES * found["pressure"].get("workingset_refault_file", 0)
+        refaulted = os.sysconf("SC_PAGE_SIZE") * found["pressure"].get("workingset_refault_file", 0)
         if refaulted > max(REFAULT_FLOOR_BYTES, REFAULT_TOLERANCE * self.room.limit_bytes):
             paged = f"pages: {refaulted / 1e6:.0f} MB of what was evicted had to be read again"
             return {"fits": False, "decodes": False, "reason": paged}

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import machine
+from harness import machine, results
+from harness.analysis import traffic
 from harness.campaign import foresight
 from harness.campaign.device_lock import is_busy
 from harness.cli import OK
@@ -19,7 +20,10 @@ from harness.envs import build
 from harness.models import checkpoint, packed, weights
 from harness.models.weights import Ready
 from harness.plan import Cell
+from harness.results import ResultsError
 from harness.theory.shapes import Shape, parameters
+
+LATEST = 20  # records looked at for a probe of the bandwidth: a run without probes has none in any
 
 
 def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
@@ -49,11 +53,57 @@ def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
         "will not fit": sum(bool(line["will_not_fit"]) for line in lines),
     }
     told = "".join(f", {count} {what}" for what, count in counts.items() if count)
+    seconds = [line["seconds"] for line in lines if line["seconds"] is not None]
+    if seconds:
+        told = f", {duration_of(seconds, experiment)}{told}"
     print(
         f"harness: {len(lines)} cells{told}; roughly: a cache that is copied takes up to twice its own",
         file=sys.stderr,
     )
     return OK
+
+
+def beforehand(experiment: Experiment, cells: Sequence[Cell], root: Path) -> str | None:
+    """How long a run of these cells takes, roughly, in a sentence; null where that cannot be known yet.
+
+    Memory is not read for it, which the campaign does anyway: what it was last seen to read here, as the
+    records below `root` have it, or what the board is known for, has to do.
+    """
+    device = foresight.device_of(experiment)
+    if device.family != "cpu" or (known := _known_bandwidth(root / machine.facts()["slug"])) is None:
+        return None
+    bandwidth, source = known
+    threads = experiment.protocol.threads or machine.physical_cores()
+    seconds = []
+    for cell in cells:
+        with contextlib.suppress(weights.WeightsError):  # it has no repeat that takes time
+            found = foresight.forecast(cell, foresight.at_hand(cell), device, threads, bandwidth)
+            seconds += [] if found.seconds is None or found.failures else [found.seconds]
+    if not seconds:
+        return None
+    return f"{duration_of(seconds, experiment)}, by {bandwidth / 1e9:.1f} GB/s, {source}; preparation apart"
+
+
+def duration_of(seconds: Sequence[float], experiment: Experiment) -> str:
+    """The time of all repeats of cells that take so long each, in words."""
+    repeats, cooling = experiment.protocol.repeats, experiment.protocol.cool_down
+    count = len(seconds) * repeats
+    said = f"about {_duration(sum(seconds) * repeats)} for {count} repeat{'s' if count > 1 else ''}"
+    return f"{said} and up to {_duration(count * cooling.at_most_s)} to cool down" if cooling else said
+
+
+def _known_bandwidth(results_here: Path) -> tuple[float, str] | None:
+    """Bytes/s that this machine reads, and who says so; null where nobody does."""
+    # Folders are named by the time at which a repeat began.
+    newest = sorted(results_here.glob("*/*/*/record.json"), key=lambda each: each.parent.name)[-LATEST:]
+    for path in reversed(newest):
+        with contextlib.suppress(ResultsError):
+            record = results.read(path)
+            seen = traffic.ceiling_bytes_per_s([record])
+            if seen is not None and record.get("device") == "cpu":
+                return seen, "as measured here before"
+    board = traffic.board(machine.facts()["cpu"])
+    return (board.bandwidth_bytes_per_s, f"as known of a {board.name}") if board else None
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from harness.small_files import text
 
 # How OpenBLAS (its OpenMP builds too), MKL, Accelerate and BLIS are told their threads, at the start only.
 BLAS_THREADS = (
@@ -38,12 +41,11 @@ class ProbeError(RuntimeError):
 @cache
 def facts() -> dict[str, Any]:
     """This machine, without its name: CPU, caches, memory, kernel, GPUs. `slug` names its results folder."""
-    cpu = _cpu_name()
+    cpu = cpu_name()
     memory = psutil.virtual_memory().total
     gpus = nvidia_gpus()
-    parts = [cpu, f"{physical_cores()}c", f"{memory / 2**30:.0f}gib", *(gpu["name"] for gpu in gpus)]
     return {
-        "slug": re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")[:80],
+        "slug": slug(cpu, physical_cores(), memory, [gpu["name"] for gpu in gpus]),
         "cpu": cpu,
         "architecture": platform.machine(),
         "physical_cores": physical_cores(),
@@ -51,6 +53,7 @@ def facts() -> dict[str, Any]:
         "usable_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "last_level_cache_bytes": last_level_cache_bytes(),
         "memory_bytes": memory,
+        "page_bytes": os.sysconf("SC_PAGE_SIZE"),  # 16 KiB on a Raspberry Pi 5: refaults are counted in pages
         "os": platform.system(),
         "kernel": platform.release(),
         "virtualized": _virtualized(),
@@ -58,14 +61,20 @@ def facts() -> dict[str, Any]:
     }
 
 
+def slug(cpu: str, cores: int, memory_bytes: int, gpus: Sequence[str]) -> str:
+    """A folder's name that tells a machine from others by what it is."""
+    parts = [cpu, f"{cores}c", f"{memory_bytes / 2**30:.0f}gib", *gpus]
+    return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")[:80]
+
+
 def conditions() -> dict[str, Any]:
     """What may change from one run to the next: governor, turbo, swap, load, steal, free memory."""
     swap = psutil.swap_memory()
     return {
-        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        "turbo_off": _read("/sys/devices/system/cpu/intel_pstate/no_turbo"),
-        "smt": _read("/sys/devices/system/cpu/smt/control"),
-        "transparent_hugepages": _read("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "governor": text(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
+        "turbo_off": text(Path("/sys/devices/system/cpu/intel_pstate/no_turbo")),
+        "smt": text(Path("/sys/devices/system/cpu/smt/control")),
+        "transparent_hugepages": text(Path("/sys/kernel/mm/transparent_hugepage/enabled")),
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
         "load_1min": os.getloadavg()[0],
         "swap_used_bytes": swap.used,
@@ -78,7 +87,7 @@ def physical_cores() -> int:
     from SMT siblings."""
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    quota, _, period = (_read("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
+    quota, _, period = (text(Path("/sys/fs/cgroup/cpu.max")) or "max").partition(" ")
     allowed = math.ceil(int(quota) / int(period)) if quota.isdigit() and period.isdigit() else cores
     return max(1, min(cores, usable, allowed))
 
@@ -88,7 +97,7 @@ def last_level_cache_bytes() -> int | None:
     sizes: dict[str, int] = {}
     highest = 0
     for index in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"):
-        level, size, shared = (_read(index / name) for name in ("level", "size", "shared_cpu_list"))
+        level, size, shared = (text(index / name) for name in ("level", "size", "shared_cpu_list"))
         if level is None or size is None or not size.endswith("K"):
             continue
         if int(level) > highest:
@@ -197,22 +206,17 @@ def _probe(module: str, threads: int, blas_threads: int, what: str) -> dict[str,
     return measured
 
 
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("model name", "Model")):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+def cpu_name(proc: Path = Path("/proc")) -> str:
+    """The CPU, as /proc/cpuinfo names it; of a single-board computer the board, which tells its memory too
+    (`Model`; on kernels without that line, the device tree's)."""
+    lines = (text(proc / "cpuinfo") or "").splitlines()
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    board = text(proc / "device-tree" / "model")
+    named = said.get("Model") or board or said.get("model name")
+    return named or platform.processor() or platform.machine()
 
 
 def _virtualized() -> bool | None:
     with contextlib.suppress(OSError):
         return " hypervisor " in Path("/proc/cpuinfo").read_text()
     return None
-
-
-def _read(path: str | Path) -> str | None:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return None

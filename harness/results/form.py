@@ -62,6 +62,7 @@ _MACHINE = {
     "memory_bytes": Maybe(COUNT),
     "usable_cpus?": Maybe(COUNT),
     "last_level_cache_bytes": Maybe(COUNT),
+    "page_bytes?": Maybe(POSITIVE),
     "gpus": [
         {"name": TEXT, "memory_bytes": Maybe(COUNT)}
         | dict.fromkeys(("uuid?", "driver?", "compute_capability?"), Maybe(TEXT))

@@ -10,7 +10,7 @@ Capability: https://developer.nvidia.com/cuda-gpus
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 
@@ -25,7 +25,9 @@ class Figure(NamedTuple):
 class Machine:
     """`memory` in bytes, `bandwidth` in bytes/s, `rates` in operations/s by type; `rate`: the default one.
 
-    `compute_capability`: major and minor of NVIDIA's, null of others.
+    `compute_capability`: major and minor of NVIDIA's, null of others. `peak_bandwidth`: what the memory's
+    data sheet allows, where `bandwidth` is what was measured. `board`: a whole computer with its memory
+    soldered on, so that its name tells how fast its CPU may read.
     """
 
     name: str
@@ -34,6 +36,8 @@ class Machine:
     rates: Mapping[str, Figure]
     rate: str
     compute_capability: tuple[int, int] | None = None
+    peak_bandwidth: Figure | None = None
+    board: bool = False
 
     @property
     def memory_bytes(self) -> int:
@@ -43,6 +47,11 @@ class Machine:
     @property
     def bandwidth_bytes_per_s(self) -> float:
         return self.bandwidth.value
+
+    @property
+    def data_sheet_bytes_per_s(self) -> float:
+        """What no measurement can exceed."""
+        return (self.peak_bandwidth or self.bandwidth).value
 
     @property
     def flops(self) -> float:
@@ -70,6 +79,18 @@ def _machine(
         rate=next(iter(rates)),
         compute_capability=compute_capability,
     )
+
+
+def _board(
+    name: str,
+    memory: Given,
+    bandwidth: Given,
+    rates: Mapping[str, Given],
+    peak_bandwidth: Given | None = None,
+) -> Machine:
+    """A single-board computer."""
+    peak = Figure(float(round(peak_bandwidth[0] * 1e9)), peak_bandwidth[1]) if peak_bandwidth else None
+    return replace(_machine(name, memory, bandwidth, rates), peak_bandwidth=peak, board=True)
 
 
 def _card(
@@ -142,6 +163,9 @@ _GREEN = f"{_HPL}, https://web.eece.maine.edu/~vweaver/group/green_machines.html
 _TOP500 = f"{_HPL}: https://github.com/geerlingguy/top500-benchmark"
 _PI_4 = f"the board of the article (8 GB are sold too): {_LLAMA_CPP}"
 _PI_4_READ = f"about, measured, https://forums.raspberrypi.com/viewtopic.php?t=281183, by {_LLAMA_CPP}"
+_PI_4_SHEET = (
+    "32 bits x 3,200 MT/s: https://www.raspberrypi.com/products/raspberry-pi-4-model-b/specifications/"
+)
 _PI_5 = "https://www.raspberrypi.com/products/raspberry-pi-5/"
 _ARM = "Arm's optimization guide of its core, from memory; not re-checked"
 _A72 = f"peak, 4 cores x 1.5 GHz x 8, a 128-bit NEON FMA a cycle: {_ARM}"
@@ -238,10 +262,14 @@ MACHINES: dict[str, Machine] = {
     "apple-m2-ultra": _machine(
         "Apple M2 Ultra", (192, _M2_ULTRA), (800, _M2_ULTRA), {"fp32": (27.2, f"all {_M2_CORES}")}
     ),
-    "rpi-4": _machine(
-        "Raspberry Pi 4", (4, _PI_4), (4, _PI_4_READ), {"fp64": (0.0135, _GREEN), "fp32": (0.048, _A72)}
+    "rpi-4": _board(
+        "Raspberry Pi 4",
+        (4, _PI_4),
+        (4, _PI_4_READ),
+        {"fp64": (0.0135, _GREEN), "fp32": (0.048, _A72)},
+        peak_bandwidth=(12.8, _PI_4_SHEET),
     ),
-    "rpi-5": _machine(
+    "rpi-5": _board(
         "Raspberry Pi 5",
         (8, f"the larger at launch (16 GB came later): {_PI_5}"),
         (17.068, f"32 bits x 4,267 MT/s: {_PI_5}"),

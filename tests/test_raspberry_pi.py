@@ -1,0 +1,234 @@
+"""A Raspberry Pi is known by its name, its profiles fit its memory and two hours, and its card is spared.
+Nothing here runs on one: what a Pi says is made up from what one has said."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness import config as configs
+from harness import machine, plan
+from harness.analysis import rows, traffic
+from harness.analysis.verdicts import status
+from harness.campaign import foresight
+from harness.cli import dry_run
+from harness.envs.header import stacks
+from harness.fence import RLIMIT_DATA, means_here
+from harness.theory.machines import MACHINES
+
+PROFILES = Path(__file__).parent.parent / "configs"
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
+# /proc/cpuinfo as boards have it: https://github.com/hrw/arm-socs-table/issues/96 (a Pi 5), and 28 (a Pi 4 of
+# 32 bits), https://github.com/fastfetch-cli/fastfetch/issues/1529 (a Pi 4).
+CORE = """processor\t: {number}
+{model_name}BogoMIPS\t: 108.00
+Features\t: fp asimd evtstrm crc32 cpuid
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x4
+CPU part\t: 0xd0b
+CPU revision\t: 1
+
+"""
+END = "Revision\t: d04170\nSerial\t\t: 1000000000000000\n"
+
+
+def proc(folder: Path, model: str | None, model_name: str = "", device_tree: str | None = None) -> Path:
+    """A made-up /proc of four cores."""
+    text = "".join(CORE.format(number=n, model_name=model_name) for n in range(4)) + END
+    (folder / "cpuinfo").write_text(text + (f"Model\t\t: {model}\n" if model else ""))
+    if device_tree:
+        (folder / "device-tree").mkdir()
+        (folder / "device-tree" / "model").write_text(f"{device_tree}\0")  # as the kernel ends it
+    return folder
+
+
+# --- its name, and what is known by it
+
+
+@pytest.mark.parametrize(
+    ("model", "model_name", "device_tree"),
+    [
+        ("Raspberry Pi 5 Model B Rev 1.0", "", "Raspberry Pi 5 Model B Rev 1.0"),
+        ("Raspberry Pi 5 Model B Rev 1.0", "model name\t: ARMv7 Processor rev 3 (v7l)\n", None),
+        (None, "", "Raspberry Pi 5 Model B Rev 1.0"),
+    ],
+    ids=["64 bits", "32 bits", "a kernel that is not Raspberry Pi's"],
+)
+def test_a_pi_is_named_by_its_board(tmp_path, model, model_name, device_tree):
+    name = machine.cpu_name(proc(tmp_path, model, model_name, device_tree))
+    assert name == "Raspberry Pi 5 Model B Rev 1.0"
+    assert machine.slug(name, 4, 8064 << 20, []) == "raspberry-pi-5-model-b-rev-1-0-4c-8gib"
+    assert traffic.board(name) is MACHINES["rpi-5"]
+
+
+def test_other_cpus_are_named_as_before(tmp_path):
+    (tmp_path / "cpuinfo").write_text("model\t\t: 85\nmodel name\t: Intel(R) Xeon(R) Processor\n")
+    assert machine.cpu_name(tmp_path) == "Intel(R) Xeon(R) Processor"
+    assert machine.cpu_name(tmp_path / "none")  # where there is no /proc
+
+
+def test_a_board_is_not_taken_for_another_whose_name_begins_alike():
+    assert traffic.board("Raspberry Pi 4 Model B Rev 1.5") is MACHINES["rpi-4"]
+    for other in ("Raspberry Pi 500 Rev 1.0", "Raspberry Pi 400 Rev 1.0", "Intel(R) Xeon(R) Processor", None):
+        assert traffic.board(other) is None
+
+
+def on_a_pi(board: str, share_of_sheet: float) -> tuple[dict, dict]:
+    """A record and its row: a series that reads its weights at a share of what the board's memory allows."""
+    made = copy.deepcopy(GOLDEN) | {"device": "cpu", "tokens": 3000}
+    made["machine"] |= {"cpu": f"{board} Model B Rev 1.1", "last_level_cache_bytes": 0}
+    made["workload"] |= {"prompt_tokens": 25, "new_tokens": 3000}
+    made["done"]["counters"] = {"evaluated_tokens": 3024}
+    sheet = {"Raspberry Pi 4": 12.8e9, "Raspberry Pi 5": 17.068e9}[board]
+    read = traffic.weight_bytes_per_token(made) + traffic.kv_bytes_per_token(made) * np.arange(25, 3025)
+    ns = (read / (share_of_sheet * sheet) * 1e9).astype(int)
+    made["timing"] |= {"first_token_ns": int(ns[0]), "last_token_ns": int(ns.sum())}
+    columns = {"n": list(range(26, 3026)), "latency_ns": ns.tolist()}
+    return made, rows.row(made, columns, "x", None)
+
+
+@pytest.mark.parametrize("board", ["Raspberry Pi 4", "Raspberry Pi 5"])
+def test_theory_of_the_board_stands_beside_what_was_measured_on_it(board):
+    made, row = on_a_pi(board, share_of_sheet=0.6)
+    assert row["B_ratio"] == pytest.approx(0.6, rel=0.01)
+    assert row["W_ratio"] == pytest.approx(0.6, rel=0.01)
+    assert row["prefill_knees"] is None  # they depend on a rate, which differs from kernel to kernel
+    made["machine"]["cpu"] = "Intel(R) Xeon(R) Processor"
+    assert traffic.limits(made, None) == {}
+
+
+def test_a_pi_4_may_be_faster_than_people_saw_it_and_not_than_its_memory():
+    seen = MACHINES["rpi-4"].bandwidth_bytes_per_s / 12.8e9
+    flags = [on_a_pi("Raspberry Pi 4", share)[1]["flags"] for share in (1.5 * seen, 1.2)]
+    faster = [[flag["code"] for flag in found if "faster" in flag["code"]] for found in flags]
+    assert faster[0] == []
+    assert "faster_than_limit" in faster[1]
+
+
+# --- the profiles
+
+KNOWN = {"rpi4-4gb": ("rpi-4", 3.7), "rpi5-8gb": ("rpi-5", 7.8)}
+"""By profile, the board and the GiB that its system shows as installed."""
+
+
+@pytest.fixture(params=KNOWN)
+def profile(request):
+    experiment = configs.load(PROFILES / f"{request.param}.yaml", [])
+    return experiment, plan.cells(experiment), *KNOWN[request.param]
+
+
+def test_a_profile_needs_nothing_that_a_pi_lacks(profile):
+    experiment, cells, _, _ = profile
+    assert experiment.device == "cpu"
+    assert experiment.protocol.threads == 4
+    for stack in {cell.variant.stack for cell in cells}:
+        environment = stacks()[stack].environment_for("cpu")
+        assert not re.search("cuda|nvidia|torch", " ".join(environment.dependencies))
+    assert {cell.options(4)["threads"] for cell in cells} == {4}
+
+
+def test_a_profile_fits_its_budget_and_the_budget_its_board(profile):
+    experiment, cells, _, gib = profile
+    budget = experiment.protocol.memory_budget_bytes
+    assert budget < 0.8 * gib * 2**30  # the system and the controller have the rest
+    device = foresight.Device("cpu", "the budget", budget, free_bytes=budget)
+    found = [foresight.forecast(cell, None, device, 4) for cell in cells]
+    assert [each.failures for each in found] == [[]] * len(cells)
+    assert max(each.memory_bytes for each in found) > 0.5 * budget  # it is not for a smaller board
+
+
+def test_a_profile_tells_W_can_be_compared_and_takes_two_hours_at_most(profile):
+    experiment, cells, board, _ = profile
+    protocol = experiment.protocol
+    assert all(cell.workload.new_tokens >= 2048 for cell in cells)
+    assert protocol.repeats >= 2
+    device = foresight.Device("cpu", "the board", None)
+    bandwidth = MACHINES[board].bandwidth_bytes_per_s
+    seconds = [foresight.forecast(cell, None, device, 4, bandwidth).seconds for cell in cells]
+    assert max(seconds) < protocol.timeout_s / 2
+    cooling_s = len(cells) * protocol.repeats * protocol.cool_down.at_most_s
+    assert protocol.repeats * sum(seconds) + cooling_s <= 2.05 * 3600
+
+
+# --- how long it takes, said first
+
+
+def test_a_dry_run_sums_up_the_time_of_all_repeats(harness, tmp_path):
+    ran = harness("run", PROFILES / "rpi5-8gb.yaml", "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
+    last = ran.err.splitlines()[-1]
+    told = r"harness: 5 cells, about [\d.]+ (s|min|h) for 15 repeats and up to 30 min to cool down[,;] "
+    assert re.match(told, last)
+
+
+def test_the_time_is_that_of_every_repeat_and_of_waiting_for_it_to_cool():
+    pi = configs.load(PROFILES / "rpi4-4gb.yaml", [])
+    assert dry_run.duration_of([600, 300], pi) == "about 30 min for 4 repeats and up to 8 min to cool down"
+    warm = configs.load(PROFILES / "rpi4-4gb.yaml", ["cool_down=null", "repeats=1"])
+    assert dry_run.duration_of([60], warm) == "about 60 s for 1 repeat"
+
+
+def test_a_run_knows_beforehand_how_long_it_takes_where_it_was_measured_before(tmp_path):
+    experiment = configs.load(PROFILES / "rpi4-4gb.yaml", [])
+    cells = plan.cells(experiment)
+    assert dry_run.beforehand(experiment, cells, tmp_path) is None  # nobody knows this machine's memory
+    said = []
+    for when, gb_per_s in (("20260101T000000.000000Z", 99), ("20260102T000000.000000Z", 40)):
+        folder = tmp_path / machine.facts()["slug"] / "m" / "c" / when
+        folder.mkdir(parents=True)
+        record = GOLDEN | {"bandwidth_probes": [{"read_bytes_per_s": gb_per_s * 1e9}]}
+        (folder / "record.json").write_text(json.dumps(record))
+        said.append(dry_run.beforehand(experiment, cells, tmp_path))
+    assert (
+        "for 6 repeats and up to 12 min to cool down, by 99.0 GB/s, as measured here before; prep" in said[0]
+    )
+    assert "by 40.0 GB/s" in said[1]  # the latest
+    assert dry_run.beforehand(experiment, cells[:0], tmp_path) is None
+
+
+@pytest.mark.real
+def test_a_run_says_first_how_long_it_takes(harness, tmp_path):
+    folder = tmp_path / "results" / machine.facts()["slug"] / "m" / "c" / "20260101T000000.000000Z"
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text(json.dumps(GOLDEN))
+    asked = {
+        "protocol": {"new_tokens": 8, "repeats": 1, "measure_bandwidth": False},
+        "models": [{"shape": "tiny-llama"}],
+        "variants": [{"stack": "llamacpp", "quant": "q8_0"}],
+    }
+    (tmp_path / "c.yaml").write_text(json.dumps(asked))
+    ran = harness("run", "c.yaml")
+    first = ran.err.splitlines()[0]
+    assert first == (
+        "harness: about 2 s for 1 repeat, by 41.4 GB/s, as measured here before; preparation apart"
+    )
+
+
+# --- memory and card
+
+
+def test_where_the_kernel_has_no_memory_cgroup_a_budget_is_bound_by_rlimit(tmp_path):
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io pids\n")  # Raspberry Pi OS as it comes
+    (tmp_path / "cgroup.subtree_control").write_text("cpu pids\n")
+    assert means_here(tmp_path) == RLIMIT_DATA
+
+
+def test_pages_are_counted_as_large_as_they_are(harness, config, tmp_path):
+    assert harness("run", config({})).code == 0
+    (path,) = (tmp_path / "results").rglob("record.json")
+    assert json.loads(path.read_text())["machine"]["page_bytes"] in (4096, 16384, 65536)
+
+
+def test_a_repeat_of_the_full_protocol_leaves_four_small_files(harness, config, tmp_path):
+    assert harness("run", config({"B_ms": 0.1, "noise": 0.3}, new_tokens=9975)).code in (0, 1)
+    (path,) = (tmp_path / "results").rglob("record.json")
+    assert status(json.loads(path.read_text()))[0] in ("ok", "invalid")
+    sizes = {file.name: file.stat().st_size for file in path.parent.iterdir()}
+    assert {"record.json", "tokens.parquet", "worker.log"} <= set(sizes)
+    assert len(sizes) <= 5
+    assert sum(sizes.values()) < 100_000

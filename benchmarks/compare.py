@@ -41,9 +41,8 @@ def main() -> int:
         for row in rows:
             if row["change_ci90"]:
                 low, high = row["change_ci90"]
-                print(
-                    f"  {row['name']} {row['metric']}: ratio {1 + row['change']:.4f} [{1 + low:.4f}, {1 + high:.4f}]"
-                )
+                within = f"{1 + row['change']:.4f} [{1 + low:.4f}, {1 + high:.4f}]"
+                print(f"  {row['name']} {row['metric']}: ratio {within}")
     print(f"changes of what did not change: {false} (target 0)")
     return 0
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness import machine
-from harness.envs import build
+from harness.envs import build, compiler
 from harness.envs.build import EnvironmentFailed
 from harness.envs.header import Environment, parse, stacks
 
@@ -234,3 +234,38 @@ def test_env_says_which_kernels_load_and_why_others_do_not(environment, harness,
     idle = "loads; cannot run: no NVIDIA GPU or driver on this machine"
     assert f"    kernel module tiny_good: {idle}" in of_cuda
     assert "    kernel module tiny_absent: does not load: No module named 'tiny_absent'" in of_cuda
+
+
+# Compilers that are known to be at fault
+
+AMX = "flags : fpu amx_bf16 amx_int8"
+GCC_12 = 'void f(void) { __asm__ volatile ("ldtilecfg\\t%X0" :: "m" (*((const void **)__config))); }'
+GCC_14 = "void f(void) { __builtin_ia32_ldtilecfg (__config); }"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "header", "loses"),
+    [(AMX, GCC_12, True), (AMX, GCC_14, False), ("flags : fpu avx2", GCC_12, False), (AMX, None, False)],
+)
+def test_a_compiler_that_loses_amx_tiles_is_told_by_its_own_header(tmp_path, cpu, header, loses):
+    (tmp_path / "cpuinfo").write_text(cpu)
+    if header:
+        (tmp_path / "tiles.h").write_text(header)
+    cxx = tmp_path / "c++"
+    cxx.write_text(f"#!/bin/sh\necho {tmp_path}/tiles.h\n")
+    cxx.chmod(0o755)
+    assert compiler.loses_tiles(tmp_path / "cpuinfo", str(cxx)) == loses
+    assert not compiler.loses_tiles(tmp_path / "cpuinfo", str(tmp_path / "no-such-compiler"))
+
+
+def test_only_what_is_built_from_source_there_is_built_without_amx(monkeypatch):
+    from_source = stacks()["llamacpp"].environments["cpu"]
+    wheels = stacks()["hf"].environments["cpu"]
+    monkeypatch.setattr(compiler, "loses_tiles", lambda: True)
+    monkeypatch.setenv("CXXFLAGS", "-O3")
+    made = compiler.mended(from_source)
+    assert made.variables["CXXFLAGS"] == "-O3 -U__AMX_INT8__"
+    assert made.variables["CMAKE_ARGS"] == from_source.variables["CMAKE_ARGS"]
+    assert compiler.mended(made) == made
+    assert compiler.mended(wheels) == wheels
+    assert build.key_of(made) != build.key_of(from_source)

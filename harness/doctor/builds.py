@@ -11,6 +11,7 @@ from typing import Any
 from harness.doctor.finding import Finding, ok, unknown, warn
 from harness.doctor.inside import FEATURES
 from harness.envs.build import Interpreter
+from harness.envs.compiler import WHY_NO_AMX
 from harness.small_files import text
 
 LIMIT_S = 10.0  # it takes 40 ms
@@ -32,7 +33,12 @@ def _of_one(interpreter: Interpreter, has: set[str] | None) -> Iterator[Finding]
         return
     again = f"rm -r {interpreter.python.parent.parent}, then harness env create {environment.stack}"
     again += f" --device {environment.device}"
-    faults = [*_faults(said, has, again)]
+    faults = []
+    if interpreter.without_amx:
+        has = has and has - {"amx_int8"}
+        newer = f"install a newer GCC; {again}"
+        faults.append((WHY_NO_AMX, "a prompt is computed by slower kernels than the CPU has", newer))
+    faults += _faults(said, has, again)
     for found, effect, fix in faults:
         yield warn(what, found, effect, fix)
     if faults:

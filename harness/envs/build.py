@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.cache import cache_folder, exclusive
-from harness.envs import compiled
+from harness.envs import compiled, compiler
 from harness.envs.header import Environment
 from harness.envs.steps import Steps, build_variables
 
@@ -42,10 +42,16 @@ class Interpreter:
     imports: Mapping[str, str | None] = field(default_factory=dict)
     lacking: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def without_amx(self) -> bool:
+        """Whether it was compiled without what the CPU has, for the compiler's sake."""
+        return compiler.NO_AMX in self.environment.variables.get("CXXFLAGS", "")
+
     def gaps(self) -> list[str]:
         """What it was built without, a sentence each."""
         name = f"{self.environment.stack}/{self.environment.name}"
         return [
+            *([f"{name} is {compiler.WHY_NO_AMX}"] if self.without_amx else []),
             *(f"{name} lacks {package}: {why}" for package, why in self.lacking.items()),
             *(
                 f"kernel module {module} of {name} does not load: {why}"
@@ -79,6 +85,7 @@ def folder_of(environment: Environment) -> Path:
 
 def find(environment: Environment) -> Interpreter | None:
     """The built environment, or None: not built, or the Python it was built on is gone."""
+    environment = compiler.mended(environment)
     try:
         kept = json.loads((folder_of(environment) / "complete.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -97,6 +104,7 @@ def create(environment: Environment, progress: Callable[[str], None]) -> Interpr
     Raises EnvironmentFailed, CacheError. A build that was cut off is begun anew; a second builder waits for
     the first.
     """
+    environment = compiler.mended(environment)
     folder = folder_of(environment)
     with exclusive(folder.with_suffix(".lock")):
         if built := find(environment):

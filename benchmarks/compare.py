@@ -56,6 +56,8 @@ def halves(folder: Path, config: Path, repeats: int) -> list[dict]:
         shutil.copytree(path.parent, folder / half / path.parent.relative_to(folder / "all"))
     command = [HARNESS, "compare", folder / "odd", folder / "even", "--format", "json"]
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if not said.stdout:
+        sys.exit(f"nothing was compared: {said.stderr}")
     rows: list[dict] = json.loads(said.stdout)
     return rows
 

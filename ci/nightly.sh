@@ -3,7 +3,8 @@
 #
 #   ci/nightly.sh CONFIG [--first]
 #
-#   --first   no night came before this one; without it that is an error, so that lost results are seen
+#   --first   no night came before this one; without it that is an error, so that lost results are seen. Where one
+#             did, it is ignored
 #   RESULTS   folder of every night's records, kept from night to night (results/nightly/<config>)
 #   OUT       folder for what is made of this night: pages, summary, benchmark.json, records (reports/nightly)
 #   BASELINE  what is compared with (last:14)
@@ -39,17 +40,30 @@ for regression in ${FAIL_ON-slower:2% memory:2%}; do against+=(--fail-on "$regre
 
 PATH="$(cd "$(dirname "$0")/.." && pwd)/.venv/bin:$PATH"
 command -v harness >/dev/null || stop "no harness command: run make setup"
+command -v flock >/dev/null || stop "no flock command: it is of util-linux"
 
 # Preflight: a mistake, or a device that is not here, ends it before anything is measured.
 harness validate "$config"
+# The options of the comparison are looked at before the folder is, and a config is never one.
+said=$(harness compare "$config" "${against[@]:1}" 2>&1) || true
+[[ $said == *": not a results folder" ]] || stop "FAIL_ON or BASELINE: ${said##*$'\n'}"
 harness doctor "$config"
-before=$(find "$results" -name record.json 2>/dev/null | head -n 1) || true
+
+# Another night on the same OUT is let finish: its files would be taken from it, and it would compare our records.
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+exec 9>"$out/.lock"
+flock -n 9 || { echo "nightly: waiting for the night that has $out" >&2 && flock 9; }
+
+before=$(find "$results/" -name record.json 2>/dev/null | head -n 1) || true
 if [ -z "$before" ] && [ -z "$first" ]; then
   stop "$results has no records to compare with; where this is the first night, say so: --first"
+elif [ -n "$before" ] && [ -n "$first" ]; then
+  echo "nightly: --first is ignored: $results has records of earlier nights" >&2
+  first=""
 fi
 
-mkdir -p "$results" "$out"
-out=$(cd "$out" && pwd)
+mkdir -p "$results"
 rm -rf "$out"/{pages,run.txt,summary.md,benchmark.json,records.tar.gz}
 mkdir "$out/pages"
 touch "$out/.began"

@@ -16,6 +16,7 @@ import pytest
 
 from harness import results
 from harness.compare import compare
+from harness.compare.judge import Runs, judged
 from harness.compare.sides import side
 from harness.results import Stored
 from harness.results.files import write_columns
@@ -140,7 +141,25 @@ def test_a_cell_that_only_one_side_has_is_said_and_the_exit_is_not_green(harness
     base, new = runs("base", "a", "b"), runs("new", "a")
     ran = harness("compare", base, new)
     assert ran.code == 1
-    assert "only the baseline have it" in ran.out
+    assert "only the baseline has it" in ran.out
+
+
+def test_a_cell_that_lost_a_repeat_is_compared_in_part_and_the_exit_is_not_green(harness, runs):
+    base = runs("base")
+    new = shutil.copytree(base, base.with_name("new"))
+
+    def fail(record: dict, number: int) -> None:
+        if record["repeat"] == 2:
+            record |= {"outcome": "crash", "reason": "killed by SIGSEGV"}
+
+    rewritten(new, fail)
+    ran = harness("compare", base, new)
+    assert ran.code == 1
+    assert "in part: 1 of 3 repeats: crash (killed by SIGSEGV)" in ran.out
+    assert "SAME" in ran.out
+    ran = harness("compare", new, base)  # the baseline may have had a bad day
+    assert ran.code == 0
+    assert "in the baseline 1 of 3 repeats: crash" in ran.err
 
 
 def test_a_regression_goes_before_what_was_not_compared(harness, runs):
@@ -168,6 +187,30 @@ def test_the_latest_campaign_is_held_against_those_before_it(harness, runs):
     assert (row["base_campaigns"], row["base_repeats"], row["new_repeats"]) == (3, 9, 3)
     short = harness("compare", folder, "--baseline", "last:1", "--format", "json").json
     assert {row["base_campaigns"] for row in short} == {1}
+
+
+def test_a_cell_that_was_dropped_is_not_compared_once_and_then_noted(harness, runs):
+    for night in (1, 2, 3):
+        runs("nights", "a", "b", night=night)
+    folder = runs("nights", "a", night=4)
+    asked = ("compare", folder, "--baseline", "last:14")
+    assert harness(*asked).code == 1
+    runs("nights", "a", night=5)
+    ran = harness(*asked)
+    assert ran.code == 0
+    assert "m.llamacpp.b.decode.0: last measured in the campaign of 2026-03-03" in ran.err
+
+
+def test_a_record_that_cannot_be_read_counts_as_long_as_it_is_compared_with(harness, runs):
+    for night in (1, 2, 3, 4):
+        folder = runs("nights", night=night)
+    damaged = folder / "a" / "20260301T010100.000000Z" / "record.json"
+    damaged.parent.mkdir()
+    damaged.write_text("{")
+    assert harness("compare", folder, "--baseline", "last:14").code == 1
+    ran = harness("compare", folder, "--baseline", "last:2")
+    assert ran.code == 0
+    assert "1 records of earlier campaigns cannot be read" in ran.err
 
 
 def test_a_day_stands_for_the_campaigns_that_began_on_it(harness, runs):
@@ -238,6 +281,33 @@ def test_a_longest_context_is_compared_to_its_granule(harness, tmp_path, before,
     assert ran.code == code, ran.err
     (row,) = ran.json
     assert (row["metric"], row["base"], row["new"], row["verdict"]) == ("max_ctx", before, after, verdict)
+
+
+def grown(*lengths: int, target: bool = False) -> Runs:
+    growth = {"kind": "measured", "status": "ok", "workload": "grow", "device": "cpu", "tokens_per_s": 9.0}
+    return Runs(
+        [[growth | {"max_ctx": n, "peak_rss_bytes": n, "max_ctx_is_target": target} for n in lengths]]
+    )
+
+
+def said(base: Runs, new: Runs) -> dict[str, str]:
+    thresholds = {"slower": 0.02, "memory": 0.02, "context": 0.02}
+    return {row["metric"]: row["verdict"] for _, row in judged({"x": (base, new)}, thresholds)}
+
+
+def test_a_growth_that_got_further_is_longer_and_neither_slower_nor_larger():
+    assert said(grown(10000, 10010), grown(12000, 12020)) == {"max_ctx": "LONGER"}
+
+
+def test_a_growth_is_sampled_and_one_says_nothing_of_its_spread():
+    assert said(grown(10000), grown(9000, 9010)) == {"max_ctx": "INVALID"}
+    assert said(grown(10000, 9000, 11000), grown(9700)) == {"max_ctx": "UNCLEAR"}
+
+
+def test_a_growth_that_no_longer_reaches_its_target_is_shorter():
+    target = grown(16000, 16000, target=True)
+    assert said(target, grown(6000, 6005)) == {"max_ctx": "SHORTER"}
+    assert said(target, target) == {"max_ctx": "SAME"}
 
 
 # What a user gets wrong, or lacks.

@@ -45,6 +45,7 @@ class Machine:
         row = {
             "device": "cpu",
             "status": "ok",
+            "kind": "measured",
             "peak_rss_bytes": 1e9 * (1 + 0.001 * self.chance.random()),
             "W_identifiable": True,
         }
@@ -85,7 +86,8 @@ def test_of_500_campaigns_that_changed_nothing_at_most_5_percent_say_slower_or_f
 
 @pytest.mark.parametrize(
     ("nights", "repeats", "spread"),
-    # The standard error of the difference is spread x sqrt(1 / (nights x repeats) + 1 / repeats) = 0.8%.
+    # The standard error of the difference is spread x sqrt(1 / (nights x repeats) + 1 / repeats) = 0.8%: the
+    # noise is normal here, and the same in all cells.
     [pytest.param(14, 3, 0.01339, id="nights"), pytest.param(1, 10, 0.01789, id="two folders")],
 )
 def test_a_slowdown_of_5_percent_is_slower_in_at_least_95_percent(nights, repeats, spread):
@@ -133,6 +135,21 @@ def test_blocks_of_tokens_bound_the_interval_from_below():
     assert loose.ends[1] - loose.ends[0] > 0.03
 
 
+def test_one_restless_repeat_of_many_does_not_hide_a_change():
+    row = {"device": "cpu", "status": "ok", "kind": "measured", "n_tokens": 2049}
+
+    def nights(count: int, rate: float, *ends: float) -> Runs:
+        rows = [row | {"tokens_per_s": rate + noise} for noise in (-0.3, 0.0, 0.3)] * count
+        settled = [each | {"tokens_per_s_ci95": [99.9, 100.1]} for each in rows]
+        return Runs([[*settled[:-1], settled[-1] | {"tokens_per_s_ci95": [*ends]}]])
+
+    ((_, found),) = judged({"x": (nights(14, 100.0, 80.0, 120.0), nights(1, 95.0, 94.9, 95.1))}, THRESHOLDS)
+    assert found["verdict"] == "SLOWER"
+    # Of three new ones it is a third of what is known.
+    ((_, found),) = judged({"x": (nights(14, 100.0, 99.9, 100.1), nights(1, 95.0, 75.0, 115.0))}, THRESHOLDS)
+    assert found["verdict"] == "UNCLEAR"
+
+
 def test_repeats_of_one_a_side_say_nothing_of_their_spread():
     found = differences({"x": one([10], [11])})["x"]
     assert found.ends is found.p is None
@@ -146,6 +163,6 @@ def test_of_many_looks_some_small_chances_come_up():
 
 
 def test_figures_that_never_differ_are_the_same():
-    rows = [{"device": "cpu", "status": "ok", "peak_rss_bytes": 5}] * 3
+    rows = [{"device": "cpu", "status": "ok", "kind": "measured", "peak_rss_bytes": 5}] * 3
     ((_, row),) = judged({"x": (Runs([rows]), Runs([rows]))}, THRESHOLDS)
     assert (row["verdict"], row["change"]) == ("SAME", 0.0)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 
-from harness.compare import gha
+import pytest
+
+from harness.compare import Comparison, gha
+from harness.compare.judge import WORSE
 
 
 def row(**changed):
@@ -33,11 +36,17 @@ def row(**changed):
     return made | changed
 
 
+def commands(rows=(), **lost):
+    """Of a comparison with these rows; `lost`: what it could not compare."""
+    nothing = {key: [] for key in ("environment", "not_compared", "partial", "damages", "notes")}
+    return gha.commands(Comparison(base="base", new="new", rows=rows, **nothing | lost))
+
+
 MEMORY = {"metric": "memory_bytes", "unit": "bytes", "better": "lower", "family": "memory"}
 
 
 def test_a_regression_is_one_error_with_the_interval_behind_it():
-    (line,) = gha.commands([row(), row(verdict="SAME", fails=False), row(verdict="UNCLEAR", fails=False)], [])
+    (line,) = commands([row(), row(verdict="SAME", fails=False), row(verdict="UNCLEAR", fails=False)])
     assert line == (
         "::error title=SLOWER%3A qwen1.5-0.5b llamacpp q8_0::tokens_per_s 20 -> 19 tok/s: -5.0%25"
         " (90%25: -5.6%25 to -4.4%25), of 42 and 3 repeats, threshold 2%25"
@@ -46,38 +55,59 @@ def test_a_regression_is_one_error_with_the_interval_behind_it():
 
 def test_what_was_not_asked_to_fail_is_a_warning_and_gains_are_none():
     larger = row(**MEMORY, verdict="LARGER", fails=False, base=1e9, new=1.1e9, change=0.1, change_ci90=None)
-    lines = gha.commands([larger, row(verdict="FASTER", fails=False)], [])
+    lines = commands([larger, row(verdict="FASTER", fails=False)])
     assert len(lines) == 1
     assert lines[0].startswith("::warning title=LARGER%3A ")
     assert "1,000,000,000 -> 1,100,000,000 bytes: +10.0%25, of" in lines[0]
 
 
+@pytest.mark.parametrize("worse", WORSE)
+def test_every_word_for_worse_is_told(worse):
+    assert [line.split("%3A")[0] for line in commands([row(verdict=worse)])] == [f"::error title={worse}"]
+
+
 def test_errors_come_before_warnings_and_the_worst_before_the_rest():
     """GitHub shows ten of a kind."""
     rows = [row(name=f"c{i}", change=-i / 100, fails=i != 9) for i in (3, 9, 5)]
-    titles = [line.split("::")[1] for line in gha.commands(rows, [])]
+    titles = [line.split("::")[1] for line in commands(rows)]
     assert titles == ["error title=SLOWER%3A c5", "error title=SLOWER%3A c3", "warning title=SLOWER%3A c9"]
 
 
 def test_what_was_not_compared_is_said_once_a_cell():
     invalid = row(verdict="INVALID", fails=False, new=None, change=None, change_ci90=None, reason="throttled")
     missing = {"name": "gone", "cell": "gone-12", "reason": "it is not in the new results"}
-    lines = gha.commands([invalid, invalid | MEMORY], [missing])
+    lines = commands([invalid, invalid | MEMORY], not_compared=[missing])
     assert lines == [
         "::warning title=not compared%3A qwen1.5-0.5b llamacpp q8_0::throttled",
         "::warning title=not compared%3A gone::it is not in the new results",
     ]
 
 
+def test_what_could_not_be_read_and_lost_repeats_are_told_after_regressions_and_lost_cells():
+    lines = commands(
+        [row(fails=False)],
+        damages=["passed over: nights/a/record.json: is cut short", "passed over: nights/b: is empty"],
+        partial=[{"name": "c1", "cell": "c1-12", "reason": "1 of 3 repeats is crash"}],
+        not_compared=[{"name": "gone", "cell": "gone-12", "reason": "it is not in the new results"}],
+    )
+    assert lines[0].startswith("::warning title=SLOWER")
+    assert lines[1:] == [
+        "::warning title=not compared%3A gone::it is not in the new results",
+        "::warning title=compared in part%3A c1::1 of 3 repeats is crash",
+        "::warning title=not read::passed over: nights/a/record.json: is cut short",
+        "::warning title=not read::passed over: nights/b: is empty",
+    ]
+
+
 def test_text_cannot_break_out_of_its_command():
-    said = gha.commands([], [{"name": "a, b: c\n::error::d", "reason": "50%\r\n::error::e"}])
+    said = commands(not_compared=[{"name": "a, b: c\n::error::d", "reason": "50%\r\n::error::e"}])
     assert said == ["::warning title=not compared%3A a%2C b%3A c%0A%3A%3Aerror%3A%3Ad::50%25%0D%0A::error::e"]
 
 
 def test_figures_are_costs_so_that_smaller_is_better():
     slope = row(metric="W_tokens_per_ms", unit="tok/ms", new=2000.0, base=2000.0, change=0.0, verdict="SAME")
     first, second, third = gha.benchmark([row(), slope, row(**MEMORY, base=1e9, new=1.1e9, spread=None)])
-    assert first["name"] == "qwen1.5-0.5b-llamacpp-q8_0-1234abcd ms_per_token (a-cpu)"
+    assert first["name"] == "qwen1.5-0.5b-llamacpp-q8_0-1234abcd ms_per_token (a-cpu, cpu)"
     assert (first["unit"], first["value"]) == ("ms/token", 1000 / 19)
     assert (second["unit"], second["value"]) == ("us/token", 0.5)
     assert (third["unit"], third["value"]) == ("bytes", 1.1e9)
@@ -105,7 +135,12 @@ def test_figures_that_have_no_place_there_are_left_out():
 
 def test_names_are_unique_and_the_file_is_json_without_nan():
     """The action finds last night's figure by its name."""
-    rows = [row(metric=m, better=b, machine=machine) for m, b in METRICS for machine in ("a", "b")]
+    rows = [
+        row(metric=metric, better=better, machine=machine, device=device)
+        for metric, better in METRICS
+        for machine in ("a", "b")
+        for device in ("cpu", "cuda")
+    ]
     entries = gha.benchmark(rows)
     assert len({entry["name"] for entry in entries}) == len(rows)
     assert json.loads(gha.as_json(rows)) == entries

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -21,20 +22,26 @@ SHORT = {"new_tokens": 40, "repeats": 3}
 @pytest.fixture
 def nightly(tmp_path):
     """Runs a night in the test's folder: `nightly(config, "--first", HARNESS_FAKE_SLOWER="1.1")`."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    ours = {key: value for key, value in os.environ.items() if not key.startswith("GITHUB_")}
 
     def run(*arguments, **variables):
-        return subprocess.run(
-            [SCRIPT, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=ours | {"PATH": path} | variables,
-            timeout=300,
-        )
+        night = started(tmp_path, *arguments, **variables)
+        out, err = night.communicate(timeout=300)
+        return subprocess.CompletedProcess(night.args, night.returncode, out, err)
 
     return run
+
+
+def started(tmp_path: Path, *arguments, **variables):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ours = {key: value for key, value in os.environ.items() if not key.startswith("GITHUB_")}
+    return subprocess.Popen(
+        [SCRIPT, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=ours | {"PATH": path} | variables,
+    )
 
 
 def pages(tmp_path: Path) -> set[str]:
@@ -76,12 +83,35 @@ def test_a_night_without_a_night_before_it_is_not_green(nightly, config, tmp_pat
     assert not (tmp_path / "results").exists()
 
 
-def test_nights_of_other_cells_are_not_compared_with(nightly, config, tmp_path):
+@pytest.mark.parametrize("first", [[], ["--first"]])
+def test_nights_of_other_cells_are_not_compared_with_and_no_first_ones(nightly, config, tmp_path, first):
     assert nightly(config(CELL, **SHORT | {"repeats": 1}), "--first").returncode == 0
-    other = nightly(config(CELL | {"B_ms": 16.0}, **SHORT | {"repeats": 1}))
+    other = nightly(config(CELL | {"B_ms": 16.0}, **SHORT | {"repeats": 1}), *first)
     assert other.returncode == 2
     assert "nothing was compared" in other.stdout
+    assert "first night" not in other.stdout + other.stderr
+    assert other.stderr.count("--first is ignored: results/nightly/fake has records") == len(first)
     assert {"report.html", "history.html"} <= pages(tmp_path)
+
+
+def test_a_night_waits_for_the_one_before_it_and_is_compared_with_it(nightly, config, tmp_path):
+    """What the other has in OUT is left alone, and its records are looked for when it has ended."""
+    cells = config(CELL, **SHORT)
+    elsewhere, results = tmp_path / "elsewhere", tmp_path / "results" / "nightly" / "fake"
+    assert nightly(cells, "--first", RESULTS=str(elsewhere)).returncode == 0
+    out = tmp_path / "reports" / "nightly"
+    packed = (out / "records.tar.gz").read_bytes()
+    with (out / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        second = started(tmp_path, f"./{cells.name}", FAIL_ON="slower:40%")
+        said = next((line for line in second.stderr if line.startswith("nightly: ")), "")
+        assert said == f"nightly: waiting for the night that has {out}\n"
+        assert (out / "records.tar.gz").read_bytes() == packed
+        results.parent.mkdir(parents=True)
+        elsewhere.rename(results)
+    told, err = second.communicate(timeout=300)
+    assert second.returncode == 0, told + err
+    assert "| tok/s |" in told
 
 
 @pytest.mark.parametrize("device", ["cuda", "vulkan"])
@@ -126,6 +156,25 @@ def test_a_mistake_is_one_sentence_and_starts_nothing(nightly, tmp_path, argumen
     (sentence,) = ran.stderr.splitlines()
     assert said in sentence
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("variable", "given", "said"),
+    [
+        ("FAIL_ON", "slower:2%,memory:2%", "a threshold is a number of percent"),
+        ("FAIL_ON", "slower:2% speed:2%", "it must begin with one of"),
+        ("FAIL_ON", "--x", "expected one argument"),
+        ("BASELINE", "14", "it is last:N, as in last:14"),
+    ],
+)
+def test_a_comparison_asked_wrongly_ends_it_before_anything_is_measured(
+    nightly, config, tmp_path, variable, given, said
+):
+    ran = nightly(config(CELL, **SHORT), "--first", **{variable: given})
+    assert ran.returncode == 2
+    (sentence,) = ran.stderr.splitlines()
+    assert said in sentence
+    assert [path.name for path in tmp_path.iterdir()] == ["fake.yaml"]
 
 
 def test_shellcheck_finds_nothing():

@@ -26,8 +26,8 @@ FINEST = 1e-4
 @dataclass(frozen=True)
 class Sample:
     """The costs (logarithms: see metrics.Metric.cost) of one figure of one cell on one side, a list for each
-    campaign with a value for each repeat; `within`: the largest standard error that blocks of tokens gave to
-    one of them, null where there were too few."""
+    campaign with a value for each repeat; `within`: the standard error that blocks of tokens give to one of
+    them (root mean square), null where there are too few."""
 
     campaigns: Sequence[Sequence[float]]
     within: float | None = None

@@ -7,22 +7,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scipy.special import stdtrit
+
+from harness.analysis.line import BLOCK, CONFIDENCE
+
 Row = Mapping[str, Any]
-Ends = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Metric:
     """One figure. `better`: lower or higher; `family`: what a threshold is asked for. `value` of a row of a
-    repeat or a search, null where it has none; `ends`: the 95% interval of it within that repeat, from blocks
-    of its tokens, null where they are too few. `worse`, `improved`: the words for what a change may be."""
+    repeat or a search, null where it has none; `error`: its relative standard error within that repeat, from
+    blocks of its tokens, null where they are too few. `worse`, `improved`: the words for what a change may
+    be."""
 
     name: str
     unit: str
     better: str
     family: str
     value: Callable[[Row], float | None]
-    ends: Callable[[Row], Ends | None]
+    error: Callable[[Row], float | None]
     worse: str = "SLOWER"
     improved: str = "FASTER"
 
@@ -45,14 +49,21 @@ def _of(key: str) -> Callable[[Row], float | None]:
     return lambda row: _positive(row, key)
 
 
-def _interval(key: str) -> Callable[[Row], Ends | None]:
-    def ends(row: Row) -> Ends | None:
-        known = row.get(key)
-        if not known or None in known or min(known) <= 0:
-            return None
-        return float(known[0]), float(known[1])
+def _of_a_length(value: Callable[[Row], float | None]) -> Callable[[Row], float | None]:
+    """What is of a length that was asked for: of a generation that grew further it would be more by that
+    alone."""
+    return lambda row: None if row.get("workload") == "grow" else value(row)
 
-    return ends
+
+def _interval(key: str) -> Callable[[Row], float | None]:
+    def error(row: Row) -> float | None:
+        known, freedom = row.get(key), ((row.get("n_tokens") or 0) - 1) // BLOCK - 2
+        if not known or None in known or min(known) <= 0 or freedom < 1:
+            return None
+        half = (math.log(known[1]) - math.log(known[0])) / 2
+        return half / float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+
+    return error
 
 
 def _slope(row: Row) -> float | None:
@@ -68,9 +79,7 @@ def _peak_bytes(row: Row) -> float | None:
 
 
 def _longest(row: Row) -> float | None:
-    """Tokens of context, of a search or of a generation that grew until memory ended it."""
-    if row.get("max_ctx_is_target"):
-        return None  # it could have gone on
+    """Tokens of context, of a search, or of a generation that grew until memory or its target ended it."""
     return _positive(row, "verified_n_ctx") or _positive(row, "max_ctx")
 
 
@@ -79,11 +88,18 @@ def _none(row: Row) -> None:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("tokens_per_s", "tok/s", "higher", "slower", _of("tokens_per_s"), _interval("tokens_per_s_ci95")),
+    Metric(
+        "tokens_per_s",
+        "tok/s",
+        "higher",
+        "slower",
+        _of_a_length(_of("tokens_per_s")),
+        _interval("tokens_per_s_ci95"),
+    ),
     Metric("B_ms", "ms", "lower", "slower", _of("B_ms"), _interval("B_ci95_ms")),
     Metric("W_tokens_per_ms", "tok/ms", "higher", "slower", _slope, _interval("W_ci95")),
     Metric("ttft_ms", "ms", "lower", "slower", _of("ttft_ms"), _none),
-    Metric("memory_bytes", "bytes", "lower", "memory", _peak_bytes, _none, "LARGER", "SMALLER"),
+    Metric("memory_bytes", "bytes", "lower", "memory", _of_a_length(_peak_bytes), _none, "LARGER", "SMALLER"),
     Metric("max_ctx", "tokens", "higher", "context", _longest, _none, "SHORTER", "LONGER"),
 )
 FAMILIES = tuple(dict.fromkeys(metric.family for metric in METRICS))

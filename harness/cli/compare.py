@@ -79,7 +79,7 @@ def _show(found: Comparison, form: str | None, output: Path | None) -> None:
 
 def _on_github(found: Comparison, path: Path) -> None:
     """Annotations on stdout, the tables in the job's summary where there is one, figures in a file."""
-    print("\n".join(gha.commands(found.rows, found.not_compared)))
+    print("\n".join(gha.commands(found)))
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(summary).open("a", encoding="utf-8") as lines:
             lines.write(text.markdown(found))

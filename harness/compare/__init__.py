@@ -23,13 +23,15 @@ DEFAULT_THRESHOLD = 0.02
 class Comparison:
     """What came of it. `rows`: one a cell and figure, with its verdict; `fails` in it: a regression that was
     asked to fail. `environment`: what else differs between the sides, and in which cells. `not_compared`:
-    cells, and why. `damages`: what could not be read. `notes`: what was left out on purpose."""
+    cells, and why; `partial`: those that lack some of their new repeats, and why. `damages`: what could not
+    be read. `notes`: what was left out on purpose."""
 
     base: str
     new: str
     rows: Sequence[Row]
     environment: Sequence[Row]
     not_compared: Sequence[Row]
+    partial: Sequence[Row]
     damages: Sequence[str]
     notes: Sequence[str]
 
@@ -42,7 +44,7 @@ class Comparison:
     def whole(self) -> bool:
         """Whether all that is there was compared."""
         invalid = any(row["verdict"] == INVALID for row in self.rows)
-        return not (self.not_compared or self.damages or invalid)
+        return not (self.not_compared or self.partial or self.damages or invalid)
 
 
 def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
@@ -64,16 +66,24 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
         {**_cell(name, of[name]), **row, "fails": row["verdict"] in WORSE and row["family"] in fail_on}
         for name, row in judged(pairs, thresholds)
     ]
-    alone = {**_alone(before, after, "baseline"), **_alone(after, before, "new runs")}
-    not_compared = [{**_cell(names[key], key), "reason": why} for key, why in (why_not | alone).items()]
+    told = {row["name"] for row in rows}
+    nothing = {key: "neither side has a figure of it" for name, key in of.items() if name not in told}
+    alone = {**_alone(before, after, "baseline has"), **_alone(after, before, "new runs have")}
+    not_compared = why_not | nothing | alone
+    lost = {name: (before.lost(key), after.lost(key)) for name, key in of.items()}
     return Comparison(
         base=base.name,
         new=new.name,
         rows=rows,
         environment=list(_environment(before, after, {names[key]: key for key in common})),
-        not_compared=not_compared,
+        not_compared=[{**_cell(names[key], key), "reason": why} for key, why in not_compared.items()],
+        partial=[{**_cell(name, of[name]), "reason": now} for name, (_, now) in lost.items() if now],
         damages=[*before.damages, *after.damages],
-        notes=[*base.notes, *new.notes],
+        notes=[
+            *base.notes,
+            *new.notes,
+            *(f"{name}: in the baseline {was}" for name, (was, _) in lost.items() if was),
+        ],
     )
 
 
@@ -101,7 +111,7 @@ def _alone(cells: Cells, others: Cells, where: str) -> dict[Key, str]:
             continue
         machine, device, cell = key
         elsewhere = [f"{m} ({d})" for m, d, c in others if c == cell]
-        found[key] = f"only the {where} have it on this machine and device"
+        found[key] = f"only the {where} it on this machine and device"
         if elsewhere:
             found[key] = (
                 f"measured on {machine} ({device}) and on {', '.join(elsewhere)}: not the same machine"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.analysis import searches
@@ -54,8 +54,13 @@ class Cells:
         rows = [row for of_campaign in self._rows[key].values() for row in of_campaign]
         if any(row["status"] in FINE for row in rows):
             return None
-        said = dict.fromkeys(f"{row['status']} ({'; '.join(row['reasons'])})" for row in rows)
-        return ", ".join([*said][:NAMES_SHOWN])
+        return _said(rows)
+
+    def lost(self, key: Key) -> str | None:
+        """What became of the repeats that do not stand, beside those that do, as a clause; null of none."""
+        rows = [row for of_campaign in self._rows[key].values() for row in of_campaign]
+        bad = [row for row in rows if row["status"] not in FINE]
+        return f"{len(bad)} of {len(rows)} repeats: {_said(bad)}" if bad else None
 
     def weights(self, key: Key) -> set[str]:
         """Where its weights come from: synthetic, path or hub."""
@@ -73,3 +78,9 @@ class Cells:
             words = " max_ctx" if searched else ""
             found |= {key: row["name"] + words for key, row in zip(of_kind, named, strict=True)}
         return found
+
+
+def _said(rows: Sequence[Row]) -> str:
+    """`crash (killed by SIGSEGV), oom (...)`, each once."""
+    said = dict.fromkeys(f"{row['status']} ({'; '.join(row['reasons'])})" for row in rows)
+    return ", ".join([*said][:NAMES_SHOWN])

@@ -4,8 +4,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from harness.compare import Comparison
+from harness.compare.judge import INVALID, WORSE
+
 Row = Mapping[str, Any]
-WORSE = ("SLOWER", "LARGER", "SHORTER")
 # What is better when larger, as a cost: the name and unit of the inverse, and what it is a multiple of.
 COSTS = {
     "tokens_per_s": ("ms_per_token", "ms/token", 1e3),
@@ -13,20 +15,22 @@ COSTS = {
 }
 
 
-def commands(rows: Sequence[Row], not_compared: Sequence[Row]) -> list[str]:
+def commands(found: Comparison) -> list[str]:
     """Workflow commands, one a line: `::error` for a regression that was asked to fail, `::warning` for one
-    that was not, for a figure that is invalid, and for what was not compared. The worst come first: GitHub
-    shows ten of each kind."""
-    found = sorted((row for row in rows if row["verdict"] in WORSE), key=_badness, reverse=True)
+    that was not, for a figure that is invalid, for what was not compared or only in part, and for what could
+    not be read. The worst come first: GitHub shows ten of each kind."""
+    worse = sorted((row for row in found.rows if row["verdict"] in WORSE), key=_badness, reverse=True)
     lines = [
         _command("error" if row["fails"] else "warning", f"{row['verdict']}: {row['name']}", _change(row))
-        for row in sorted(found, key=lambda row: not row["fails"])
+        for row in sorted(worse, key=lambda row: not row["fails"])
     ]
-    wrong = [(row["name"], row["reason"]) for row in rows if row["verdict"] == "INVALID"]
-    wrong += [(each["name"], each["reason"]) for each in not_compared]
+    lost = [*(row for row in found.rows if row["verdict"] == INVALID), *found.not_compared]
+    told = [(f"not compared: {each['name']}", each["reason"]) for each in lost]
+    told += [(f"compared in part: {each['name']}", each["reason"]) for each in found.partial]
+    told += [("not read", damage) for damage in found.damages]
     return lines + [
-        _command("warning", f"not compared: {cell}", reason or "no figure on one of the two sides")
-        for cell, reason in dict.fromkeys(wrong)
+        _command("warning", title, reason or "no figure on one of the two sides")
+        for title, reason in dict.fromkeys(told)
     ]
 
 
@@ -35,8 +39,8 @@ def benchmark(rows: Sequence[Row]) -> list[dict[str, Any]]:
     `value`, `range` and `extra` of each cell and metric.
 
     What is better when larger stands as its inverse (ms per token); the longest context has no such one and
-    is left out, as are invalid figures. `range` is one standard deviation over the repeats, a bare number
-    in the value's unit: the action does arithmetic with it.
+    is left out, as are invalid figures. `range` is the row's `spread`, the standard deviation of one repeat
+    by what is known of all cells, as a bare number in the value's unit: the action does arithmetic with it.
     """
     return list(_entries(rows))
 
@@ -49,15 +53,16 @@ def as_json(rows: Sequence[Row]) -> str:
 def _entries(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     for row in rows:
         metric, unit, value = row["metric"], row["unit"], row["new"]
-        if value is None or row["verdict"] == "INVALID":
+        if value is None or row["verdict"] == INVALID:
             continue
         if row["better"] == "higher":
             if metric not in COSTS:
                 continue
             metric, unit, multiple = COSTS[metric]
             value = multiple / value
-        # The action tells entries apart by name alone, and a cell's id is the same every night.
-        entry = {"name": f"{row['cell']} {metric} ({row['machine']})", "unit": unit, "value": value}
+        # The action tells entries apart by name alone, and these three are the same every night.
+        name = f"{row['cell']} {metric} ({row['machine']}, {row['device']})"
+        entry = {"name": name, "unit": unit, "value": value}
         if row["spread"] is not None:
             entry["range"] = f"± {row['spread'] * value:.6g}"
         yield entry | {"extra": f"{row['name']}\n{row['verdict']}: {_change(row)}"}

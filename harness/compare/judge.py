@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.special import stdtrit
-
 from harness.analysis.difference import Difference, Sample, differences, discoveries
 from harness.analysis.metrics import METRICS, Metric
 
@@ -17,8 +15,6 @@ SAME, UNCLEAR, INVALID = "SAME", "UNCLEAR", "INVALID"
 WORSE = tuple(dict.fromkeys(metric.worse for metric in METRICS))
 BETTER = tuple(dict.fromkeys(metric.improved for metric in METRICS))
 FEWEST_REPEATS = 2  # of a baseline: one says nothing of how much repeats differ
-# Rows have 95% intervals from a few blocks each; what of them is a standard error.
-_NORMAL = float(stdtrit(math.inf, 0.975))
 
 
 @dataclass(frozen=True)
@@ -39,14 +35,23 @@ class Runs:
 
     def sample(self, metric: Metric) -> Sample:
         """The costs. There must be some."""
-        ends = [each for rows in self._told(metric) for row in rows if (each := metric.ends(row))]
-        within = [abs(math.log(high) - math.log(low)) / 2 / _NORMAL for low, high in ends]
-        costs = [[metric.cost(value) for value in values] for values in self.values(metric)]
-        return Sample(costs, max(within, default=None))
+        errors = [each for rows in self._told(metric) for row in rows if (each := metric.error(row))]
+        within = math.sqrt(sum(each**2 for each in errors) / len(errors)) if errors else None
+        return Sample([[metric.cost(value) for value in values] for values in self.values(metric)], within)
 
+    @property
+    def repeats(self) -> int:
+        return sum(map(len, self.campaigns))
+
+    @property
+    def searched(self) -> bool:
+        """Whether these are searches: their answer is proved, not sampled."""
+        return all(row["kind"] == "searched" for rows in self.campaigns for row in rows)
+
+    @property
     def granule(self) -> int:
-        """What a longest context is a multiple of; 1 where it is known to the token."""
-        return max((row.get("granule") or 1 for rows in self.campaigns for row in rows), default=1)
+        """What the answers of searches are multiples of."""
+        return max(int(row["granule"]) for rows in self.campaigns for row in rows)
 
 
 def judged(
@@ -68,7 +73,7 @@ def judged(
             rows.append((name, row))
             if row["verdict"] is not None:
                 continue
-            if metric.family == "context":
+            if base.searched and new.searched:
                 row |= _context(metric, base, new, row["threshold"])
             else:
                 compared[name] = base.sample(metric), new.sample(metric)
@@ -106,17 +111,15 @@ def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, A
         "verdict": None,
         "reason": None,
     }
-    lacking = [
-        word for word, count in zip(("the baseline", "the new runs"), counts, strict=True) if not count
-    ]
-    if lacking:
-        # Whether a slope can be told from none changes with the noise: that is no fault of either.
-        verdict = UNCLEAR if metric.name == "W_tokens_per_ms" else INVALID
-        what = "W cannot be told from none" if verdict == UNCLEAR else f"{metric.name} is not known"
-        return row | {"verdict": verdict, "reason": f"{what} in {lacking[0]}"}
-    if counts[0] < FEWEST_REPEATS and metric.family != "context":
+    if base.repeats < FEWEST_REPEATS and not base.searched:
         why = "the baseline has one repeat, which does not tell how much repeats differ"
         return row | {"verdict": INVALID, "reason": why}
+    for where, count in zip(("the baseline", "the new runs"), counts, strict=True):
+        if not count and metric.name == "W_tokens_per_ms":
+            # Whether a slope can be told from none changes with the noise: that is no fault of either.
+            return row | {"verdict": UNCLEAR, "reason": f"W cannot be told from none in {where}"}
+        if not count:
+            return row | {"verdict": INVALID, "reason": f"{metric.name} is not known in {where}"}
     return row
 
 
@@ -136,10 +139,13 @@ def _noisy(metric: Metric, found: Difference, told: bool, threshold: float, look
     said |= {"change_ci90": [low, high], "p": found.p}
     least, most = found.ends
     bound = math.log1p(threshold)
-    # Of few repeats one late process may carry the mean: the median has to say the same.
-    if min(least, found.middle) > bound or max(most, found.middle) < -bound:
+    if least > bound or most < -bound:
         if not told:
             why = f"one such of {looked_at} differences may be chance"
+            return said | {"verdict": UNCLEAR, "reason": why}
+        # Of few repeats one late process may carry the mean: the median has to say the same.
+        if not (found.middle > bound or found.middle < -bound):
+            why = f"the medians differ by {metric.change(found.middle):+.1%} alone"
             return said | {"verdict": UNCLEAR, "reason": why}
         return said | {"verdict": metric.worse if least > bound else metric.improved}
     if -bound < least and most < bound:
@@ -150,8 +156,8 @@ def _noisy(metric: Metric, found: Difference, told: bool, threshold: float, look
 def _context(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, Any]:
     """A longest context is proved, not sampled: what would fit is less than a granule above it."""
     before, after = ([v for values in side.values(metric) for v in values] for side in (base, new))
-    low = min(after) / (max(before) + base.granule() - 1) - 1
-    high = (max(after) + new.granule() - 1) / min(before) - 1
+    low = min(after) / (max(before) + base.granule - 1) - 1
+    high = (max(after) + new.granule - 1) / min(before) - 1
     mean = [sum(values) / len(values) for values in (before, after)]
     said: dict[str, Any] = {"base": mean[0], "new": mean[1], "change": mean[1] / mean[0] - 1}
     said |= {"change_ci90": [low, high]}
@@ -162,4 +168,6 @@ def _context(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[st
         return said | {"verdict": metric.improved}
     if {*before} == {*after} or (-bound < least and most < bound):
         return said | {"verdict": SAME}
-    return said | {"verdict": UNCLEAR, "reason": f"a search tells no finer than {base.granule()} tokens"}
+    alike = len({*before}) == len({*after}) == 1
+    why = f"a search tells no finer than {base.granule} tokens" if alike else "searches of one side differ"
+    return said | {"verdict": UNCLEAR, "reason": why}

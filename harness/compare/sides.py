@@ -12,6 +12,7 @@ from harness import results
 from harness.results import ResultsError, Stored
 
 KINDS = ("measured", "searched")  # what others reported has no repeats, and a check times nothing
+_FOLDER = re.compile(r"/(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)\d\d\.\d+Z/")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 Key = tuple[str, str, str]
 """What must be the same on both sides: machine, device asked for, cell."""
@@ -86,16 +87,23 @@ def rolling(path: Path, count: int) -> tuple[Side, Side]:
     for each in same:
         by_cell.setdefault(each.cell, []).append(each)
     base: list[_Found] = []
-    for mine in by_cell.values():
+    notes = []
+    for cell, mine in by_cell.items():
         earlier = sorted({each.campaign for each in mine} - {last})[-count:]
-        # A cell that was dropped from the config is news once, on the night after.
+        # A cell that was dropped from the config is not compared on the night after, and then no more.
         if before[-1] in earlier or any(each.campaign == last for each in mine):
             base += [each for each in mine if each.campaign in earlier]
+        elif earlier[-1] in before[-count:]:
+            notes.append(f"{cell[2]}: last measured in the campaign of {earlier[-1][:16]}, and no more since")
+    oldest = min(each.campaign for each in base) if base else last
+    damages = [each for each in folder.damages if _when(each) >= oldest]
+    if elsewhere := len(folder.damages) - len(damages):
+        notes.append(f"{path}: {elsewhere} records of earlier campaigns cannot be read")
     nights = len({each.campaign for each in base})
     words = "the campaign before" if nights == 1 else f"the {nights} campaigns before"
     new = [each for each in same if each.campaign == last]
     return (
-        Side(words, _newest(base, lambda each: each.campaign), folder.checks, folder.damages),
+        Side(words, _newest(base, lambda each: each.campaign), folder.checks, damages, notes),
         Side(f"the campaign of {last[:16]}", _newest(new, lambda each: each.campaign), folder.checks),
     )
 
@@ -103,6 +111,13 @@ def rolling(path: Path, count: int) -> tuple[Side, Side]:
 def cell_of(stored: Stored) -> Key:
     record = stored.record
     return record["machine"]["slug"], record["asked"]["device"], record["cell"]
+
+
+def _when(damage: str) -> str:
+    """When the repeat of a record that cannot be read began, by its folder's name, as ids of campaigns are
+    written; after all of them where the name does not tell."""
+    found = _FOLDER.search(damage)
+    return "{}-{}-{}T{}:{}".format(*found.groups()) if found else "~"
 
 
 def _read(folder: Path) -> _Folder:
@@ -132,10 +147,14 @@ def _one(name: str, every: Sequence[_Found], folder: _Folder) -> Side:
     """All records as one campaign: of each cell the latest set of versions (content key)."""
     latest = {each.cell: each.content_key for each in sorted(every, key=lambda each: each.started_utc)}
     kept = [each for each in every if latest[each.cell] == each.content_key]
-    notes = []
-    if older := len(every) - len(kept):
-        notes.append(f"{name}: {older} records of earlier versions of the same cells are left out")
-    return Side(name, _newest(kept, lambda each: ""), folder.checks, folder.damages, notes)
+    campaigns = _newest(kept, lambda each: "")
+    again = len(kept) - sum(map(len, campaigns.values()))
+    left_out = [
+        (len(every) - len(kept), "of earlier versions of the same cells"),
+        (again, "of repeats that were measured again later"),
+    ]
+    notes = [f"{name}: {count} records {which} are left out" for count, which in left_out if count]
+    return Side(name, campaigns, folder.checks, folder.damages, notes)
 
 
 def _newest(every: Iterable[_Found], campaign: Callable[[_Found], str]) -> dict[str, list[Stored]]:

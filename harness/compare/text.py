@@ -48,6 +48,8 @@ def counts(found: Comparison) -> str:
     )
     if lost := len(found.not_compared):
         said += f"; {_count(lost, 'cell')} not compared"
+    if found.partial:
+        said += f"; {_count(len(found.partial), 'cell')} compared in part"
     return said
 
 
@@ -106,18 +108,20 @@ def markdown(found: Comparison) -> str:
 
 
 def array(found: Comparison) -> str:
-    """One array, an object a cell and figure; of a cell that is not compared one without a figure."""
+    """One array, an object a cell and figure; of a cell that is not compared one without a figure. `lost`:
+    what became of new repeats that do not stand; `differs`: what else differs in this cell."""
     nothing = dict.fromkeys(found.rows[0] if found.rows else ("metric", "base", "new", "change"))
-    lost = [nothing | {"verdict": INVALID, "fails": False} | each for each in found.not_compared]
-    differs = {None: [each for each in found.environment if each["cells"] is None]}
-    for each in found.environment:
-        for name in each["cells"] or ():
-            differs.setdefault(name, []).append(each)
+    invalid = [nothing | {"verdict": INVALID, "fails": False} | each for each in found.not_compared]
+    lost = {each["name"]: each["reason"] for each in found.partial}
     rows = [
         row
-        | {"base_of": found.base, "new_of": found.new}
-        | {"differs": [_change(each) for each in (*differs[None], *differs.get(row["name"], ()))]}
-        for row in (*found.rows, *lost)
+        | {"base_of": found.base, "new_of": found.new, "lost": lost.get(row["name"])}
+        | {
+            "differs": [
+                _change(each) for each in found.environment if row["name"] in (each["cells"] or [row["name"]])
+            ]
+        }
+        for row in (*found.rows, *invalid)
     ]
     return json.dumps(rows, indent=1, allow_nan=False) + "\n"
 
@@ -142,6 +146,7 @@ def _environment(found: Comparison) -> Table:
 
 def _not_compared(found: Comparison) -> Table:
     lines = [[each["name"], each["reason"]] for each in found.not_compared]
+    lines += [[each["name"], f"in part: {each['reason']}"] for each in found.partial]
     return Table("Not compared", ["cell", "why"], lines, [False] * 2)
 
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.machine.limits import CGROUPS, memory_cgroups
+from harness.machine.limits import CGROUPS, cgroups_of
+from harness.small_files import text
 
 CGROUP_V2, CGROUP_V1, RLIMIT_DATA = MEANS = ("cgroup v2", "cgroup v1", "RLIMIT_DATA")
 # Written in this order. Swap would let a worker take more than its budget; kernels without it lack its files.
@@ -106,7 +107,7 @@ def _parents(means: str, cgroups: Path) -> Iterator[Path]:
     is taken that limits its children. Where none does, nothing of others' is changed.
     """
     version = {CGROUP_V2: 2, CGROUP_V1: 1}[means]
-    around = [c.folder for c in memory_cgroups(cgroups) if c.version == version and c.folder.is_dir()]
+    around = [c.folder for c in cgroups_of("memory", cgroups) if c.version == version and c.folder.is_dir()]
     if version == 1:
         yield from around[:1]
         return
@@ -172,7 +173,5 @@ def _remove(folder: Path) -> None:
 
 
 def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    """Empty where there is nothing to read."""
+    return text(path) or ""

@@ -22,7 +22,7 @@ from harness.campaign.repeat import Seen
 from harness.config.sizes import size_bytes
 from harness.envs.header import RUNNERS
 from harness.fence import Fence, means_here
-from harness.machine.limits import free_memory_bytes, memory_cgroups
+from harness.machine.limits import cgroups_of, free_memory_bytes
 from runners.protocol import Loaded, Phase, Tokens
 
 TINY = """\
@@ -159,7 +159,7 @@ def test_an_interrupt_leaves_no_cgroup(background, config, tmp_path):
     campaign = background("run", config({"hang_at_token": 1}, memory_budget="200MiB", timeout_s=60))
 
     def ours() -> list[Path]:
-        around = [cgroup.folder for cgroup in memory_cgroups()]
+        around = [cgroup.folder for cgroup in cgroups_of("memory")]
         return [found for folder in around for found in folder.glob(f"harness-{campaign.pid}-*")]
 
     def worker() -> int | None:

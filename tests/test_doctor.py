@@ -19,12 +19,23 @@ from harness.doctor import clocks, gpu, heat, memory, sharing
 from harness.doctor.builds import builds
 from harness.doctor.finding import LEVELS, Finding
 from harness.doctor.inside import FEATURES
+from harness.envs import compiler
 from harness.envs.build import Interpreter
+from harness.envs.compiler import WHY_NO_AMX
 from harness.envs.header import stacks
 from harness.results.form import wrong_with
 
 CPU = "sys/devices/system/cpu"
 PI = {"proc/device-tree/model": "Raspberry Pi 5 Model B Rev 1.0\0"}
+
+
+V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/cpu"
+IN_V2 = {"proc/self/cgroup": "0::/a.slice/b"}
+IN_V1 = {"proc/self/cgroup": "5:memory:/x\n4:cpu,cpuacct:/docker/1\n0::/x"}
+
+
+def periods(*cgroups: str) -> dict[str, object]:
+    return {f"{V1}/{cgroup}/cpu.cfs_period_us": 100000 for cgroup in cgroups}
 
 
 @pytest.fixture
@@ -267,19 +278,41 @@ def test_a_guests_time_is_counted_once():
 @pytest.mark.parametrize(
     ("files", "level", "found"),
     [
-        ({"sys/fs/cgroup/cpu.max": "150000 100000"}, "warn", "1.50 CPUs"),
-        ({"sys/fs/cgroup/cpu.max": "max 100000"}, "ok", "none"),
+        (IN_V2 | {f"{V2}/cpu.max": "150000 100000"}, "warn", "1.50 CPUs"),
+        (IN_V2 | {f"{V2}/cpu.max": "max 100000"}, "ok", "none"),
+        # A service without a quota in a slice that has one; and both, the slice's the narrower.
         (
-            {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": 50000, "sys/fs/cgroup/cpu/cpu.cfs_period_us": 100000},
+            IN_V2 | {f"{V2}/a.slice/cpu.max": "50000 100000", f"{V2}/a.slice/b/cpu.max": "max 100000"},
             "warn",
             "0.50 CPUs",
         ),
-        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": -1, "sys/fs/cgroup/cpu/cpu.cfs_period_us": 1}, "ok", "none"),
+        (
+            IN_V2 | {f"{V2}/a.slice/cpu.max": "50000 100000", f"{V2}/a.slice/b/cpu.max": "300000 100000"},
+            "warn",
+            "0.50 CPUs",
+        ),
+        # The root of all has no quota, and neither has one whose CPU controller is off.
+        (IN_V2 | {f"{V2}/cgroup.procs": "", f"{V2}/a.slice/cgroup.procs": ""}, "ok", "none"),
+        (IN_V1 | {f"{V1}/docker/cpu.cfs_quota_us": 50000, **periods("docker")}, "warn", "0.50 CPUs"),
+        (
+            IN_V1
+            | {f"{V1}/docker/1/cpu.cfs_quota_us": -1, f"{V1}/docker/cpu.cfs_quota_us": 120000}
+            # What the container is in is not there to see inside of it, and its root is.
+            | periods("docker", "docker/1"),
+            "warn",
+            "1.20 CPUs",
+        ),
+        (IN_V1 | {f"{V1}/cpu.cfs_quota_us": 50000, **periods(".")}, "warn", "0.50 CPUs"),
+        (IN_V1 | {f"{V1}/docker/1/cpu.cfs_quota_us": -1, **periods("docker/1")}, "ok", "none"),
+        (IN_V2 | {f"{V2}/a.slice/cpu.max/is": "a folder"}, "unknown", "{root}/sys/fs/cgroup/a.slice/cpu.max"),
+        ({f"{V2}/cpu.max": "max 100000"}, "unknown", "the cgroups of this process cannot be seen"),
+        (IN_V1 | {f"{V2}/cgroup.controllers": ""}, "unknown", "the cgroups of this process cannot be seen"),
         ({}, "unknown", "this system has no cgroups"),
     ],
 )
-def test_a_quota_of_cpu_time_is_a_fault_in_either_cgroup(tree, files, level, found):
-    finding = sharing.quota(tree(files))
+def test_a_quota_of_cpu_time_is_a_fault_in_any_cgroup_around_us(tree, files, level, found):
+    root = tree(files)
+    finding, found = sharing.quota(root), found.format(root=root)
     assert (finding.level, finding.found[: len(found)]) == (level, found)
 
 
@@ -418,7 +451,6 @@ def test_a_gpu_in_good_order_leaves_only_what_nvml_cannot_tell(tree):
     [
         ({"GetPersistenceMode": 0}, "persistence mode", "off", "sudo nvidia-smi -i 0 -pm 1"),
         ({"GetEccMode": [1, 1]}, "ECC", "on", "sudo nvidia-smi -i 0 -e 0, and reboot"),
-        ({"GetMigMode": [1, 1]}, "MIG", "on", "sudo nvidia-smi -i 0 -mig 0"),
         (
             {"GetComputeRunningProcesses": [SimpleNamespace(pid=7), SimpleNamespace(pid=-1)]},
             "other processes",
@@ -433,17 +465,16 @@ def test_a_gpu_in_good_order_leaves_only_what_nvml_cannot_tell(tree):
             "close them",
         ),
         ({"GetDisplayActive": 1}, "display", "a screen is drawn by this GPU", "sudo systemctl isolate"),
-        ({"GetEnforcedPowerLimit": 300000}, "power limit", "300 W of 450 W", "sudo nvidia-smi -i 0 -pl 450"),
         (
             {"GetCurrentClocksEventReasons": 0x44, "GetViolationStatus": SimpleNamespace(violationTime=2e9)},
             "throttling",
-            "power cap now, thermal slowdown by hardware now, by heat for 2.0 s since the driver was loaded",
+            "hardware thermal slowdown now, by heat for 2.0 s since the driver was loaded",
             "better the cooling",
         ),
         (
             {"GetCurrentClocksEventReasons": None, "GetCurrentClocksThrottleReasons": 0x20},
             "throttling",
-            "thermal slowdown by software now",
+            "software thermal slowdown now",
             "better the cooling",
         ),
         ({"GetTemperature": 70}, "thermal headroom", "14 C: 70 C of 84 C", "let it cool"),
@@ -460,6 +491,24 @@ def test_each_fault_of_a_gpu_is_a_warning_with_its_effect_and_fix(tree, says, wh
     assert [(each.what, each.found) for each in faults] == [(f"{what} of GPU 0", found)]
     assert faults[0].fix.startswith(fix)
     assert faults[0].effect
+
+
+@pytest.mark.parametrize(
+    ("says", "what", "found"),
+    [
+        (
+            {"GetMigMode": [1, 1]},
+            "MIG",
+            "on: an instance has a part of the GPU's bandwidth and memory",
+        ),
+        ({"GetEnforcedPowerLimit": 300000}, "power limit", "300 W, below its default of 450 W"),
+        ({"GetCurrentClocksEventReasons": 0x4}, "throttling", "software power cap now"),
+    ],
+)
+def test_how_a_gpu_is_set_up_is_told_and_is_no_fault(tree, says, what, found):
+    told = {each.what: each for each in gpu.findings("GPU-0", tree(), Nvml(**(GOOD | says)))}
+    finding = told[f"{what} of GPU 0"]
+    assert (finding.level, finding.found, finding.fix) == ("ok", found, None)
 
 
 def test_ecc_costs_nothing_where_memory_has_bits_of_its_own_for_it(tree):
@@ -586,7 +635,8 @@ def test_a_debug_python_is_a_fault_and_a_broken_one_unknown(tmp_path, tree, scri
 @pytest.mark.real
 def test_the_real_build_of_llamacpp_is_a_release_for_this_cpu(llamacpp_interpreter):
     (finding,) = builds([llamacpp_interpreter])
-    assert (finding.level, finding.found) == ("ok", "for this CPU, without assertions")
+    fine = ("ok", "for this CPU, without assertions")
+    assert (finding.level, finding.found) == (("warn", WHY_NO_AMX) if compiler.loses_tiles() else fine)
 
 
 # The command

@@ -51,6 +51,16 @@ def test_a_slowdown_is_a_step_of_its_cell_dated_to_its_night_with_what_changed(g
     assert grown.steps("memory_bytes") == []
 
 
+def test_a_growth_that_memory_ended_knows_its_surroundings(grown: Grown):
+    ended = {"workload__kind": "grow", "outcome": "oom", "reason": "out of memory", "done": None}
+    for night in range(12):
+        shorter = {"tokens": 500, "loaded__versions__fake": "2"} if night >= 7 else {}
+        grown.add(night, 1.0, "b", **ended, **shorter)
+    (step,) = grown.steps("max_ctx")
+    assert (step["verdict"], step["when"]) == ("SHORTER", "on 2026-09-08")
+    assert step["changed"] == [{"what": "version of fake", "before": "1", "after": "2"}]
+
+
 def test_one_noisy_night_is_no_step_and_neither_are_two(grown: Grown):
     for night in range(14):
         grown.add(night, 1.5 if night in (4, 9, 10) else 1.0)

@@ -185,7 +185,8 @@ def test_a_run_knows_beforehand_how_long_it_takes_where_it_was_measured_before(t
         (folder / "record.json").write_text(json.dumps(record))
         said.append(dry_run.beforehand(experiment, cells, tmp_path))
     assert (
-        "for 6 repeats and up to 12 min to cool down, by 99.0 GB/s, as measured here before; prep" in said[0]
+        "for 6 repeats and up to 12 min to cool down if all is measured anew, by 99.0 GB/s, as measured here "
+        "before; prep" in said[0]
     )
     assert "by 40.0 GB/s" in said[1]  # the latest
     assert dry_run.beforehand(experiment, cells[:0], tmp_path) is None
@@ -205,7 +206,8 @@ def test_a_run_says_first_how_long_it_takes(harness, tmp_path):
     ran = harness("run", "c.yaml")
     first = ran.err.splitlines()[0]
     assert first == (
-        "harness: about 2 s for 1 repeat, by 41.4 GB/s, as measured here before; preparation apart"
+        "harness: about 2 s for 1 repeat if all is measured anew, by 41.4 GB/s, as measured here before; "
+        "preparation apart"
     )
 
 

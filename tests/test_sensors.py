@@ -22,7 +22,8 @@ from harness.config.load import load
 from harness.report import columns as shown
 from harness.results import read
 from harness.results.form import wrong_with
-from harness.sensors import Sampler, find, nvml, sysfs
+from harness.sensors import Sampler, find, nvml, sysfs, vcgencmd
+from harness.sensors.bits import CONDITIONS, NVML_BITS
 from harness.sensors.cooling import Cooling
 
 GOOD = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
@@ -206,6 +207,18 @@ def test_firmware_that_fails_is_missing_and_asked_once(tmp_path, firmware, scrip
     assert sorted(calls.read_text().splitlines()) == ["get_throttled", "measure_clock arm"]
 
 
+def test_firmware_that_fails_once_later_is_null_then_and_asked_again(firmware):
+    firmware(board("echo throttled=0x0"))
+    source = vcgencmd.board(missing := {})
+    assert source is not None
+    values = []
+    for now in ("echo throttled=0x0", "exit 1", "echo throttled=0x4"):
+        firmware(board(now))
+        values.append(source.read()["pi_throttled_bits"])
+    assert values == [0, None, 4]
+    assert missing == {}
+
+
 def test_firmware_that_hangs_is_given_up(tmp_path, firmware):
     firmware(board("exec sleep 60"))
     values, missing = sample_of(tmp_path)
@@ -264,9 +277,9 @@ def test_of_a_gpu_what_it_supports_is_read_and_the_rest_is_missing():
 def test_the_names_that_nvml_is_asked_by_are_pynvmls():
     asked = [name for name in (*vars(FakeNvml), "NVMLError") if not name.startswith("__")]
     assert [name for name in asked if not hasattr(pynvml, name)] == []
-    for bit in throttling.NVML_BITS:
+    for bit in NVML_BITS:
         assert bit & pynvml.nvmlClocksEventReasonAll
-    assert throttling.NVML_BITS[pynvml.nvmlClocksEventReasonSwPowerCap] in throttling.CONDITIONS
+    assert NVML_BITS[pynvml.nvmlClocksEventReasonSwPowerCap] in CONDITIONS
 
 
 def test_a_gpu_that_is_gone_is_missing(tmp_path):
@@ -324,6 +337,18 @@ def test_where_the_bit_that_stays_was_set_before_the_record_says_what_cannot_be_
     assert throttling.unseen(bits(0, 0, 0x50000), DURING) == {}
 
 
+def test_what_nobody_looked_at_is_missing():
+    said = throttling.unseen(bits(0x50000, None, None, None), DURING)
+    assert list(said) == ["vcgencmd get_throttled while timing"]
+    assert (
+        throttling.unseen(bits(0, None, None, 0), DURING) == {}
+    )  # the look after it tells of the time before
+    assert throttling.unseen(bits(0, 0, None, None), DURING) == {}
+    assert throttling.unseen(bits(None, 0, 0, name="gpu_event_reasons"), DURING) == {}
+    assert throttling.seen(bits(0, 4, 4), None) == []
+    assert throttling.unseen(bits(0, 4, 4), None)["throttling"].startswith("not looked at: ")
+
+
 @pytest.mark.parametrize(
     ("ms", "spoils"), [((0, 0, 0, 0), False), ((500, 0, 90, 0), False), ((0, 0, 90, 20), True)]
 )
@@ -336,6 +361,18 @@ def test_a_hot_core_spoils_from_a_hundredth_of_the_time_on(ms, spoils):
     ] * spoils
     noted = [flag.code for flag in throttling.remarks(record)]
     assert noted == ([] if spoils else ["thermal_events"])
+
+
+def test_a_hot_cpu_beside_a_gpu_is_a_remark():
+    record = throttled({"t_ns": [9 * S, 15 * S], "package_throttle_ms": [0, 4000]})
+    assert len(throttling.invalid_because(record)) == 1
+    record["device"] = "GPU-1"
+    assert throttling.invalid_because(record) == []
+    (flag,) = throttling.remarks(record)
+    assert (flag.code, flag.spoils) == ("thermal_events", None)
+    assert "4000 ms in all" in flag.detail
+    beside_a_gpu = throttled(bits(0, 0, 0x4, 0)) | {"device": "vulkan"}
+    assert len(throttling.invalid_because(beside_a_gpu)) == 1  # a Raspberry Pi's clocks are one board's
 
 
 def test_events_whose_length_the_kernel_does_not_tell_are_a_remark():
@@ -422,17 +459,17 @@ def test_it_waits_until_the_cpu_has_cooled_down(tmp_path):
         said.append(line)
         put(tmp_path, zone(0, "cpu-thermal", 54_000))
 
-    cooled = Cooling(55, 300, say).wait(None, tmp_path, poll_s=0.01)
+    cooled = Cooling(55, 300, say).wait("cpu", tmp_path, poll_s=0.01)
     assert (cooled["from_c"], cooled["to_c"], cooled["reached"]) == (71.5, 54.0, True)
     assert said == ["cooling down from 71.5 to 55 °C, 300 s at most"]
 
 
 def test_it_waits_no_longer_than_asked_and_not_at_all_where_it_is_cool(tmp_path):
     put(tmp_path, zone(0, "cpu-thermal", 71_500))
-    cooled = Cooling(55, 0.05, lambda line: None).wait(None, tmp_path, poll_s=0.01)
+    cooled = Cooling(55, 0.05, lambda line: None).wait("cpu", tmp_path, poll_s=0.01)
     assert (cooled["to_c"], cooled["reached"]) == (71.5, False)
     assert cooled["waited_s"] >= 0.05
-    cooled = Cooling(80, 300, pytest.fail).wait(None, tmp_path)
+    cooled = Cooling(80, 300, pytest.fail).wait("cpu", tmp_path)
     assert (cooled["from_c"], cooled["waited_s"], cooled["reached"]) == (71.5, 0.0, True)
 
 
@@ -440,7 +477,7 @@ def test_a_sensor_that_is_not_there_or_fails_ends_the_wait_and_is_said_once(tmp_
     said: list[str] = []
     cooling = Cooling(55, 300, said.append)
     for _ in range(2):
-        assert "no thermal zone" in cooling.wait(None, tmp_path)["missing"]
+        assert "no thermal zone" in cooling.wait("cpu", tmp_path)["missing"]
     assert len(said) == 1
     gpu = "GPU-00000000-0000-0000-0000-000000000000"
     assert "NVML" in Cooling(55, 300, said.append).wait(gpu, tmp_path)["missing"]
@@ -449,7 +486,17 @@ def test_a_sensor_that_is_not_there_or_fails_ends_the_wait_and_is_said_once(tmp_
     def breaks(line: str) -> None:
         (tmp_path / "sys/class/thermal/thermal_zone0/temp").write_text("N/A")
 
-    assert "any more" in Cooling(55, 300, breaks).wait(None, tmp_path, poll_s=0.01)["missing"]
+    assert "any more" in Cooling(55, 300, breaks).wait("cpu", tmp_path, poll_s=0.01)["missing"]
+
+
+@pytest.mark.parametrize("device", ["metal", "vulkan", "hip"])
+def test_the_heat_of_the_cpu_is_not_waited_for_on_a_gpu_that_tells_none(tmp_path, device):
+    put(tmp_path, zone(0, "cpu-thermal", 71_500))
+    said: list[str] = []
+    cooled = Cooling(55, 300, said.append).wait(device, tmp_path)
+    assert list(cooled) == ["missing"]
+    assert "only of an NVIDIA GPU" in cooled["missing"]
+    assert said == [f"no cooling down: {cooled['missing']}"]
 
 
 def measured(tmp_path: Path) -> dict[str, Any]:
@@ -509,6 +556,7 @@ def test_a_run_that_dies_keeps_what_its_sensors_said(harness, config, firmware, 
     harness("run", config({"die_by": "kill", "die_at_token": 5}, warmup=SHORT))
     said = measured(tmp_path)["sensors"]
     assert (said["timed"], said["throttled"], said["energy"]) == ({}, [], None)
+    assert said["missing"]["throttling"].startswith("not looked at: ")
     assert said["samples"] >= 1
 
 

@@ -8,30 +8,14 @@ from typing import Any
 
 from harness.analysis.flags import Flag
 from harness.analysis.sensed import Columns, Timed
+from harness.sensors.bits import CONDITIONS, FIRMWARE_BITS, NVML_BITS, SINCE_BOOT
 
 Record = dict[str, Any]
 
 FIRMWARE = "vcgencmd get_throttled"
 KERNEL = "thermal_throttle"
 NVML = "NVML"
-# Bits of now; the same have occurred since boot 16 bits above.
-# https://www.raspberrypi.com/documentation/computers/os.html#get_throttled
-FIRMWARE_BITS = {
-    1 << 0: "under-voltage",
-    1 << 1: "ARM frequency capped",
-    1 << 2: "throttled",
-    1 << 3: "soft temperature limit",
-}
-SINCE_BOOT = 16
-# https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
-NVML_BITS = {
-    0x04: "software power cap",
-    0x08: "hardware slowdown",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "hardware power brake",
-}
-CONDITIONS = ("software power cap",)  # how the device is set up, as its clock is: known, and no fault
+PI_BITS = "pi_throttled_bits"
 # The sample at the end is asked for as the last token is seen: what it shows was so at that token.
 CLOSING_NS = 1_000_000_000
 # A throttle of 1% of the time that halves the clock moves a mean by 1%, less than repeats differ by. A single
@@ -45,6 +29,7 @@ def seen(columns: Columns, during: Timed | None) -> list[Record]:
     tokens in the making), of bits `samples` of `of_samples` that showed it, of counters `ms` and `events`.
 
     Where `samples` is 0, none showed the bit of now, and the one that stays until the next boot was set.
+    Where the timed part had no end nothing was looked at, which `unseen` tells.
     """
     if during is None or not columns.get("t_ns"):
         return []
@@ -52,21 +37,28 @@ def seen(columns: Columns, during: Timed | None) -> list[Record]:
 
 
 def unseen(columns: Columns, during: Timed | None) -> dict[str, str]:
-    """What could not have been seen between the samples: of a Pi what had occurred before, since boot."""
-    bits = [(t, value) for t, value in _read(columns, "pi_throttled_bits") if during and t <= during.start_ns]
-    if not bits:
+    """What of the timed part could not have been seen, and why: all of it where it had no end; of a Pi what
+    had occurred before, since boot, and all where its firmware told nothing from the first token on."""
+    if during is None:
+        return {"throttling": "not looked at: the worker did not come to the end of what was to be timed"}
+    if PI_BITS not in columns:
         return {}
-    before = [name for bit, name in FIRMWARE_BITS.items() if bits[-1][1] & bit << SINCE_BOOT]
+    bits = _read(columns, PI_BITS)
+    if not _to_the_end(bits, during):
+        return {f"{FIRMWARE} while timing": "none of its readings in the timed part or after it succeeded"}
+    before = [value for t, value in bits if t <= during.start_ns][-1:]
+    occurred = [name for bit, name in FIRMWARE_BITS.items() if before and before[0] & bit << SINCE_BOOT]
     why = "it had occurred since boot before this repeat: what fell between two samples was not seen"
-    return {f"{name} between samples": why for name in before}
+    return {f"{name} between samples": why for name in occurred}
 
 
 def invalid_because(record: Record) -> list[str]:
-    """Each throttling in the timed part that makes a repeat's figures none, as a sentence."""
+    """Each throttling in the timed part that makes a repeat's figures none, as a sentence. A CPU that is not
+    the device, and was too hot beside it, makes them none of that."""
     reasons = []
     for fact in _facts(record):
         if fact["source"] == KERNEL:
-            if _lasted(record, fact):
+            if _spoils(record, fact):
                 span = f"{fact['ms'] / 1e3:.2f} s of {_timed_ms(record) / 1e3:.2f}, {_span(fact)}"
                 reasons.append(f"throttled while timing: {fact['what']} for {span} ({KERNEL})")
         elif fact["what"] not in CONDITIONS:
@@ -75,12 +67,13 @@ def invalid_because(record: Record) -> list[str]:
 
 
 def remarks(record: Record) -> list[Flag]:
-    """What held the device's clocks down and spoils nothing; and throttles too short to, or not timed."""
+    """What held the device's clocks down and spoils nothing; and throttles too short to, not timed, or of a
+    CPU that is not the device."""
     said = []
     for fact in _facts(record):
         if fact["what"] in CONDITIONS:
             said.append(Flag("power_cap", f"a condition of the device: {_bits_said(fact)}", spoils=None))
-        elif fact["source"] == KERNEL and not _lasted(record, fact):
+        elif fact["source"] == KERNEL and not _spoils(record, fact):
             lasted = "of a length not told" if fact["ms"] is None else f"{fact['ms']} ms in all"
             detail = f"{fact['what']}: {fact['events'] or 0} events, {_span(fact)}, {lasted}"
             said.append(Flag("thermal_events", detail, spoils=None))
@@ -91,8 +84,10 @@ def _timed_ms(record: Record) -> float:
     return (record["timing"].get("last_token_ns") or 0) / 1e6
 
 
-def _lasted(record: Record, fact: Record) -> bool:
-    return (fact["ms"] or 0) > max(THROTTLED_SHARE * _timed_ms(record), THROTTLED_FLOOR_MS)
+def _spoils(record: Record, fact: Record) -> bool:
+    """Whether a throttle that the kernel counted is of the device, and lasted long enough."""
+    long = max(THROTTLED_SHARE * _timed_ms(record), THROTTLED_FLOOR_MS)
+    return record.get("device") == "cpu" and (fact["ms"] or 0) > long
 
 
 def _facts(record: Record) -> list[Record]:
@@ -147,7 +142,7 @@ def _active(
 
 
 def _firmware(columns: Columns, during: Timed) -> list[Record]:
-    samples = _read(columns, "pi_throttled_bits")
+    samples = _read(columns, PI_BITS)
     facts = _active(FIRMWARE, FIRMWARE_BITS, samples, during)
     told = {fact["what"] for fact in facts}
     before = [each for each in samples if each[0] <= during.start_ns][-1:]

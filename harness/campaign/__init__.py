@@ -109,7 +109,7 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
                     if known[cell.id]:
                         begun["known_failure"] = known[cell.id]
                     if cooling is not None:
-                        begun["cooled"] = cooling.wait(inputs.nvml_uuid)
+                        begun["cooled"] = cooling.wait(inputs.device_id)
                     stored = measure(folder, cell, begun, inputs, watcher.tokens)
             except results.ResultsError as full:
                 kept = f"{number - 1} repeats were finished and kept"

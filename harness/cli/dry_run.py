@@ -64,7 +64,8 @@ def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
 
 
 def beforehand(experiment: Experiment, cells: Sequence[Cell], root: Path) -> str | None:
-    """How long a run of these cells takes, roughly, in a sentence; null where that cannot be known yet.
+    """How long a run of these cells takes, roughly, in a sentence; null where that cannot be known yet. What
+    is kept from before is not looked up for it, and counts.
 
     Memory is not read for it, which the campaign does anyway: what it was last seen to read here, as the
     records below `root` have it, or what the board is known for, has to do.
@@ -81,7 +82,8 @@ def beforehand(experiment: Experiment, cells: Sequence[Cell], root: Path) -> str
             seconds += [] if found.seconds is None or found.failures else [found.seconds]
     if not seconds:
         return None
-    return f"{duration_of(seconds, experiment)}, by {bandwidth / 1e9:.1f} GB/s, {source}; preparation apart"
+    takes = f"{duration_of(seconds, experiment)} if all is measured anew"
+    return f"{takes}, by {bandwidth / 1e9:.1f} GB/s, {source}; preparation apart"
 
 
 def duration_of(seconds: Sequence[float], experiment: Experiment) -> str:

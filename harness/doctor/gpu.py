@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.doctor.finding import Finding, ok, unknown, warn
+from harness.sensors.bits import CONDITIONS, NVML_BITS
 from harness.small_files import text
 
 HEADROOM_C = 20.0
@@ -17,14 +18,6 @@ BUSY_PERCENT = 5
 # A context takes hundreds of MB; what the driver reserves for itself is not counted (NVML's MemoryInfo v2).
 UNSEEN_BYTES = 200e6
 HBM_BUS_BITS = 1024  # of one stack; a GDDR card has 512 at most, all chips together
-# docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html; idle, and clocks as asked for, are none.
-THROTTLED = {
-    0x4: "power cap",
-    0x8: "hardware slowdown",
-    0x20: "thermal slowdown by software",
-    0x40: "thermal slowdown by hardware",
-    0x80: "power brake",
-}
 _SILENT = "the driver does not tell of this GPU"
 
 
@@ -130,14 +123,10 @@ def _ecc(gpu: Gpu) -> Iterator[Finding]:
 
 
 def _mig(gpu: Gpu) -> Iterator[Finding]:
+    """No fault: an instance is a device of its own."""
     modes = gpu.ask("nvmlDeviceGetMigMode")
     if modes and modes[0]:
-        yield warn(
-            gpu.what("MIG"),
-            "on",
-            "an instance has a part of the GPU's bandwidth and memory, and is no figure of the whole",
-            gpu.smi("-mig 0"),
-        )
+        yield ok(gpu.what("MIG"), "on: an instance has a part of the GPU's bandwidth and memory")
 
 
 def _others(gpu: Gpu) -> Iterator[Finding]:
@@ -204,19 +193,14 @@ def _clocks(gpu: Gpu) -> Iterator[Finding]:
 
 
 def _power_limit(gpu: Gpu) -> Iterator[Finding]:
+    """A condition, as a locked clock is, and no fault at any figure: many lower it to hold a clock."""
     what, limit = gpu.what("power limit"), gpu.ask("nvmlDeviceGetEnforcedPowerLimit")
     default = gpu.ask("nvmlDeviceGetPowerManagementDefaultLimit")
     if limit is None or default is None:
         yield unknown(what, _SILENT)
-    elif limit >= default:
-        yield ok(what, f"{limit / 1e3:.0f} W")
     else:
-        yield warn(
-            what,
-            f"{limit / 1e3:.0f} W of {default / 1e3:.0f} W",
-            "clocks fall where power would pass it, and figures are of that limit",
-            gpu.smi(f"-pl {default / 1e3:.0f}"),
-        )
+        lowered = "" if limit >= default else f", below its default of {default / 1e3:.0f} W"
+        yield ok(what, f"{limit / 1e3:.0f} W{lowered}")
 
 
 def _throttling(gpu: Gpu) -> Iterator[Finding]:
@@ -228,12 +212,14 @@ def _throttling(gpu: Gpu) -> Iterator[Finding]:
     if reasons is None and violation is None:
         yield unknown(what, _SILENT)
         return
-    found = [f"{name} now" for bit, name in THROTTLED.items() if (reasons or 0) & bit]
+    active = [name for bit, name in NVML_BITS.items() if (reasons or 0) & bit]
+    found = [f"{name} now" for name in active if name not in CONDITIONS]
     if violation is not None and violation.violationTime:
         found.append(f"by heat for {violation.violationTime / 1e9:.1f} s since the driver was loaded")
     if not found:
         past = "" if violation is not None else "; of before the driver does not tell"
-        yield ok(what, f"none now{past}" if reasons is not None else "none by heat so far")
+        now = f"{', '.join(active) or 'none'} now{past}"  # of what is active all is a condition
+        yield ok(what, now if reasons is not None else "none by heat so far")
         return
     yield warn(
         what,

@@ -8,21 +8,14 @@ from pathlib import Path
 
 from harness.doctor.finding import Finding, ok, unknown, warn
 from harness.sensors import vcgencmd
+from harness.sensors.bits import FIRMWARE_BITS, SINCE_BOOT, UNDER_VOLTAGE
+from harness.sensors.sysfs import CPU_CHIPS, CPU_ZONES
 from harness.small_files import number, text
 
 HEADROOM_C = 20.0  # between rest and all cores at work a chip with a small cooler warms by more than that
-# https://www.raspberrypi.com/documentation/computers/os.html#get_throttled: bit, now; 16 more: since boot.
-PI_BITS = {
-    0: "under-voltage",
-    1: "ARM frequency capped",
-    2: "throttled",
-    3: "soft temperature limit",
-}
 # From here on the firmware takes the clock down, below any trip point that the kernel knows:
 # https://www.raspberrypi.com/documentation/computers/raspberry-pi.html#frequency-management-and-thermal-control
 PI_LIMIT_C = 80.0
-_CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
-_CPU_ZONES = ("x86_pkg_temp", "cpu", "soc")
 
 
 def throttling(root: Path = Path("/")) -> Finding:
@@ -58,14 +51,15 @@ def _of_pi() -> Finding:
     firmware = vcgencmd.board(missing)
     bits = firmware.read().get(vcgencmd.BITS_COLUMN) if firmware else None
     if bits is None:
-        why = missing.get("vcgencmd get_throttled", "there is none on PATH (Debian package raspi-utils)")
+        silent = "it fails now and then" if firmware else "there is none on PATH (Debian package raspi-utils)"
+        why = missing.get("vcgencmd get_throttled", silent)
         return unknown(what, f"vcgencmd get_throttled does not tell: {why}")
-    now = [name for bit, name in PI_BITS.items() if bits >> bit & 1]
-    before = [name for bit, name in PI_BITS.items() if bits >> bit + 16 & 1]
+    now = [name for bit, name in FIRMWARE_BITS.items() if bits & bit]
+    before = [name for bit, name in FIRMWARE_BITS.items() if bits & bit << SINCE_BOOT]
     if not now and not before:
         return ok(what, "none since boot")
     parts = [f"{', '.join(names)} {when}" for names, when in ((now, "now"), (before, "since boot")) if names]
-    volts = PI_BITS[0] in now + before
+    volts = UNDER_VOLTAGE in now + before
     return warn(
         what,
         f"{'; '.join(parts)} (0x{bits:x})",
@@ -100,7 +94,7 @@ def _chips(root: Path) -> Iterator[tuple[str, float, float | None]]:
     """Name, temperature and limit in degrees Celsius: docs.kernel.org/hwmon/sysfs-interface.html."""
     for chip in sorted(root.glob("sys/class/hwmon/hwmon*")):
         name = text(chip / "name")
-        if name not in _CPU_CHIPS:
+        if name not in CPU_CHIPS:
             continue
         for reading in sorted(chip.glob("temp*_input")):
             stem = reading.name.removesuffix("_input")
@@ -116,7 +110,7 @@ def _zones(root: Path) -> Iterator[tuple[str, float, float | None]]:
     """The same of thermal zones: docs.kernel.org/driver-api/thermal/sysfs-api.html."""
     for zone in sorted(root.glob("sys/class/thermal/thermal_zone*")):
         name, now = text(zone / "type") or "", number(zone / "temp")
-        if now is None or not name.startswith(_CPU_ZONES):
+        if now is None or not CPU_ZONES.search(name):
             continue
         trips = [
             number(trip.with_name(trip.name.replace("_type", "_temp")))

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from harness.doctor.finding import Finding, ok, unknown, warn
+from harness.machine.limits import cpu_quota
 from harness.small_files import text
 
 BUSY_SHARE = 0.10
@@ -77,19 +78,20 @@ def _counted(times: Times) -> Iterator[tuple[str, float]]:
 
 
 def quota(root: Path = Path("/")) -> Finding:
-    """The time that this process's group may take of the CPUs: docs.kernel.org/admin-guide/cgroup-v2.html."""
+    """The time that this process may take of the CPUs, by the narrowest of its cgroups:
+    docs.kernel.org/admin-guide/cgroup-v2.html, docs.kernel.org/scheduler/sched-bwc.html."""
     what, folder = "CPU quota", root / "sys/fs/cgroup"
     if not folder.is_dir():
         return unknown(what, "this system has no cgroups, or they are not mounted")
-    said = text(folder / "cpu.max")
-    if said is None:  # a cgroup v1, or the root of all, which has none
-        said = " ".join(text(folder / f"cpu/cpu.cfs_{of}_us") or "" for of in ("quota", "period"))
-    us, _, period = said.partition(" ")
-    if not us.isdigit() or not period.isdigit():  # "max", or -1
+    try:
+        cpus = cpu_quota(folder, root / "proc")
+    except LookupError as hidden:
+        return unknown(what, str(hidden))
+    if cpus is None:
         return ok(what, "none")
     return warn(
         what,
-        f"{int(us) / int(period):.2f} CPUs",
+        f"{cpus:.2f} CPUs",
         "threads beyond it stand still until the next period, up to 100 ms in the midst of a token",
         "run outside of the container or service that sets it (--cpus, CPUQuota)",
     )

@@ -13,6 +13,7 @@ from harness import results
 from harness.analysis.metrics import Metric
 from harness.analysis.steps import Level, levels
 from harness.analysis.surroundings import changed
+from harness.analysis.verdicts import FINE, status
 from harness.history.nights import History, Night, Series
 from harness.results import Record
 
@@ -123,6 +124,6 @@ def _steps(series: Series) -> list[Step]:
 
 
 def _records(nights: Sequence[Night]) -> list[Record]:
-    """Those of measured nights whose outcome was ok: a failed repeat may not know its surroundings."""
+    """Those of measured nights that have a figure: a failed repeat may not know its surroundings."""
     found = [results.read(folder / "record.json") for night in nights for folder in night.records]
-    return [record for record in found if record["outcome"] == "ok"]
+    return [record for record in found if status(record)[0] in FINE]

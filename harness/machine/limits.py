@@ -1,4 +1,4 @@
-"""How much memory may still be taken here: what is free, within the limits of this process's cgroups."""
+"""What this process may take of the machine within the limits of its cgroups: of memory, and of the CPUs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from typing import NamedTuple
 
 import psutil
 
+from harness.small_files import number, text
+
+PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 # By version, names of the limit, of what is taken, and in memory.stat of the cached files that give way.
 NAMES = {
     2: ("memory.max", "memory.current", "inactive_file"),
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
+# Of the time in each period: in one file, or in one each.
+CPU_NAMES = {2: ("cpu.max",), 1: ("cpu.cfs_quota_us", "cpu.cfs_period_us")}
 
 
-class MemoryCgroup(NamedTuple):
-    """A cgroup that may bound this process's memory. `version` of the hierarchy: 1 or 2."""
+class Cgroup(NamedTuple):
+    """A cgroup that may bound this process. `version` of the hierarchy: 1 or 2."""
 
     version: int
     folder: Path
@@ -26,9 +31,9 @@ class MemoryCgroup(NamedTuple):
 def free_memory_bytes(cgroups: Path = CGROUPS) -> int:
     """Available memory: the machine's, or what a container or service around us leaves of it."""
     free = int(psutil.virtual_memory().available)
-    for version, folder in memory_cgroups(cgroups):
+    for version, folder in cgroups_of("memory", cgroups):
         limit, taken, cached = NAMES[version]
-        most, now = _number(folder / limit), _number(folder / taken)
+        most, now = number(folder / limit), number(folder / taken)  # "max", no limit, is no number
         if most is not None and now is not None:
             free = min(free, most - now + (_stat(folder / "memory.stat", cached) or 0))
     return max(0, free)
@@ -36,38 +41,45 @@ def free_memory_bytes(cgroups: Path = CGROUPS) -> int:
 
 def usable_memory_bytes(cgroups: Path = CGROUPS) -> int:
     """Installed memory: the machine's, or as much as a container or service around us may take."""
-    limits = [_number(folder / NAMES[version][0]) for version, folder in memory_cgroups(cgroups)]
+    limits = [number(folder / NAMES[version][0]) for version, folder in cgroups_of("memory", cgroups)]
     return min([int(psutil.virtual_memory().total), *(limit for limit in limits if limit is not None)])
 
 
-def memory_cgroups(cgroups: Path = CGROUPS) -> Iterator[MemoryCgroup]:
-    """This process's memory cgroup and all above it; each may set a limit of its own. None off Linux."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
+def cpu_quota(cgroups: Path = CGROUPS, proc: Path = PROC) -> float | None:
+    """CPUs that this process's cgroups leave it, by the narrowest of them; null: as many as there are.
+    Raises LookupError, one sentence, where that cannot be read.
+    """
+    quotas, seen = [], False
+    for version, folder in cgroups_of("cpu", cgroups, proc):
+        files = [folder / name for name in CPU_NAMES[version]]
+        seen = seen or (folder / "cgroup.procs").exists()
+        if not any(file.exists() for file in files):  # as in the root of version 2, which has no quota
             continue
-        version, root = (2, cgroups) if controllers == "" else (1, cgroups / "memory")
+        us, _, period = " ".join(text(file) or "" for file in files).partition(" ")
+        if us.isdigit() and period.isdigit() and int(period):
+            quotas.append(int(us) / int(period))
+        elif us not in ("max", "-1"):
+            raise LookupError(f"{files[0]} cannot be read")
+        seen = True
+    if not seen:
+        raise LookupError("the cgroups of this process cannot be seen")
+    return min(quotas, default=None)
+
+
+def cgroups_of(controller: str, cgroups: Path = CGROUPS, proc: Path = PROC) -> Iterator[Cgroup]:
+    """This process's cgroup of a controller and all above it; each may set a limit of its own. None off
+    Linux."""
+    for line in (text(proc / "self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        version, root = (1, cgroups / controller) if controllers else (2, cgroups)
         # In a container the path may be the host's, which is not there to see: its root is.
         inside = Path(path.lstrip("/"))
         for folder in dict.fromkeys([inside, *inside.parents]):
-            yield MemoryCgroup(version, root / folder)
-
-
-def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None  # "max": no limit
+            yield Cgroup(version, root / folder)
 
 
 def _stat(path: Path, key: str) -> int | None:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return None
+    lines = (text(path) or "").splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{key} ")), None)

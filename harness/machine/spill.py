@@ -7,6 +7,8 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
+from harness.small_files import text
+
 # Of llama.cpp's docs/build.md ("Unified Memory"): with it CUDA and HIP allocate managed memory, which pages.
 # Set to anything, 0 too: ggml-cuda.cu looks whether it is there.
 UNIFIED = "GGML_CUDA_ENABLE_UNIFIED_MEMORY"
@@ -44,8 +46,4 @@ def spills(family: str, variables: Mapping[str, str], proc_version: str, system:
 
 def here(family: str) -> str | None:
     """As spills, on this machine and in this environment."""
-    try:
-        version = Path("/proc/version").read_text()
-    except OSError:
-        version = ""
-    return spills(family, os.environ, version, platform.system())
+    return spills(family, os.environ, text(Path("/proc/version")) or "", platform.system())

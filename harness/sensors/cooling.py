@@ -22,16 +22,19 @@ class Cooling:
         self._to_c, self._at_most_s, self._say = to_c, at_most_s, say
         self._said = False
 
-    def wait(self, gpu_uuid: str | None, root: Path = Path("/"), poll_s: float = POLL_S) -> dict[str, Any]:
+    def wait(self, device_id: str, root: Path = Path("/"), poll_s: float = POLL_S) -> dict[str, Any]:
         """Wait. Returns `from_c` and `to_c`, degrees as it began and ended, `waited_s`, and `reached`; or
-        `missing`, a sentence, where no temperature can be read."""
+        `missing`, a sentence, where no temperature can be read. `device_id`: as harness.machine.device_id
+        has it; the CPU's temperature is none of a GPU that NVML does not know."""
         missing: dict[str, str] = {}
+        if device_id != "cpu" and not device_id.startswith(("GPU-", "MIG-")):
+            return self._cannot(f"of a {device_id} device no temperature can be read, only of an NVIDIA GPU")
         with ExitStack() as opened:
-            if gpu_uuid is None:
+            if device_id == "cpu":
                 source, column, unit = sysfs.temperature(root, opened, missing), sysfs.TEMPERATURE_COLUMN, 1e3
                 what = sysfs.TEMPERATURE
             else:
-                source, column, unit = nvml.gpu(gpu_uuid, opened, missing), nvml.TEMPERATURE_COLUMN, 1.0
+                source, column, unit = nvml.gpu(device_id, opened, missing), nvml.TEMPERATURE_COLUMN, 1.0
                 what = "GPU temperature"
             now_c = _degrees(source, column, unit)
             if now_c is None:

@@ -15,9 +15,9 @@ THROTTLING = "CPU throttling"
 TEMPERATURE_COLUMN = "cpu_temp_millidegrees_c"
 
 # Types of thermal zones that are a CPU's: x86_pkg_temp, cpu-thermal (a Raspberry Pi's), soc-thermal.
-_ZONES = re.compile(r"x86_pkg_temp|cpu|soc", re.IGNORECASE)
+CPU_ZONES = re.compile(r"x86_pkg_temp|cpu|soc", re.IGNORECASE)
 # Of hwmon, by driver: labels of the sensor of a whole package. Tctl may have an offset; Tdie has none.
-_HWMON = {
+CPU_CHIPS = {
     "coretemp": ("Package id",),
     "k10temp": ("Tdie", "Tctl"),
     "zenpower": ("Tdie", "Tctl"),
@@ -47,7 +47,7 @@ def _zones(root: Path, opened: ExitStack) -> list[tuple[str, Number]]:
     found = []
     for zone in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
         kind = text(zone / "type") or ""
-        if _ZONES.search(kind) and (file := number(zone / "temp", opened)):
+        if CPU_ZONES.search(kind) and (file := number(zone / "temp", opened)):
             found.append((f"/sys/class/thermal/{zone.name} ({kind})", file))
     return found
 
@@ -60,7 +60,7 @@ def _hwmon(root: Path, opened: ExitStack) -> list[tuple[str, Number]]:
             path: text(path.with_name(path.name.replace("_input", "_label"))) or ""
             for path in sorted(chip.glob("temp*_input"))
         }
-        for label in _HWMON.get(name, ()):
+        for label in CPU_CHIPS.get(name, ()):
             wanted = [path for path, says in inputs.items() if says.startswith(label)]
             if files := [(path, file) for path in wanted if (file := number(path, opened))]:
                 found += [

@@ -11,8 +11,7 @@ from harness.sensors.source import Source
 # Each reading is a process: some 5 ms of one core on a Pi 4, two each five seconds, 0.05% of its four cores.
 EVERY = 5
 TIMEOUT_S = 2.0
-# https://www.raspberrypi.com/documentation/computers/os.html#get_throttled
-BITS_COLUMN = "pi_throttled_bits"
+BITS_COLUMN = "pi_throttled_bits"  # harness.sensors.bits has what each says
 _ASKED = {
     BITS_COLUMN: (("get_throttled",), re.compile(r"throttled=(0x[0-9a-fA-F]{1,8})\b")),
     "pi_arm_clock_hz": (("measure_clock", "arm"), re.compile(r"frequency\(\d+\)=(\d{1,12})\b")),
@@ -20,26 +19,31 @@ _ASKED = {
 
 
 def board(missing: dict[str, str]) -> Source | None:
-    """The `vcgencmd` on PATH; null without one. What fails once is asked no more, and `missing` says why."""
+    """The `vcgencmd` on PATH; null without one. What fails at the first look is asked no more, and `missing`
+    says why; what fails later is null then."""
     program = shutil.which("vcgencmd")
     if program is None:
         return None
-    asked = dict(_ASKED)
+    asked = {}
+    for column, (words, form) in _ASKED.items():
+        value, failure = _asked(program, words, form)
+        if value is None:
+            missing[f"vcgencmd {' '.join(words)}"] = failure
+        else:
+            asked[column] = words, form
 
     def read() -> dict[str, int | None]:
-        values: dict[str, int | None] = {}
-        for column, (words, form) in tuple(asked.items()):
-            said, failure = _said([program, *words])
-            found = form.search(said)
-            values[column] = int(found[1], 0) if found else None
-            if not found:
-                del asked[column]
-                missing[f"vcgencmd {' '.join(words)}"] = failure or f"it said {said.strip()[:100]!r}"
-        return values
+        return {column: _asked(program, words, form)[0] for column, (words, form) in asked.items()}
 
-    read()  # what fails at once is no column
     columns = {column: f"vcgencmd {' '.join(words)}" for column, (words, _) in asked.items()}
     return Source(columns, read, EVERY) if columns else None
+
+
+def _asked(program: str, words: tuple[str, ...], form: re.Pattern[str]) -> tuple[int | None, str]:
+    """The number that it answers with, or null and why it is none."""
+    said, failure = _said([program, *words])
+    found = form.search(said)
+    return (int(found[1], 0), "") if found else (None, failure or f"it said {said.strip()[:100]!r}")
 
 
 def _said(command: list[str]) -> tuple[str, str | None]:

@@ -77,7 +77,9 @@ tonight=$(cd "$results" && find . -name record.json -newer "$out/.began" -exec d
 tar -czf "$out/records.tar.gz" -C "$results" -T - <<<"$tonight"
 
 compared=0
-harness compare "${against[@]}" --format md >"$out/summary.md" || compared=$?
+harness compare "${against[@]}" --format md >"$out/summary.md" 2>"$out/.said" || compared=$?
+cat "$out/.said" >&2
+why=$(tail -n 1 "$out/.said")
 
 # The pages are made however the cells came out. The comparison in another form must come to the same end.
 broken=0
@@ -92,6 +94,7 @@ harness history "$results" -o "$out/pages/history.html" || broken=1
 if [ "$compared" -eq 2 ]; then
   {
     echo "### $name: nothing was compared${first:+, this is the first night}"
+    echo "${why#harness: }"
     echo "~~~"
     cat "$out/run.txt"
     echo "~~~"
@@ -117,5 +120,6 @@ if [ "$compared" -eq 2 ] && [ -n "$first" ]; then
   echo "nightly: the first night of $name: the next one is compared with it" >&2
   compared=0
 fi
+[ "$compared" -ne 2 ] || stop "nothing was compared: ${why#harness: }"
 [ "$compared" -le 1 ] || exit "$compared"
 exit $((ran | compared | broken))

@@ -189,6 +189,30 @@ def test_the_latest_campaign_is_held_against_those_before_it(harness, runs):
     assert {row["base_campaigns"] for row in short} == {1}
 
 
+def test_a_slowdown_that_stays_is_slower_every_night(harness, runs):
+    for night in (1, 2):
+        runs("nights", night=night)
+    for night in (3, 4, 5, 6):
+        folder = runs("nights", night=night, **SLOW)
+        ran = harness(
+            "compare", folder, "--baseline", "last:14", "--fail-on", "slower:2%", "--format", "json"
+        )
+        assert ran.code == 3, night
+    (row,) = [row for row in ran.json if row["metric"] == "tokens_per_s"]
+    assert (row["base_campaigns"], row["base_repeats"]) == (2, 6)
+    assert "3 of the campaigns before changed as well" in row["reason"]
+
+
+def test_what_got_faster_twice_is_the_new_baseline(harness, runs):
+    for night in (1, 2, 3):
+        runs("nights", night=night, **SLOW)
+    for night in (4, 5, 6):
+        folder = runs("nights", night=night)
+    assert harness("compare", folder, "--baseline", "last:14", "--fail-on", "slower:2%").code == 0
+    runs("nights", night=7, **SLOW)
+    assert harness("compare", folder, "--baseline", "last:14", "--fail-on", "slower:2%").code == 3
+
+
 def test_a_cell_that_was_dropped_is_not_compared_once_and_then_noted(harness, runs):
     for night in (1, 2, 3):
         runs("nights", "a", "b", night=night)
@@ -356,10 +380,14 @@ def test_a_baseline_of_one_repeat_is_not_compared(harness, runs):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["a", "b", "--fail-on", "slower:two"], "a threshold is a number of percent, as in slower:2%"),
+        (
+            ["a", "b", "--fail-on", "slower:two"],
+            "a threshold is a number of percent and the sign, as in slower:2%",
+        ),
         (["a", "b", "--fail-on", "slower:nan%"], "a threshold is a number of percent"),
         (["a", "b", "--fail-on", "slower:-2%"], "a threshold is a number of percent"),
         (["a", "b", "--fail-on", "slower:2"], "a threshold is a number of percent"),
+        (["a", "b", "--fail-on", "slower:2%", "--fail-on", "slower:3%"], "slower has a threshold already"),
         (["a", "b", "--fail-on", "faster:2%"], "it must begin with one of slower, memory, context"),
         (["a"], "compare takes two results folders or days"),
         (["a", "b", "c"], "compare takes two results folders or days"),

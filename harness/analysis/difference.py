@@ -96,6 +96,39 @@ def differences(pairs: Mapping[str, tuple[Sample, Sample]]) -> dict[str, Differe
     return found
 
 
+def beyond(found: Difference, bound: float) -> int:
+    """1 where all of the interval and the medians lie above a bound (a cost), -1 where below its negative,
+    else 0. Of few repeats one late process may carry the mean: the median has to say the same."""
+    if found.ends is None:
+        return 0
+    least, most = found.ends
+    return int(min(least, found.middle) > bound) - int(max(most, found.middle) < -bound)
+
+
+def settled(bases: Mapping[str, Sample], bound: float) -> dict[str, Sample]:
+    """Each baseline without the campaigns that were a change themselves, held against those before them: a
+    slowdown must not become what the next night is compared with, nor hide it by the spread it makes. What
+    got better twice in a row is the new baseline. The oldest campaign stands."""
+    kept = {name: [base.campaigns[0]] for name, base in bases.items()}
+    better: dict[str, list[Sequence[float]]] = {name: [] for name in bases}
+    for number in range(1, max((len(base.campaigns) for base in bases.values()), default=0)):
+        nights = {
+            name: base.campaigns[number] for name, base in bases.items() if len(base.campaigns) > number
+        }
+        known = {name: Sample(kept[name], bases[name].within) for name in nights}
+        pairs = {name: (known[name], Sample([night], bases[name].within)) for name, night in nights.items()}
+        found = differences(pairs)
+        told = discoveries({name: each.p for name, each in found.items() if each.p is not None})
+        for name, night in nights.items():
+            change = beyond(found[name], bound) if name in told else 0
+            better[name] = [*better[name], night] if change < 0 else []
+            if change == 0:
+                kept[name].append(night)
+            elif len(better[name]) == 2:
+                kept[name], better[name] = better[name], []
+    return {name: Sample(campaigns, bases[name].within) for name, campaigns in kept.items()}
+
+
 def discoveries(p: Mapping[str, float]) -> set[str]:
     """The names whose differences are no chance, of all that were looked for: of these a share of at most
     FALSE_DISCOVERIES is expected to be none."""

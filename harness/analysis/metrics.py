@@ -35,6 +35,10 @@ class Metric:
         relative change, and noise of both signs is alike."""
         return math.log(value) if self.better == "lower" else -math.log(value)
 
+    def figure(self, cost: float) -> float:
+        """The figure of such a cost."""
+        return math.exp(cost if self.better == "lower" else -cost)
+
     def change(self, cost: float) -> float:
         """The relative change of the figure, new / base - 1, from a difference of costs."""
         return math.expm1(cost if self.better == "lower" else -cost)

@@ -137,7 +137,7 @@ def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
     ceiling.
 
     A static cache is streamed in full, a sliding one up to its window. What fits the last-level cache is not
-    counted: it need not come from memory again. Null when none is left.
+    counted: it need not come from memory again. Null where all of the weights do.
     """
     timing, step = record.get("timing", {}), _step(record)
     steps = record["tokens"] - 1
@@ -145,9 +145,10 @@ def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
     if ceiling is None or step is None or steps < 1 or "last_token_ns" not in timing or not on_cpu:
         return None
     read = step.weight_bytes_per_token + step.kv_bytes_per_token * _mean_attended(record, step)
-    read -= record["machine"]["last_level_cache_bytes"] or 0
-    if read <= 0:
+    cached = record["machine"]["last_level_cache_bytes"] or 0
+    if step.weight_bytes_per_token <= cached:
         return None
+    read -= cached
     seconds = (timing["last_token_ns"] - timing["first_token_ns"]) / 1e9 / steps
     return float(read / seconds / ceiling)
 

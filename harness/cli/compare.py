@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.analysis.metrics import FAMILIES
@@ -25,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare, print, and say by the exit code whether a regression failed, or something was not compared.
     Raises ResultsError when nothing can be."""
     try:
-        fail_on = dict(map(threshold, arguments.fail_on))
+        fail_on = _thresholds(arguments.fail_on)
         base, new = _sides(arguments)
     except Misasked as mistake:
         print(f"harness: {mistake}", file=sys.stderr)
@@ -35,6 +36,16 @@ def run(arguments: argparse.Namespace) -> int:
     return _judge(found)
 
 
+def _thresholds(given: Sequence[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for each in given:
+        family, share = threshold(each)
+        if family in found:
+            raise Misasked(f"--fail-on {each}: {family} has a threshold already")
+        found[family] = share
+    return found
+
+
 def threshold(given: str) -> tuple[str, float]:
     """`slower:2%` as the family of figures and the share. Raises Misasked."""
     family, _, percent = given.partition(":")
@@ -42,7 +53,9 @@ def threshold(given: str) -> tuple[str, float]:
         raise Misasked(f"--fail-on {given}: it must begin with one of {', '.join(FAMILIES)}, as in slower:2%")
     number = _PERCENT.fullmatch(percent)
     if number is None or not math.isfinite(float(number[1])):
-        raise Misasked(f"--fail-on {given}: a threshold is a number of percent, as in {family}:2%")
+        raise Misasked(
+            f"--fail-on {given}: a threshold is a number of percent and the sign, as in {family}:2%"
+        )
     return family, float(number[1]) / 100
 
 

@@ -18,7 +18,8 @@ def show(config_path: Path | None, as_json: bool) -> int:
         findings = doctor.examine()
     else:
         experiment = config.load(config_path, [])
-        findings = doctor.examine(experiment.device, experiment.gpu)
+        used = {variant.stack for _, variant, _ in experiment.combinations()}
+        findings = doctor.examine(experiment.device, experiment.gpu, used)
     if as_json:
         print(json.dumps([finding.record() for finding in findings], indent=1))
     else:

@@ -40,7 +40,8 @@ def show(folder: Path, target: Path, as_json: bool) -> int:
         _print(found)
     else:
         figures = page.counted(len(history.series), "figure")
-        print(f"no steps: {figures} over {page.counted(history.campaigns, 'campaign')}, each on one level")
+        said = "each on one level" if page.enough(history) else f"too few to tell: a step takes {page.FEWEST}"
+        print(f"no steps: {figures} over {page.counted(history.campaigns, 'campaign')}, {said}")
     print(f"history: {target.absolute()}", file=sys.stderr if as_json else sys.stdout)
     return OK
 

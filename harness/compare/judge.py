@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.analysis.difference import Difference, Sample, differences, discoveries
+from harness.analysis.difference import Difference, Sample, beyond, differences, discoveries, settled
 from harness.analysis.metrics import METRICS, Metric
 
 Row = Mapping[str, Any]
@@ -78,7 +78,11 @@ def judged(
             else:
                 compared[name] = base.sample(metric), new.sample(metric)
                 of_metric[name] = row
-        found = differences(compared)
+        bound = math.log1p(thresholds[metric.family])
+        bases = settled({name: base for name, (base, _) in compared.items()}, bound)
+        for name, kept in bases.items():
+            of_metric[name] |= _left_out(metric, compared[name][0], kept)
+        found = differences({name: (bases[name], sample) for name, (_, sample) in compared.items()})
         noisy |= {f"{metric.name} {name}": (of_metric[name], metric, found[name]) for name in found}
     told = discoveries({key: each.p for key, (_, _, each) in noisy.items() if each.p is not None})
     for key, (row, metric, difference) in noisy.items():
@@ -125,10 +129,11 @@ def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, A
 
 def _shown(metric: Metric, values: Sequence[Sequence[float]]) -> float | None:
     """The mean over campaigns of the means over repeats, of logarithms."""
-    if not values:
-        return None
-    mean = Sample([[metric.cost(value) for value in each] for each in values]).mean
-    return math.exp(mean if metric.better == "lower" else -mean)
+    return (
+        metric.figure(Sample([[metric.cost(value) for value in each] for each in values]).mean)
+        if values
+        else None
+    )
 
 
 def _noisy(metric: Metric, found: Difference, told: bool, threshold: float, looked_at: int) -> dict[str, Any]:
@@ -137,20 +142,31 @@ def _noisy(metric: Metric, found: Difference, told: bool, threshold: float, look
         return said | {"verdict": INVALID, "reason": "how much repeats differ is not known"}
     low, high = sorted(metric.change(end) for end in found.ends)
     said |= {"change_ci90": [low, high], "p": found.p}
-    least, most = found.ends
     bound = math.log1p(threshold)
+    least, most = found.ends
     if least > bound or most < -bound:
         if not told:
-            why = f"one such of {looked_at} differences may be chance"
-            return said | {"verdict": UNCLEAR, "reason": why}
-        # Of few repeats one late process may carry the mean: the median has to say the same.
-        if not (found.middle > bound or found.middle < -bound):
+            return said | {"verdict": UNCLEAR, "reason": f"one such of {looked_at} differences may be chance"}
+        if not (change := beyond(found, bound)):
             why = f"the medians differ by {metric.change(found.middle):+.1%} alone"
             return said | {"verdict": UNCLEAR, "reason": why}
-        return said | {"verdict": metric.worse if least > bound else metric.improved}
+        return said | {"verdict": metric.worse if change > 0 else metric.improved}
     if -bound < least and most < bound:
         return said | {"verdict": SAME}
     return said | {"verdict": UNCLEAR, "reason": f"anything from {low:+.1%} to {high:+.1%}"}
+
+
+def _left_out(metric: Metric, base: Sample, kept: Sample) -> dict[str, Any]:
+    """What a row says of a baseline without the campaigns that were a change themselves."""
+    count = len(base.campaigns) - len(kept.campaigns)
+    if not count:
+        return {}
+    return {
+        "base": metric.figure(kept.mean),
+        "base_repeats": kept.repeats,
+        "base_campaigns": len(kept.campaigns),
+        "reason": f"{count} of the campaigns before changed as well, and are no part of the baseline",
+    }
 
 
 def _context(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, Any]:

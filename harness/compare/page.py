@@ -20,10 +20,9 @@ LINE_PX = 26
 def page(found: Comparison) -> str:
     """The whole file as text."""
     title = text.title(found)
-    said = [*found.damages, *found.notes]
     body = [
         f"<header><h1>{escape(title)}</h1></header><main>",
-        markup.listed(map(escape, said)),
+        markup.listed(map(escape, found.notes)),
         *map(_table, text.tables(found)),
         f"<p class=lead>{escape(text.counts(found))}</p>",
         *(f"<p class=note>{escape(each)}</p>" for each in text.meaning(found)),

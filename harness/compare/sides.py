@@ -66,7 +66,7 @@ def side(given: str, results_folder: Path) -> Side:
     of_day = [each for each in folder.found if each.campaign.startswith(given)]
     if not of_day:
         days = sorted({each.campaign[:10] for each in folder.found})
-        known = f"there are {len(days)} days, from {days[0]} to {days[-1]}"
+        known = f"days with campaigns: {len(days)}, from {days[0]} to {days[-1]}"
         raise ResultsError(f"{results_folder}: no campaign began on {given}; {known}")
     return _one(given, of_day, folder)
 

@@ -97,7 +97,7 @@ def _aligned(table: Table) -> list[str]:
 
 
 def markdown(found: Comparison) -> str:
-    parts = [f"# {_plain(title(found))}", *(f"> {_plain(each)}" for each in (*found.damages, *found.notes))]
+    parts = [f"# {_plain(title(found))}", *(f"> {_plain(each)}" for each in found.notes)]
     for table in tables(found):
         parts.append(f"## {table.title}")
         rule = ["---:" if numeric else "---" for numeric in table.numeric]
@@ -147,12 +147,14 @@ def _environment(found: Comparison) -> Table:
 def _not_compared(found: Comparison) -> Table:
     lines = [[each["name"], each["reason"]] for each in found.not_compared]
     lines += [[each["name"], f"in part: {each['reason']}"] for each in found.partial]
+    lines += [["a record", each] for each in found.damages]
     return Table("Not compared", ["cell", "why"], lines, [False] * 2)
 
 
 def _figures(found: Comparison) -> Table:
     headings = ["cell", "figure", "baseline", "new", "change", "90% interval", "repeats", "verdict", "why"]
-    lines = [_line(row) for row in found.rows]
+    worst_first = sorted(found.rows, key=lambda row: VERDICTS.index(row["verdict"]))
+    lines = [_line(row) for row in worst_first]
     numeric = [False, False, True, True, True, True, True, False, False]
     return Table("Figures", headings, lines, numeric, headings.index("verdict"))
 

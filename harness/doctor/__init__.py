@@ -3,7 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import psutil
 
@@ -19,9 +19,11 @@ SAMPLE_S = 1.0
 QUICK_SAMPLE_S = 0.3  # 60 ticks of the clock on two CPUs
 
 
-def examine(device: str | None = None, gpu_name: str | None = None) -> list[Finding]:
-    """Everything, the worst first. `device`, `gpu_name`: of a config, where one is looked at; a device that
-    is not here is a finding of the level stop. Without them: the CPU, and all GPUs."""
+def examine(
+    device: str | None = None, gpu_name: str | None = None, stacks: Collection[str] | None = None
+) -> list[Finding]:
+    """Everything, the worst first. `device`, `gpu_name`, `stacks`: of a config, where one is looked at; a
+    device that is not here is a finding of the level stop. Without them: the CPU, all GPUs and all stacks."""
     device_id, stop = None, []
     if device is not None:
         try:
@@ -32,7 +34,7 @@ def examine(device: str | None = None, gpu_name: str | None = None) -> list[Find
             stop = [
                 Finding("stop", f"device {device}", str(absent), "none of its cells can be measured", fix)
             ]
-    states, built = here.environments((device or "cpu").partition(":")[0])
+    states, built = here.environments((device or "cpu").partition(":")[0], stacks)
     found = [*stop, *_spoilers(device_id, built, SAMPLE_S), here.disk(), here.compiler(), *states]
     return sorted(found, key=lambda finding: LEVELS.index(finding.level))
 

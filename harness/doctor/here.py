@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from harness.cache import cache_folder
 from harness.doctor.finding import Finding, ok, warn
@@ -35,10 +35,14 @@ def compiler() -> Finding:
     return ok("C++ compiler", said.splitlines()[0] if said else found)
 
 
-def environments(family: str) -> tuple[list[Finding], Sequence[Interpreter]]:
-    """The stacks' environments for a family of devices, and those that are built."""
+def environments(
+    family: str, of: Collection[str] | None = None
+) -> tuple[list[Finding], Sequence[Interpreter]]:
+    """The environments for a family of devices of some stacks, or of all, and those that are built."""
     findings, found = [], []
     for header in stacks().values():
+        if of is not None and header.stack not in of:
+            continue
         environment = header.environment_for(family)
         if environment is None or not environment.dependencies:
             continue

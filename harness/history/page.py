@@ -7,10 +7,13 @@ from html import escape
 from typing import Any
 
 from harness.analysis.metrics import Metric
+from harness.analysis.steps import SHORTEST
 from harness.history.nights import History, Series
 from harness.history.steps import Step, changes, day, levels_of, long, shown
 from harness.report import document, markup
 from harness.report.drawing import COLOURS, FAINT, Figure, layout, plain
+
+FEWEST = 2 * SHORTEST  # nights with a figure, for a step to be seen
 
 HEADINGS = (
     ("cell", False, "model, stack and variant; the device where it is no CPU"),
@@ -50,7 +53,7 @@ def page(title: str, history: History, steps: Sequence[Step]) -> str:
         "<nav aria-label=Contents>",
         *(f'<a href="#m{place}">{escape(model)}</a> ' for place, model in enumerate(models)),
         '<a href="#methods">Methods</a></nav></header><main>',
-        *_table(steps),
+        *_table(steps, enough(history)),
     ]
     for place, model in enumerate(models):
         drawn = [figure(s, steps) for s in history.series if s.identity["model"] == model]
@@ -153,10 +156,20 @@ def _warnings(history: History) -> Iterator[str]:
         yield "<h2>What to mind</h2>" + markup.listed(map(escape, [*said, *history.warnings]))
 
 
-def _table(steps: Sequence[Step]) -> Iterator[str]:
+def enough(history: History) -> bool:
+    """Whether any figure has the nights that a step takes."""
+    return any(sum(night.value is not None for night in each.nights) >= FEWEST for each in history.series)
+
+
+def _table(steps: Sequence[Step], told: bool) -> Iterator[str]:
     yield '<section id="steps"><h2>Steps</h2>'
     if not steps:
-        yield "<p>No figure of any cell moved to another level.</p></section>"
+        few = (
+            ""
+            if told
+            else f" Nor could it be seen: a step takes {FEWEST} nights, three before and three after."
+        )
+        yield f"<p>No figure of any cell moved to another level.{few}</p></section>"
         return
     head = "".join(
         f'<th scope="col" title="{escape(meaning)}"{" class=num" if numeric else ""}>'

@@ -390,6 +390,7 @@ def test_a_baseline_of_one_repeat_is_not_compared(harness, runs):
         (["a", "b", "--fail-on", "slower:2%", "--fail-on", "slower:3%"], "slower has a threshold already"),
         (["a", "b", "--fail-on", "faster:2%"], "it must begin with one of slower, memory, context"),
         (["a"], "compare takes two results folders or days"),
+        (["a", "./a"], "a is compared with itself"),
         (["a", "b", "c"], "compare takes two results folders or days"),
         (["a", "b"], "a: no such results folder"),
         (["--baseline", "last:0"], "it is last:N, as in last:14"),

@@ -64,6 +64,8 @@ def _sides(arguments: argparse.Namespace) -> tuple[sides.Side, sides.Side]:
     if arguments.baseline is None:
         if len(given) != 2:
             raise Misasked("compare takes two results folders or days, or one with --baseline last:N")
+        if Path(given[0]).resolve() == Path(given[1]).resolve():
+            raise Misasked(f"{given[0]} is compared with itself")
         return sides.side(given[0], results), sides.side(given[1], results)
     count = re.fullmatch(r"last:([1-9]\d{0,3})", arguments.baseline)
     if count is None:

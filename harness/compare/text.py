@@ -162,11 +162,15 @@ def _figures(found: Comparison) -> Table:
 def _line(row: Row) -> list[str]:
     name, form, unit = FIGURES[row["metric"]]
     base, new = (NONE if row[side] is None else form.format(row[side] / unit) for side in ("base", "new"))
-    change = NONE if row["change"] is None else f"{row['change']:+.1%}"
-    interval = " to ".join(f"{end:+.1%}" for end in row["change_ci90"] or ()) or NONE
+    change = NONE if row["change"] is None else _signed(row["change"])
+    interval = " to ".join(map(_signed, row["change_ci90"] or ())) or NONE
     repeats = f"{row['base_repeats']}, {row['new_repeats']}"
     verdict = row["verdict"] + (" (fails)" if row["fails"] else "")
     return [row["name"], name, base, new, change, interval, repeats, verdict, row["reason"] or ""]
+
+
+def _signed(share: float) -> str:
+    return f"{round(share, 3) + 0.0:+.1%}"  # no minus before a zero
 
 
 def _percent(share: float) -> str:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean, median
 
 import numpy as np
 from scipy.special import fdtrc, polygamma, psi, stdtr, stdtrit
@@ -38,15 +40,15 @@ class Sample:
 
     @property
     def mean(self) -> float:
-        return float(np.mean(self.means))
+        return fmean(self.means)
 
     @property
     def median(self) -> float:
-        return float(np.median(np.concatenate([np.asarray(values) for values in self.campaigns])))
+        return median([value for values in self.campaigns for value in values])
 
-    @property
+    @cached_property
     def means(self) -> list[float]:
-        return [float(np.mean(values)) for values in self.campaigns]
+        return [fmean(values) for values in self.campaigns]
 
 
 @dataclass(frozen=True)
@@ -142,11 +144,10 @@ def discoveries(p: Mapping[str, float]) -> set[str]:
 
 def _of_repeats(base: Sample, new: Sample) -> _Spread | None:
     """From repeats within their campaigns; null where no campaign has two."""
-    groups = [np.asarray(values) for side in (base, new) for values in side.campaigns]
-    freedom = sum(len(values) - 1 for values in groups)
+    freedom = sum(side.repeats - len(side.campaigns) for side in (base, new))
     if not freedom:
         return None
-    variance = sum(float(((values - values.mean()) ** 2).sum()) for values in groups) / freedom
+    variance = sum(_squares(values) for side in (base, new) for values in side.campaigns) / freedom
     shares = [sum(1 / len(values) for values in s.campaigns) / len(s.campaigns) ** 2 for s in (base, new)]
     return _Spread(variance, freedom, sum(shares))
 
@@ -155,10 +156,16 @@ def _of_campaigns(base: Sample, new: Sample) -> _Spread | None:
     """From the means of campaigns, which hold the spread of their repeats too; null for a few."""
     if len(base.campaigns) < FEWEST_CAMPAIGNS:
         return None
-    groups = [np.asarray(side.means) for side in (base, new)]
+    groups = [side.means for side in (base, new)]
     freedom = sum(len(means) - 1 for means in groups)
-    variance = sum(float(((means - means.mean()) ** 2).sum()) for means in groups) / freedom
+    variance = sum(map(_squares, groups)) / freedom
     return _Spread(variance, freedom, sum(1 / len(means) for means in groups))
+
+
+def _squares(values: Sequence[float]) -> float:
+    """The sum of squares around their mean."""
+    mean = fmean(values)
+    return sum((value - mean) ** 2 for value in values)
 
 
 def _unusual(side: Sample, usual: _Spread | None) -> _Spread | None:
@@ -166,7 +173,8 @@ def _unusual(side: Sample, usual: _Spread | None) -> _Spread | None:
     processes was disturbed, and its neighbours on other nights say nothing of that."""
     if usual is None or len(side.campaigns) > 1 or side.repeats < 2:
         return None
-    own, freedom = float(np.var(side.campaigns[0], ddof=1)), side.repeats - 1
+    freedom = side.repeats - 1
+    own = _squares(side.campaigns[0]) / freedom
     if float(fdtrc(freedom, usual.freedom, own / usual.variance)) > UNUSUAL:
         return None
     return _Spread(own, usual.freedom, 1 / side.repeats)

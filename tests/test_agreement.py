@@ -31,6 +31,7 @@ def record(depths: list[dict], options: dict | None = None, **more: Any) -> dict
     return {
         "cell": "m.s.v",
         "content_key": "k",
+        "campaign": {"id": "2026-01-01T00:00:00+00:00"},
         "started_utc": "2026-01-01T00:00:00+00:00",
         "stack": "llamacpp",
         "variant": "v",

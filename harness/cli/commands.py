@@ -165,8 +165,7 @@ def export(arguments: argparse.Namespace) -> int:
 
 def stored_in(folder: Path) -> Iterator[Stored]:
     """The records of a results folder; those that cannot be read are said. Raises ResultsError."""
-    if not folder.is_dir():
-        raise ResultsError(f"{folder}: {'not a' if folder.exists() else 'no such'} results folder")
+    results.check_folder(folder)
     unreadable: Any = lambda damage: print(f"harness: passed over: {damage}", file=sys.stderr)  # noqa: E731
     return results.records(folder, unreadable)
 

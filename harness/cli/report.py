@@ -50,8 +50,7 @@ def _gathered(folders: list[Path]) -> Gathered:
     stored: list[Stored] = []
     damages: list[str] = []
     for folder in folders:
-        if not folder.is_dir():
-            raise ResultsError(f"{folder}: {'not a' if folder.exists() else 'no such'} results folder")
+        results.check_folder(folder)
         stored += results.records(folder, lambda damage: damages.append(f"passed over: {damage}"))
     if not stored:
         for damage in damages:

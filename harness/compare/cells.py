@@ -51,26 +51,27 @@ class Cells:
 
     def lacks(self, key: Key) -> str | None:
         """Why there is no figure of a cell at all, as a clause; null where there is one."""
-        rows = [row for of_campaign in self._rows[key].values() for row in of_campaign]
+        rows = self._every(key)
         if any(row["status"] in FINE for row in rows):
             return None
         return _said(rows)
 
     def lost(self, key: Key) -> str | None:
         """What became of the repeats that do not stand, beside those that do, as a clause; null of none."""
-        rows = [row for of_campaign in self._rows[key].values() for row in of_campaign]
+        rows = self._every(key)
         bad = [row for row in rows if row["status"] not in FINE]
         return f"{len(bad)} of {len(rows)} repeats: {_said(bad)}" if bad else None
 
     def weights(self, key: Key) -> set[str]:
         """Where its weights come from: synthetic, path or hub."""
-        return {row["weights"] for rows in self._rows[key].values() for row in rows}
+        return {row["weights"] for row in self._every(key)}
+
+    def _every(self, key: Key) -> list[Row]:
+        return [row for of_campaign in self._rows[key].values() for row in of_campaign]
 
     def names(self) -> dict[Key, str]:
         """What to call each cell, so that no two share a name."""
-        first = {
-            key: next(row for rows in found.values() for row in rows) for key, found in self._rows.items()
-        }
+        first = {key: self._every(key)[0] for key in self._rows}
         found: dict[Key, str] = {}
         for searched in (False, True):
             of_kind = {key: row for key, row in first.items() if (row["kind"] == "searched") == searched}

@@ -102,8 +102,8 @@ def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, A
         "unit": metric.unit,
         "better": metric.better,
         "family": metric.family,
-        "base": _shown(metric, values[0]),
-        "new": _shown(metric, values[1]),
+        "base": _shown(metric, base),
+        "new": _shown(metric, new),
         "base_repeats": counts[0],
         "new_repeats": counts[1],
         "base_campaigns": len(values[0]),
@@ -127,13 +127,9 @@ def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, A
     return row
 
 
-def _shown(metric: Metric, values: Sequence[Sequence[float]]) -> float | None:
+def _shown(metric: Metric, side: Runs) -> float | None:
     """The mean over campaigns of the means over repeats, of logarithms."""
-    return (
-        metric.figure(Sample([[metric.cost(value) for value in each] for each in values]).mean)
-        if values
-        else None
-    )
+    return metric.figure(side.sample(metric).mean) if side.values(metric) else None
 
 
 def _noisy(metric: Metric, found: Difference, told: bool, threshold: float, looked_at: int) -> dict[str, Any]:

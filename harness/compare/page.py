@@ -34,16 +34,9 @@ def page(found: Comparison) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(
-        f'<th scope="col" class={"num" if numeric else "text"}><button>{escape(heading)}</button></th>'
-        for heading, numeric in zip(table.headings, table.numeric, strict=True)
-    )
+    heads = [(heading, numeric, "") for heading, numeric in zip(table.headings, table.numeric, strict=True)]
     body = "".join(_line(table, line) for line in table.lines)
-    made = f"<table class=sortable><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return (
-        f"<h2>{escape(table.title)}</h2>"
-        f'<div class="scroll tall" tabindex="0" role="region" aria-label="{escape(table.title)}">{made}</div>'
-    )
+    return f"<h2>{escape(table.title)}</h2>{markup.sortable(table.title, heads, body)}"
 
 
 def _line(table: Table, line: Sequence[str]) -> str:
@@ -85,19 +78,7 @@ def _changes(metric: str, name: str, rows: Sequence[Row]) -> Figure:
         }
     ]
     threshold = 100 * rows[0]["threshold"]
-    lines = [(0.0, "solid"), (threshold, "dot"), (-threshold, "dot")]
-    shapes = [
-        {
-            "type": "line",
-            "x0": at,
-            "x1": at,
-            "yref": "paper",
-            "y0": 0,
-            "y1": 1,
-            "line": {"color": drawing.FAINT, "dash": dash, "width": 1},
-        }
-        for at, dash in lines
-    ]
+    shapes = [drawing.upright(0.0, "solid"), *(drawing.upright(at, "dot") for at in (threshold, -threshold))]
     axis = {
         "tickvals": places,
         "ticktext": [drawing.plain(row["name"]) for row in rows],

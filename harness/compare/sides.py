@@ -122,8 +122,7 @@ def _when(damage: str) -> str:
 
 def _read(folder: Path) -> _Folder:
     """Raises ResultsError: no folder, or no record that may be compared."""
-    if not folder.is_dir():
-        raise ResultsError(f"{folder}: {'not a' if folder.exists() else 'no such'} results folder")
+    results.check_folder(folder)
     damages: list[str] = []
     found, checks, others = [], [], 0
     for each in results.records(folder, lambda damage: damages.append(f"passed over: {damage}")):

@@ -11,7 +11,7 @@ from harness.analysis.steps import SHORTEST
 from harness.history.nights import History, Series
 from harness.history.steps import Step, changes, day, levels_of, long, shown
 from harness.report import document, markup
-from harness.report.drawing import COLOURS, FAINT, Figure, layout, plain
+from harness.report.drawing import COLOURS, Figure, layout, plain, upright
 
 FEWEST = 2 * SHORTEST  # nights with a figure, for a step to be seen
 
@@ -130,7 +130,7 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
             f"{metric.name.removesuffix(f'_{metric.unit}')}, {unit}",
             xaxis={"type": "date"},
             yaxis={"range": [low - room, high + room]},
-            shapes=[_upright(step.first.began.isoformat()) for step in own],
+            shapes=[upright(step.first.began.isoformat(), "dot") for step in own],
         ),
         ["night", unit, "why there is none"],
         [
@@ -140,11 +140,6 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
         height=300,
         across=2,
     )
-
-
-def _upright(at: str) -> dict[str, Any]:
-    line = {"color": FAINT, "width": 1, "dash": "dot"}
-    return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line}
 
 
 def _warnings(history: History) -> Iterator[str]:
@@ -171,13 +166,7 @@ def _table(steps: Sequence[Step], told: bool) -> Iterator[str]:
         )
         yield f"<p>No figure of any cell moved to another level.{few}</p></section>"
         return
-    head = "".join(
-        f'<th scope="col" title="{escape(meaning)}"{" class=num" if numeric else ""}>'
-        f"<button type=button>{heading}</button></th>"
-        for heading, numeric, meaning in HEADINGS
-    )
-    yield '<div class="scroll tall" tabindex=0 role=region aria-label=Steps><table class=sortable>'
-    yield f"<thead><tr>{head}</tr></thead><tbody>{''.join(map(_line, steps))}</tbody></table></div></section>"
+    yield f"{markup.sortable('Steps', HEADINGS, ''.join(map(_line, steps)))}</section>"
 
 
 def _line(step: Step) -> str:

@@ -98,6 +98,12 @@ def layout(x_title: str, y_title: str, **more: Any) -> dict[str, Any]:
     }
 
 
+def upright(at: float | str, dash: str) -> dict[str, Any]:
+    """A line across the whole height of a figure, for its layout's `shapes`."""
+    line = {"color": FAINT, "width": 1, "dash": dash}
+    return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line}
+
+
 def plain(text: str) -> str:
     """Text that plotly.js, which knows some tags, shows as it is."""
     return escape(text, quote=False)

@@ -17,12 +17,17 @@ def table(title: str, chosen: Sequence[Column], lines: Iterable[tuple[str, Row, 
     where the page's choice of a model is to hide it."""
     heads = [("cell", False, "model, stack and variant"), ("status", False, "what became of the repeats")]
     heads += [(column.heading, column.numeric, column.meaning) for column in chosen]
+    return sortable(title, heads, "".join(_line(chosen, *line) for line in lines))
+
+
+def sortable(title: str, heads: Iterable[tuple[str, bool, str]], body: str) -> str:
+    """A table that a reader can sort. `heads`: heading, whether it is of figures, and its meaning; `body`:
+    its lines as HTML."""
     head = "".join(
         f'<th scope="col" title="{escape(meaning)}"{" class=num" if numeric else ""}>'
         f"<button type=button>{escape(heading)}</button></th>"
         for heading, numeric, meaning in heads
     )
-    body = "".join(_line(chosen, *line) for line in lines)
     made = f"<table class=sortable><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="scroll tall" tabindex="0" role="region" aria-label="{escape(title)}">{made}</div>'
 

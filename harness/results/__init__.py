@@ -32,6 +32,7 @@ __all__ = [
     "Running",
     "Stored",
     "begin",
+    "check_folder",
     "check_writable",
     "columns_of",
     "events_in",
@@ -139,6 +140,12 @@ def check_writable(root: Path) -> None:
         probe.unlink()
     except OSError as refusal:
         raise ResultsError(f"{root}: cannot write results here: {refusal.strerror}") from refusal
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ResultsError where there is no such folder to read."""
+    if not folder.is_dir():
+        raise ResultsError(f"{folder}: {'not a' if folder.exists() else 'no such'} results folder")
 
 
 def records(root: Path, unreadable: Callable[[ResultsError], None]) -> Iterator[Stored]:

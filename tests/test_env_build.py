@@ -132,6 +132,8 @@ def test_a_package_whose_build_needs_the_others_finds_them_only_out_of_isolation
             "RuntimeError: CUDA 13 is not 12",
         ),
         (f"print('k.cu(3): error: no such type'); {NOT_HERE}", "k.cu(3): error: no such type"),
+        # The line of code that raises it, in the traceback, is not what was said.
+        ("raise OSError(f'error: {40 + 2}')", "OSError: error: 42"),
     ],
 )
 def test_a_package_it_can_do_without_is_lacking_for_the_reason_its_build_gave(

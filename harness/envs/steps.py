@@ -17,7 +17,8 @@ from pathlib import Path
 from harness.envs.header import Environment
 
 # What the builds that uv starts print comes with DEBUG before it; what Python raised, once more at the end.
-_COMPILER_SAYS = re.compile(r"(?i)DEBUG .*(cmake error|\berror: |fatal error)")
+# Four spaces before it make it a line of code in a traceback, which may come before what a compiler said.
+_COMPILER_SAYS = re.compile(r"(?i)DEBUG (?! {4}).*(cmake error|\berror: |fatal error)")
 _PYTHON_SAYS = re.compile(r"(DEBUG )?[\w.]*(Error|Exception):")
 
 

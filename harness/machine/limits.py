@@ -12,11 +12,13 @@ from harness.small_files import number, text
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-# By version, names of the limit, of what is taken, and in memory.stat of the cached files that give way.
+# By version, names of the limit and of what is taken.
 NAMES = {
-    2: ("memory.max", "memory.current", "inactive_file"),
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current"),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 }
+# In memory.stat, the cached files: they give way, those read often too, as in the kernel's MemAvailable.
+CACHED = {2: ("inactive_file", "active_file"), 1: ("total_inactive_file", "total_active_file")}
 # Of the time in each period: in one file, or in one each.
 CPU_NAMES = {2: ("cpu.max",), 1: ("cpu.cfs_quota_us", "cpu.cfs_period_us")}
 
@@ -32,10 +34,10 @@ def free_memory_bytes(cgroups: Path = CGROUPS) -> int:
     """Available memory: the machine's, or what a container or service around us leaves of it."""
     free = int(psutil.virtual_memory().available)
     for version, folder in cgroups_of("memory", cgroups):
-        limit, taken, cached = NAMES[version]
+        limit, taken = NAMES[version]
         most, now = number(folder / limit), number(folder / taken)  # "max", no limit, is no number
         if most is not None and now is not None:
-            free = min(free, most - now + (_stat(folder / "memory.stat", cached) or 0))
+            free = min(free, most - now + _sum(folder / "memory.stat", CACHED[version]))
     return max(0, free)
 
 
@@ -80,6 +82,7 @@ def cgroups_of(controller: str, cgroups: Path = CGROUPS, proc: Path = PROC) -> I
             yield Cgroup(version, root / folder)
 
 
-def _stat(path: Path, key: str) -> int | None:
-    lines = (text(path) or "").splitlines()
-    return next((int(line.split()[1]) for line in lines if line.startswith(f"{key} ")), None)
+def _sum(path: Path, keys: tuple[str, ...]) -> int:
+    """Of the lines `key number` of a file, the numbers of these keys."""
+    lines = (line.split() for line in (text(path) or "").splitlines())
+    return sum(int(value) for key, value in lines if key in keys)

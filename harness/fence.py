@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.machine.limits import CGROUPS, cgroups_of
-from harness.small_files import text
+from harness.memory import REFAULTS
+from harness.small_files import counters, text
 
 CGROUP_V2, CGROUP_V1, RLIMIT_DATA = MEANS = ("cgroup v2", "cgroup v1", "RLIMIT_DATA")
 # Written in this order. Swap would let a worker take more than its budget; kernels without it lack its files.
@@ -72,26 +73,21 @@ class Fence:
 
     def oom_kills(self) -> int:
         """Processes that the kernel has killed at this limit so far."""
-        return self._told(EVENTS, "oom_kill") or 0
+        return counters(self._folder / EVENTS[self.means]).get("oom_kill", 0) if self._folder else 0
 
     def pressure(self) -> dict[str, int]:
         """As harness.memory.pressure, of what happened to this worker alone; what is not told is left out.
 
         That its limit was met is no sign: cached pages give way, at full speed to 4 MiB above the need.
         """
-        found = {}
-        for name in ("workingset_refault_file", "workingset_refault_anon"):
-            if (count := self._told(dict.fromkeys(EVENTS, "memory.stat"), name)) is not None:
-                found[name] = count
-        stalled = _read(self._folder / "memory.pressure").split("total=") if self._folder else []
+        if self._folder is None:
+            return {}
+        counted = counters(self._folder / "memory.stat")
+        found = {name: counted[name] for name in REFAULTS if name in counted}
+        stalled = _read(self._folder / "memory.pressure").split("total=")
         if len(stalled) > 1:  # the first line is of the time that some task stood still
             found["memory_stall_us"] = int(stalled[1].split()[0])
         return found
-
-    def _told(self, files: dict[str, str], key: str) -> int | None:
-        """The number after a key in this cgroup's file; null where there is none."""
-        lines = _read(self._folder / files[self.means]).splitlines() if self._folder else []
-        return next((int(line.split()[1]) for line in lines if line.startswith(f"{key} ")), None)
 
 
 def means_here(cgroups: Path = CGROUPS) -> str:

@@ -15,9 +15,12 @@ from typing import Any
 
 import psutil
 
+from harness.small_files import counters
+
 COLUMNS = ("t_ns", "rss_anon_bytes", "rss_file_bytes", "vram_bytes")
 # In smaps a mapping's first line ends in its file; what it has in RAM is a few lines below.
 _MAPPED = re.compile(rb" (/[^\n]*)\n(?:\w+: [^\n]*\n)*?Rss: +(\d+) kB\n")
+REFAULTS = ("workingset_refault_file", "workingset_refault_anon")  # pages dropped, and read again
 STATUS_BYTES = 65536  # more than any status: what is wanted stands behind lists as long as a machine is large
 _STATUS = re.compile(rb"^(VmHWM|RssAnon|RssFile|RssShmem):\s+(\d+) kB$", re.MULTILINE)
 
@@ -215,21 +218,16 @@ def watched(gpu_uuid: str | None) -> Iterator[Vram]:
 
 def pressure() -> dict[str, int]:
     """Counters that rise when memory or CPU time is short; what counts is how much, over a run."""
-    counters = {}
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name in ("workingset_refault_file", "workingset_refault_anon", "pswpin", "pswpout"):
-                counters[name] = int(value)
+    counted = counters(Path("/proc/vmstat"))
+    found = {name: counted[name] for name in (*REFAULTS, "pswpin", "pswpout") if name in counted}
     with contextlib.suppress(OSError):
         stalled = Path("/proc/pressure/memory").read_text().split("total=")
-        counters["memory_stall_us"] = int(stalled[1].split()[0])
-    with contextlib.suppress(OSError):
-        for line in Path("/sys/fs/cgroup/cpu.stat").read_text().splitlines():
-            if line.startswith("throttled_usec"):
-                counters["cgroup_throttled_us"] = int(line.split()[1])
+        found["memory_stall_us"] = int(stalled[1].split()[0])
+    throttled = counters(Path("/sys/fs/cgroup/cpu.stat"))
+    if "throttled_usec" in throttled:
+        found["cgroup_throttled_us"] = throttled["throttled_usec"]
     with contextlib.suppress(OSError):
         # Time a hypervisor gave to others: field 8 of the first line, in clock ticks.
         ticks = int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8])
-        counters["steal_ms"] = ticks * 1000 // os.sysconf("SC_CLK_TCK")
-    return counters
+        found["steal_ms"] = ticks * 1000 // os.sysconf("SC_CLK_TCK")
+    return found

@@ -19,3 +19,9 @@ def number(path: Path) -> int | None:
         return int(text(path) or "")
     except ValueError:
         return None
+
+
+def counters(path: Path) -> dict[str, int]:
+    """The numbers of a file of lines `key number`; empty where it is not there."""
+    lines = (line.split() for line in (text(path) or "").splitlines())
+    return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdigit()}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import psutil
 
-from harness.small_files import number, text
+from harness.small_files import counters, number, text
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -37,7 +37,8 @@ def free_memory_bytes(cgroups: Path = CGROUPS) -> int:
         limit, taken = NAMES[version]
         most, now = number(folder / limit), number(folder / taken)  # "max", no limit, is no number
         if most is not None and now is not None:
-            free = min(free, most - now + _sum(folder / "memory.stat", CACHED[version]))
+            held = counters(folder / "memory.stat")
+            free = min(free, most - now + sum(held.get(name, 0) for name in CACHED[version]))
     return max(0, free)
 
 
@@ -80,9 +81,3 @@ def cgroups_of(controller: str, cgroups: Path = CGROUPS, proc: Path = PROC) -> I
         inside = Path(path.lstrip("/"))
         for folder in dict.fromkeys([inside, *inside.parents]):
             yield Cgroup(version, root / folder)
-
-
-def _sum(path: Path, keys: tuple[str, ...]) -> int:
-    """Of the lines `key number` of a file, the numbers of these keys."""
-    lines = (line.split() for line in (text(path) or "").splitlines())
-    return sum(int(value) for key, value in lines if key in keys)

@@ -29,6 +29,7 @@ from runners.protocol import Done, Event, Failed, Loaded, Phase, Request, Sessio
 Emit = Callable[[Event], None]
 PR_SET_PDEATHSIG = 1
 CALIBRATION_TOKENS = 10_000
+RESERVE_BYTES = 8 * 2**20  # 1 MiB is enough to look the versions of four packages up
 
 
 def main(request_path: Path, events_fd: int, controller_pid: int) -> int:
@@ -173,6 +174,7 @@ class Growth:
     ) -> None:
         self._session, self._prompt_tokens, self._does_not_fit = session, prompt_tokens, does_not_fit
         self._ask = getattr(session, "memory_state", lambda: None)
+        self._reserve = bytes(RESERVE_BYTES)  # never written to: it is taken, and not resident
         self._steps: list[list[int]] = []
         self._stopped: str | None = None
 
@@ -183,6 +185,7 @@ class Growth:
         try:
             yield from stream
         except self._does_not_fit as failure:
+            self._reserve = b""  # what follows, facts and counters, needs memory too
             self._stopped = _reason(failure)[:500]
 
     def _step(self, tokens: int) -> None:

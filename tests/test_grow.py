@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Ran
 
 from harness import results
 from harness.analysis import grown
-from tests.conftest import Ran
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Ran
 
 from harness import results
 from harness.campaign.room import DeviceLost, NoRoom, Room, room_on
-from tests.conftest import Ran
 
 MIB = 2**20
 KV = 65536  # bytes a token: a granule is 16 MiB, far more than what the interpreter's own memory varies by

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import HARNESS
 
 from harness import launch, results
 from harness.envs.build import Interpreter
 from harness.fence import Fence
 from runners.protocol import Done, Request
-from tests.conftest import HARNESS
 
 pytestmark = pytest.mark.real
 

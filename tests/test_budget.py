@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -162,9 +163,14 @@ def test_an_interrupt_leaves_no_cgroup(background, config, tmp_path):
         around = [cgroup.folder for cgroup in cgroups_of("memory")]
         return [found for folder in around for found in folder.glob(f"harness-{campaign.pid}-*")]
 
+    def is_worker(pid: int) -> bool:
+        with suppress(psutil.NoSuchProcess):  # one that has ended, a zombie too
+            return str(RUNNERS) in psutil.Process(pid).cmdline()
+        return False
+
     def worker() -> int | None:
         inside = [int(pid) for cgroup in ours() for pid in (cgroup / "cgroup.procs").read_text().split()]
-        return next((pid for pid in inside if str(RUNNERS) in psutil.Process(pid).cmdline()), None)
+        return next(filter(is_worker, inside), None)
 
     until(lambda: worker() is not None)
     (cgroup,), pid = ours(), worker()

@@ -248,16 +248,18 @@ def test_an_interrupted_repeat_is_always_run_again(harness, background, config, 
 
 
 def test_a_second_campaign_on_the_device_is_refused_or_waits_as_asked(harness, background, config, tmp_path):
-    slow, other = config({"B_ms": 20.0}, new_tokens=150, name="slow"), config({}, name="other")
-    first = background("run", slow)
+    endless, other = config({"hang_at_token": 1}, timeout_s=200, name="endless"), config({}, name="other")
+    first = background("run", endless)
     _wait_for_worker(first.pid, tmp_path)
     refused = harness("run", other, "--out", tmp_path / "elsewhere")
     assert refused.code == 1
     assert "another campaign" in refused.err
-    waited = harness("run", other, "--out", tmp_path / "elsewhere", "--wait", "--json")
-    assert first.wait(timeout=30) == 0
-    assert waited.code == 0
-    assert "waiting for another campaign" in waited.err
+    waiting = background("run", other, "--out", tmp_path / "elsewhere", "--wait")
+    assert next(line for line in waiting.stderr if "waiting for another campaign" in line)
+    first.send_signal(signal.SIGINT)
+    assert first.wait(timeout=30) == 130
+    _, err = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0, err
 
 
 def test_a_results_folder_that_is_wrong_starts_nothing(harness, config, tmp_path):

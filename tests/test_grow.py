@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,34 @@ from conftest import Ran
 
 from harness import results
 from harness.analysis import grown
+
+# A worker's growth until not even 10 kB are left, and a session that needs 4 MiB to count.
+UNTIL_NOTHING_IS_LEFT = """
+import json, resource
+from runners.accounting import status_bytes
+from runners.worker import Growth
+
+class Session:
+    def counters(self):
+        return {"looked_up": len(bytearray(2**22))}
+
+def stream():
+    size = 2**20
+    while True:
+        try:
+            held.append(bytearray(size))
+        except MemoryError:
+            if size < 10_000:
+                raise
+            size //= 2
+        yield 0
+
+held, growth = [], Growth(Session(), 1, (MemoryError,))
+limit = status_bytes("VmData") + 2**23
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+growth.stamped(stream(), lambda event: None)
+print(json.dumps([growth.told()["stopped"], growth.counters()]))
+"""
 
 
 @pytest.fixture
@@ -62,6 +92,14 @@ def test_the_allocators_state_is_kept_step_by_step(grow, tmp_path: Path) -> None
     assert [n for n, _, _ in steps] == sorted(n for n, _, _ in steps)
     n, allocated, reserved = steps[-1]
     assert allocated == reserved >= 4096 * (n - 25)
+
+
+def test_after_memory_ran_out_there_is_enough_of_it_to_ask_the_session() -> None:
+    command = [sys.executable, "-c", UNTIL_NOTHING_IS_LEFT]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    stopped, counters = json.loads(ran.stdout)
+    assert "MemoryError" in stopped
+    assert counters == {"looked_up": 2**22}
 
 
 def test_what_is_no_matter_of_memory_fails_as_ever(grow) -> None:

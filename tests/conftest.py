@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from harness import launch
@@ -215,3 +218,14 @@ def job(llamacpp_interpreter: Interpreter, tmp_path: Path) -> Callable[..., dict
         return launch.facts_of(launch.run_job(request, llamacpp_interpreter, tmp_path, 900, threads=2))
 
     return run
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ends within 5 s. One whose parent ended first is a zombie until init reaps it."""
+    for _ in range(100):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.05)
+                continue
+        return True
+    return False

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from conftest import gone
 from test_analysis import record
 from test_hf import request_of, said
 
@@ -177,7 +178,7 @@ def test_an_interrupt_leaves_no_cgroup(background, config, tmp_path):
     campaign.send_signal(signal.SIGINT)
     campaign.communicate(timeout=30)
     assert not cgroup.exists()
-    assert not psutil.pid_exists(pid)
+    assert gone(pid)
 
 
 @pytest.mark.real

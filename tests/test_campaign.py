@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import gone
 
 STATUSES = {
     "good": ({}, "ok", ""),
@@ -240,7 +241,7 @@ def test_an_interrupted_repeat_is_always_run_again(harness, background, config, 
     _wait_for_tokens(tmp_path)
     controller.kill()
     controller.wait()
-    assert _dies(pid)
+    assert gone(pid)
     ran = harness("run", path, "--json")
     assert ran.code == 0
     assert "kept what an interrupted repeat had measured" in ran.err
@@ -318,11 +319,3 @@ def _wait_for_tokens(folder: Path) -> None:
                     return
         time.sleep(0.05)
     raise AssertionError("no tokens came")
-
-
-def _dies(pid: int) -> bool:
-    for _ in range(100):
-        if not psutil.pid_exists(pid):
-            return True
-        time.sleep(0.05)
-    return False

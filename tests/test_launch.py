@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from conftest import gone
 
 from harness import launch
 from harness.envs.header import stacks
@@ -118,7 +116,7 @@ for event in worker.events(100): pass
     assert psutil.pid_exists(pid)
     controller.send_signal(signal.SIGKILL)
     controller.wait()
-    assert _gone(pid)
+    assert gone(pid)
 
 
 def test_stopping_kills_the_whole_group_and_reaps_it(tmp_path, fake_interpreter):
@@ -154,14 +152,3 @@ def test_the_worker_sees_one_device_and_the_threads_asked_for(monkeypatch):
     assert launch.worker_variables("GPU-1", 3)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert "CUDA_VISIBLE_DEVICES" not in launch.worker_variables("hip", 3)
-
-
-def _gone(pid: int) -> bool:
-    for _ in range(100):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                time.sleep(0.05)
-                continue
-        return True
-    os.kill(pid, signal.SIGKILL)
-    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ DEPTHS = (
     1,
 )  # of the context: the shallower ones are what the end is predicted from
 ENOUGH_CHUNKS = 4  # for an estimate that a fill is given up for
+SURE = 2.0  # however many chunks there are, a slope that one late chunk at the end makes is 1.7 of them
 SAY_EVERY_S = 1.0
 
 Chunk = tuple[int, int, float]
@@ -119,17 +121,25 @@ def largest_chunk(tokens: int, chunk: int) -> int:
 
 def time_left_s(chunks: list[Chunk], at: int, tokens: int) -> float:
     """Seconds for the positions from `at` to `tokens`, a position costing a + b * depth: least squares over
-    the chunks so far. The first of them, which warms up, counts only while there are no two others."""
+    the chunks so far. The first of them, which warms up, counts only while there are no two others.
+
+    Of b only what exceeds SURE standard errors counts: a fill is hundreds of times as long as what is known
+    of it at first, and so is then the error that one late chunk makes.
+    """
     known = chunks[1:] if len(chunks) > 2 else chunks
     weight = sum(count for _, count, _ in known)
     mean_s = sum(seconds for _, _, seconds in known) / weight
     middle = sum(count * (first + count / 2) for first, count, _ in known) / weight
-    spread = sum(count * (first + count / 2 - middle) ** 2 for first, count, _ in known)
-    together = sum(
-        (seconds - mean_s * count) * (first + count / 2 - middle) for first, count, seconds in known
-    )
-    slope = max(0.0, together / spread) if spread else 0.0
-    return (tokens - at) * max(0.0, mean_s + slope * ((at + tokens) / 2 - middle))
+    points = [
+        (first + count / 2 - middle, seconds / count - mean_s, count) for first, count, seconds in known
+    ]
+    spread = sum(count * x * x for x, _, count in points)
+    slope = 0.0
+    if len(known) > 2:
+        slope = sum(count * x * y for x, y, count in points) / spread
+        scatter = sum(count * (y - slope * x) ** 2 for x, y, count in points) / (len(known) - 2)
+        slope = max(0.0, slope - SURE * math.sqrt(scatter / spread))
+    return (tokens - at) * (mean_s + slope * ((at + tokens) / 2 - middle))
 
 
 def lasting(seconds: float) -> str:

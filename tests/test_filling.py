@@ -85,7 +85,8 @@ def test_the_depths_at_which_decode_is_timed_never_overlap_and_end_at_the_end():
     ],
 )
 def test_whatever_way_a_context_does_not_fit_it_is_an_event(worker, fake_interpreter, options, outcome):
-    events = worker(fit_of(1024, **options), fake_interpreter, timeout_s=2)
+    limit_s = 2 if outcome == "timeout" else 60
+    events = worker(fit_of(1024, **options), fake_interpreter, limit_s)
     assert isinstance(events[-1], Failed | Died)
     assert events[-1].outcome == outcome
     assert ("fill" in phases(events)) == ("fills_to" in options)
@@ -130,6 +131,14 @@ def test_the_time_left_follows_a_cost_that_grows_with_depth():
     assert filling.time_left_s(chunks[:1], 512, 1024) == pytest.approx(5.0)
     falling = [(at, 512, 1.0 - at / 4096) for at in range(0, 2048, 512)]
     assert filling.time_left_s(falling, 2048, 200_000) > 0
+
+
+@pytest.mark.parametrize("known", [4, 5, 8, 20])
+def test_one_late_chunk_is_no_cost_that_grows(known):
+    """Taken for one, a millisecond more in the fourth chunk was a minute more of 262,144 tokens."""
+    chunks = [(512 * i, 512, 0.1) for i in range(known - 1)] + [(512 * (known - 1), 512, 0.11)]
+    at = 512 * known
+    assert filling.time_left_s(chunks, at, 262_144) == pytest.approx(0.1 * (512 - known), rel=0.05)
 
 
 def test_growth_that_ends_for_want_of_memory_ends_well_and_no_token_is_lost(worker, fake_interpreter):

@@ -19,7 +19,18 @@ from harness.envs.build import Interpreter
 from harness.envs.header import RUNNERS
 from harness.fence import Fence
 from harness.results import tail
-from runners.protocol import MAX_LINE_BYTES, Died, Done, Event, Failed, NonsenseError, Phase, Request, decode
+from runners.protocol import (
+    MAX_LINE_BYTES,
+    Died,
+    Done,
+    Event,
+    Failed,
+    NonsenseError,
+    Phase,
+    Request,
+    decode,
+    holds,
+)
 
 # After the pipe has closed a healthy worker ends at once; a large model is freed in seconds.
 GRACE_S = 15.0
@@ -74,33 +85,35 @@ class Worker:
         self._fence = fence
         self._jobs_to_do = max(1, len(request.workloads)) if request.job == "generate" else 1
         request.write(folder / "request.json")
-        read_end, write_end = os.pipe()
-        self._pipe = read_end
+        self._pipe, events_end = os.pipe()
+        go_on_end, self._go_on = os.pipe()
         self._oom_kills = _oom_kills()
         command = [str(interpreter.python), "-I", "-X", "utf8", str(RUNNERS)]
         command = [*(fence.prefix if fence else ()), *command]
         try:
             with self.log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    [*command, str(folder / "request.json"), str(write_end), str(os.getpid())],
+                    [*command, str(folder / "request.json"), *map(str, [events_end, go_on_end, os.getpid()])],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    pass_fds=[write_end],
+                    pass_fds=[events_end, go_on_end],
                     env=worker_variables(request.device, threads),
                     start_new_session=True,
                 )
         except BaseException:
-            os.close(read_end)
+            self._close()
             raise
         finally:
-            os.close(write_end)
+            os.close(events_end)
+            os.close(go_on_end)
         self.pid = self._process.pid
         self.rusage: dict[str, float | None] | None = None
         self.exit_status: int | None = None  # as Popen has it; null: had to be killed here
 
     def events(self, timeout_s: float, keep: BinaryIO | None = None) -> Iterator[Event | Died]:
         """Events as they come; the last is the final Done, a Failed or a Died. The process has ended by then.
+        At one that holds it the worker stands still until the next is asked for.
 
         `keep` gets the bytes of each whole event as it arrives.
         """
@@ -120,6 +133,9 @@ class Worker:
                     yield event
                     return
                 yield event
+                if holds(event):
+                    with contextlib.suppress(BrokenPipeError):  # it has ended meanwhile
+                        os.write(self._go_on, b".")
             yield self._death(self._end(GRACE_S))
         except TimeoutError:
             self.stop()
@@ -131,10 +147,14 @@ class Worker:
             self.stop()
 
     def stop(self) -> None:
-        """Kill the whole process group, reap it, close the pipe. Harmless when it has ended."""
+        """Kill the whole process group, reap it, close its pipes. Harmless when it has ended."""
         self._end(0)
+        self._close()
+
+    def _close(self) -> None:
         if self._pipe >= 0:
             os.close(self._pipe)
+            os.close(self._go_on)
             self._pipe = -1
 
     def _lines(self, deadline: float) -> Iterator[bytes]:

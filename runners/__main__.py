@@ -1,4 +1,4 @@
-"""Entry point, run by path under a stack's interpreter: `python -I runners REQUEST EVENTS_FD
+"""Entry point, run by path under a stack's interpreter: `python -I runners REQUEST EVENTS_FD GO_ON_FD
 CONTROLLER_PID`."""
 
 import sys
@@ -15,4 +15,4 @@ from runners import worker  # noqa: E402
 sys.path.remove(str(_folder.parent))
 
 if __name__ == "__main__":
-    sys.exit(worker.main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(worker.main(Path(sys.argv[1]), *map(int, sys.argv[2:])))

@@ -2,6 +2,7 @@
 
 The controller writes a Request to a JSON file; the worker answers with Events, one JSON object a line, on a
 pipe. Only a line that ends in a newline is an event: a worker killed half-way through a line has not said it.
+After an event that holds it (see `holds`) the worker waits for a byte on a second pipe.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ JOBS = (
 )
 
 ACCOUNTED = "accounted"  # the phase of an account that is about to end: all that it holds, it holds now
+HELD_AT = ("load", "finish", ACCOUNTED)  # phases, none of them timed
 
 # A flush took 120 us (median; 2 cores, after 10 ms of decode): once in 512 tokens, or once a second on a slow
 # machine, where 512 tokens are minutes.
@@ -116,6 +118,14 @@ class Died:
 
 
 Event = Phase | Loaded | Tokens | Done | Failed
+
+
+def holds(event: Event) -> bool:
+    """Whether the worker stands still after this event until the controller has seen to it: what is read of
+    it then, as its memory, is of that moment however late the controller comes to read it."""
+    return isinstance(event, Loaded) or (isinstance(event, Phase) and event.name in HELD_AT)
+
+
 _EVENTS: dict[str, type[Any]] = {c.__name__: c for c in (Phase, Loaded, Tokens, Done, Failed)}
 
 

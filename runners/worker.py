@@ -32,15 +32,18 @@ CALIBRATION_TOKENS = 10_000
 RESERVE_BYTES = 8 * 2**20  # 1 MiB is enough to look the versions of four packages up
 
 
-def main(request_path: Path, events_fd: int, controller_pid: int) -> int:
+def main(request_path: Path, events_fd: int, go_on_fd: int, controller_pid: int) -> int:
     """Run one Request. The exit code says nothing that the events do not; 0 unless the job failed."""
     die_with(controller_pid)
     os.set_inheritable(events_fd, False)
+    os.set_inheritable(go_on_fd, False)
 
     def emit(event: Event) -> None:
         line = memoryview(protocol.encode(event))
         while line:
             line = line[os.write(events_fd, line) :]
+        if protocol.holds(event):
+            os.read(go_on_fd, 1)
 
     does_not_fit: tuple[type[BaseException], ...] = (MemoryError,)
     try:

@@ -71,20 +71,24 @@ def watched(pid: int) -> Iterator[Callable[[], dict[str, int]]]:
 
     thread = threading.Thread(target=look)
     thread.start()
-    yield lambda: most
-    over.set()
-    thread.join()
+    try:
+        yield lambda: most
+    finally:
+        over.set()
+        thread.join()
 
 
 def really(request: Request, interpreter: Interpreter, folder: Path) -> tuple[dict, dict, dict, dict]:
-    """Memory when loaded, and the most of it; the facts of Loaded and of Done."""
+    """Memory when loaded, and the most of it, its end included; the facts of Loaded and of Done."""
     worker = launch.Worker(request, interpreter, folder)
     with watched(worker.pid) as most:
         for event in worker.events(120):
             if isinstance(event, Loaded):
                 loaded, facts = status(worker.pid), event.facts
+            elif isinstance(event, Phase) and event.name == "finish":
+                ended = status(worker.pid)
     assert isinstance(event, Done), event
-    return loaded, most(), facts, event.facts
+    return loaded, {key: max(size, ended[key]) for key, size in most().items()}, facts, event.facts
 
 
 @pytest.mark.real

@@ -6,6 +6,7 @@ import itertools
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,7 @@ from conftest import gone
 
 from harness import launch
 from harness.envs.header import stacks
-from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens
+from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens, holds
 
 WARMUP = {"window_tokens": 4, "max_windows": 5, "tolerance": 0.5}
 
@@ -39,6 +40,19 @@ def test_a_worker_says_load_tokens_done(worker, fake_interpreter):
     assert sum(len(e.ids) for e in events if isinstance(e, Tokens)) == 40
 
 
+def test_a_worker_stands_still_at_a_moment_until_it_was_seen_to(tmp_path, fake_interpreter):
+    worker, seen_to_ns, waited = launch.Worker(request_of(), fake_interpreter, tmp_path), 0, []
+    for event in worker.events(60):
+        if isinstance(event, Phase) and waited:
+            assert event.t_ns > seen_to_ns
+        if holds(event):
+            time.sleep(0.05)
+            seen_to_ns = time.perf_counter_ns()
+            waited.append(getattr(event, "name", "loaded"))
+    assert waited == ["load", "loaded", "finish"]
+    assert isinstance(event, Done)
+
+
 def test_stamps_are_the_latency_the_fake_was_told(worker, fake_interpreter):
     events = worker(request_of(B_ms=2.0, prefill_ms=10.0), fake_interpreter)
     stamps = [t for e in events if isinstance(e, Tokens) for t in e.t_ns]
@@ -59,7 +73,8 @@ def test_stamps_are_the_latency_the_fake_was_told(worker, fake_interpreter):
     ],
 )
 def test_every_death_is_an_event_with_its_reason(worker, fake_interpreter, options, outcome, reason):
-    last = worker(request_of(**options), fake_interpreter, timeout_s=2)[-1]
+    limit_s = 2 if outcome == "timeout" else 60
+    last = worker(request_of(**options), fake_interpreter, limit_s)[-1]
     assert isinstance(last, Died)
     assert last.outcome == outcome
     assert reason in last.reason

@@ -146,8 +146,9 @@ def zones(root: Path, *, energy_uj: int = 1_000_000) -> None:
     for folder, name in (folders | {"intel-rapl-mmio:0": "package-0"}).items():
         path = root / "sys/class/powercap" / folder
         path.mkdir(parents=True, exist_ok=True)
-        (path / "name").write_text(f"{name}\n")
-        (path / "max_energy_range_uj").write_text("262143328850\n")
+        if not (path / "name").exists():  # a sampler may be reading them
+            (path / "name").write_text(f"{name}\n")
+            (path / "max_energy_range_uj").write_text("262143328850\n")
         file = os.open(path / "energy_uj", os.O_WRONLY | os.O_CREAT)
         os.pwrite(file, f"{energy_uj:<20}\n".encode(), 0)
         os.close(file)

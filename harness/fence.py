@@ -109,7 +109,7 @@ def _parents(means: str, cgroups: Path) -> Iterator[Path]:
         return
     for folder in around:
         control = folder / "cgroup.subtree_control"
-        if folder == around[0] and "memory" not in _read(control).split():
+        if folder == around[0] and control.exists() and "memory" not in _read(control).split():
             with contextlib.suppress(OSError):
                 control.write_text("+memory")
         if "memory" in _read(control).split():
@@ -136,6 +136,9 @@ def _made(parent: Path, means: str, limit_bytes: int) -> Path | None:
     except (OSError, subprocess.CalledProcessError):
         _remove(folder)
         return None
+    except BaseException:  # an interrupt: nobody else knows of it yet
+        _remove(folder)
+        raise
     return folder
 
 

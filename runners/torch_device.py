@@ -23,7 +23,9 @@ STATISTICS = {
 }
 SLOW_TOKEN = 1.2  # times the usual: a retry frees and takes device memory, which is milliseconds
 _WHERE = re.compile(r"^\[enforce fail at [^]]*\] [^.]*\. ")  # a place in torch's source
-_NO_ROOM = re.compile("(can't|Cannot) allocate memory|DefaultCPUAllocator|CUBLAS_STATUS_ALLOC_FAILED")
+_NO_ROOM = re.compile(
+    "(can't|Cannot) allocate memory|DefaultCPUAllocator|bad_alloc|CUBLAS_STATUS_ALLOC_FAILED"
+)
 
 
 def of(device: str) -> torch.device:

@@ -67,7 +67,7 @@ def harness(tmp_path: Path) -> Callable[..., Ran]:
     def run(*arguments: str | Path, **variables: str) -> Ran:
         command = [HARNESS, *map(str, arguments)]
         ran = subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | variables, timeout=300
+            command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | variables, timeout=900
         )
         assert "Traceback" not in ran.stderr, ran.stderr
         return Ran(ran.returncode, ran.stdout, ran.stderr)
@@ -172,7 +172,7 @@ def packed(
         files = {"source": str(source), "target": str(target)}
         model = {"name": "m", "path": str(source), "shape": None}
         request = Request(job, "hf", "cpu", model, options | {"threads": 1}, files=files)
-        launch.facts_of(launch.run_job(request, hf_interpreter, root, 60))
+        launch.facts_of(launch.run_job(request, hf_interpreter, root, 300))
 
     return made
 
@@ -189,7 +189,7 @@ def checkpoint(hf_interpreter: Interpreter, tmp_path_factory: pytest.TempPathFac
             model = {"name": name, "path": None, "shape": asdict(shape)}
             options, files = {"seed": 1, "threads": 1}, {"target": str(target)}
             request = Request("synthesize", "hf", "cpu", model, options, files=files)
-            launch.facts_of(launch.run_job(request, hf_interpreter, root, 60))
+            launch.facts_of(launch.run_job(request, hf_interpreter, root, 300))
         return target
 
     return made
@@ -199,7 +199,7 @@ def checkpoint(hf_interpreter: Interpreter, tmp_path_factory: pytest.TempPathFac
 def worker(tmp_path: Path) -> Callable[..., list[Event | Died]]:
     """Runs one Request in an interpreter and returns everything the worker said."""
 
-    def run(request: Request, interpreter: Interpreter, timeout_s: float = 60) -> list[Event | Died]:
+    def run(request: Request, interpreter: Interpreter, timeout_s: float = 300) -> list[Event | Died]:
         return list(launch.run_job(request, interpreter, tmp_path, timeout_s, threads=2))
 
     return run
@@ -229,3 +229,10 @@ def gone(pid: int) -> bool:
                 continue
         return True
     return False
+
+
+def told(interpreter: Interpreter, code: str) -> list[str]:
+    """The lines that code prints, with the runners at hand."""
+    root, first = Path(__file__).parent.parent, "import sys; sys.path.insert(0, sys.argv[1])\n"
+    command = [interpreter.python, "-c", first + code, root]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -68,6 +68,21 @@ def test_no_cgroup_is_left_of_a_worker_that_was_killed_or_of_an_interrupt(tmp_pa
 
 
 @with_cgroup
+def test_no_cgroup_is_left_of_an_interrupt_while_it_is_made(monkeypatch):
+    made = []
+
+    def interrupted(command: list[str], **_: object) -> None:
+        made.append(Path(command[3]).parent)
+        assert made[0].is_dir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.fence.subprocess.run", interrupted)
+    with pytest.raises(KeyboardInterrupt), Fence(200 * MIB):
+        pass
+    assert not made[0].exists()
+
+
+@with_cgroup
 def test_what_is_still_in_it_at_the_end_is_killed():
     with Fence(200 * MIB) as fence:
         strays = subprocess.Popen([*fence.prefix, "setsid", "sleep", "100"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import struct
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import told
 
 from harness import launch
 from harness.envs.header import stacks
@@ -100,6 +102,26 @@ def test_a_cache_that_does_not_fit_is_out_of_memory(worker, checkpoint, hf_inter
     assert "allocate memory" in last.reason
 
 
+@pytest.mark.parametrize(
+    ("said", "raised"),
+    [
+        ("[enforce fail at alloc.cpp:1] . DefaultCPUAllocator: can't allocate memory", "MemoryError"),
+        ("std::bad_alloc", "MemoryError"),  # of any C++ that torch calls
+        ("expected scalar type Half", "RuntimeError"),
+    ],
+)
+def test_what_torch_says_of_memory_it_could_not_have_is_a_memory_error(hf_interpreter, said, raised):
+    code = f"""
+from runners import torch_device
+try:
+    with torch_device.memory_errors():
+        raise RuntimeError({said!r})
+except Exception as failure:
+    print(type(failure).__name__)
+"""
+    assert told(hf_interpreter, code) == [raised]
+
+
 def test_a_static_cache_is_filled_to_its_very_end(worker, checkpoint, hf_interpreter):
     request = request_of(checkpoint("tiny-llama"), job="fit", cache="static", n_ctx=500)
     fit = {"kind": "fit", "tokens": 500, "fill": True, "most_s": 60, "prompt": PROMPT}
@@ -132,7 +154,7 @@ def test_growth_ends_well_where_memory_does(checkpoint, hf_interpreter, tmp_path
             resource.prlimit(worker.pid, resource.RLIMIT_DATA, (taken + left,) * 2)
         came += len(event.ids) if isinstance(event, Tokens) else 0
     assert isinstance(event, Done), event
-    assert "memory" in event.facts["stopped"]
+    assert re.search("memory|bad_alloc", event.facts["stopped"], re.IGNORECASE)
     assert 100 < came < 20_000
     # The token that failed may be in the cache already.
     assert event.facts["counters"]["evaluated_tokens"] - (len(PROMPT) + came - 1) in (0, 1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import told
 from test_hf import request_of, said
 from test_stacks import written
 
@@ -225,13 +225,6 @@ def test_a_stack_says_of_each_kernel_why_it_does_not_run_here(harness, interpret
     of_gptqm = {"gptq aten", "gptq torch", "awq aten", "awq torch"}
     assert runs == (of_gptqm if stack == "gptqm" else {"torch"})
     assert all(why for name, why in line["kernels"].items() if name not in runs)
-
-
-def told(interpreter, code: str) -> list[str]:
-    """The lines that code prints, with the runners at hand."""
-    root, first = Path(__file__).parent.parent, "import sys; sys.path.insert(0, sys.argv[1])\n"
-    command = [interpreter.python, "-c", first + code, root]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def test_layers_that_call_another_kernel_than_the_rest_are_left_over(interpreters):

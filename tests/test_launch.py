@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -56,9 +56,9 @@ def test_a_worker_stands_still_at_a_moment_until_it_was_seen_to(tmp_path, fake_i
 def test_stamps_are_the_latency_the_fake_was_told(worker, fake_interpreter):
     events = worker(request_of(B_ms=2.0, prefill_ms=10.0), fake_interpreter)
     stamps = [t for e in events if isinstance(e, Tokens) for t in e.t_ns]
-    assert stamps[0] >= 10e6
-    gaps = sorted(b - a for a, b in itertools.pairwise(stamps))
-    assert gaps[len(gaps) // 2] == pytest.approx(2e6, rel=0.2)
+    late = [stamp - (10e6 + 2e6 * k) for k, stamp in enumerate(stamps)]
+    assert min(late) >= 0
+    assert statistics.median(late) < 2e6
 
 
 @pytest.mark.parametrize(

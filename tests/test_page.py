@@ -212,7 +212,7 @@ def test_on_a_phone_a_tap_reads_a_value_and_a_finger_scrolls_the_page(browser: A
     reader = Reader(browser, path, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     figure = reader.figure(0)
     figure.locator(".plot").evaluate("plot => plot.scrollIntoView()")
-    reader.page.wait_for_timeout(300)  # a tap beside a scroll that goes on would miss
+    reader.page.wait_for_timeout(1000)  # a tap beside a scroll, or figures being drawn, would miss
     x, y = reader.plot(figure, POINT)
     reader.page.touchscreen.tap(x, y)
     figure.locator(".hoverlayer .hovertext").first.wait_for()

@@ -30,7 +30,13 @@ def resolved(
     command = [build.uv_binary(), "pip", "compile", "-", "--no-header", "--no-annotate"]
     command += ["--python-platform", f"aarch64-manylinux_{glibc}", "--python-version", python]
     command += ["--only-binary", ":all:", *(f"--no-binary={name}" for name in compiled)]
-    return subprocess.run(command, input="\n".join(requirements), capture_output=True, text=True, timeout=300)
+    for _ in range(3):  # the index may not answer at once
+        ran = subprocess.run(
+            command, input="\n".join(requirements), capture_output=True, text=True, timeout=300
+        )
+        if "Failed to fetch" not in ran.stderr:
+            break
+    return ran
 
 
 @pytest.mark.parametrize(("glibc", "python"), SYSTEMS)

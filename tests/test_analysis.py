@@ -67,7 +67,7 @@ def test_the_golden_record_stands():
         ({"done__counters__compilations": 1}, "1 compilation while timing"),
         ({"done__counters__compilations": 3}, "3 compilations while timing"),
         ({"done__warmup__agreed": False}, "warm-up never settled"),
-        ({"done__counters__stack_decode_ms": 13.0}, "two clocks differ"),
+        ({"done__counters__stack_decode_ms": 1e4}, "two clocks differ"),
         ({"done__major_faults": 3}, "3 major page faults while timing"),
         ({"done__cpu_wait_ns": 10**9}, "waited for a CPU"),
         ({"conditions__pressure": {"pswpin": 9}}, "9 pages were swapped in"),
@@ -90,7 +90,6 @@ def test_what_is_where_it_was_asked_for_is_no_lie():
             "loaded__devices": {"layers": {"CPU": 2}},
         },
         {"loaded__leftovers": [], "done__counters__compilations": 0},
-        {"done__counters__stack_decode_ms": 10.0},  # 2.6 by our clock: one preemption of either
     ):
         assert status(record(**changes)) == ("ok", [])
 

@@ -128,12 +128,12 @@ def test_a_change_of_options_is_another_cell_and_a_change_of_repeats_only_adds(h
 
 def test_an_interrupted_fresh_run_is_not_the_last_word(harness, background, config, tmp_path):
     path = config({"B_ms": 2.0}, new_tokens=1500)
-    harness("run", path)
+    assert harness("run", path).code == 0
     controller = background("run", path, "--fresh")
     _wait_for_tokens(tmp_path)
     controller.send_signal(signal.SIGINT)
     assert controller.wait(timeout=30) == 130
-    harness("run", path)
+    assert harness("run", path).code == 0
     found = sorted(records(tmp_path / "results"), key=lambda r: r["started_utc"])
     assert [r["outcome"] for r in found] == ["ok", "interrupted", "ok"]
 
@@ -246,7 +246,7 @@ def test_an_interrupted_repeat_is_always_run_again(harness, background, config, 
     controller.wait()
     assert gone(pid)
     ran = harness("run", path, "--json")
-    assert ran.code in (0, 1)  # 1: a busy machine
+    assert ran.code == 0
     assert "kept what an interrupted repeat had measured" in ran.err
     assert sorted(r["outcome"] for r in records(tmp_path / "results")) == ["interrupted", "ok"]
 
@@ -263,8 +263,7 @@ def test_a_second_campaign_on_the_device_is_refused_or_waits_as_asked(harness, b
     first.send_signal(signal.SIGINT)
     assert first.wait(timeout=30) == 130
     _, err = waiting.communicate(timeout=60)
-    assert waiting.returncode in (0, 1), err  # 1: a busy machine
-    assert [r["outcome"] for r in records(tmp_path / "elsewhere")] == ["ok"]
+    assert waiting.returncode == 0, err
 
 
 def test_a_results_folder_that_is_wrong_starts_nothing(harness, config, tmp_path):

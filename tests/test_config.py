@@ -638,7 +638,7 @@ BOMB = "a0: &a0 [lol, lol]\n" + "".join(f"a{i + 1}: &a{i + 1} [*a{i}, *a{i}]\n" 
 def test_a_hostile_file_is_refused_in_bounded_time_and_words(tmp_path: Path, text: str) -> None:
     start = time.monotonic()
     said = mistake(tmp_path, text)
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 10
     assert len(said) < 3000
     assert len(said.splitlines()) <= 11
 

@@ -111,9 +111,11 @@ def with_vocabulary(job, target: Path, shape: dict, dtype: str) -> Path:
 def test_a_campaign_of_real_cells_is_ok_and_says_what_really_ran(harness, real, tmp_path):
     path = real({"quant": ["q4_0", "q8_0"]}, model={"shape": "tiny-llama"}, new_tokens=300)
     ran = harness("run", path, "--json")
-    assert ran.code in (0, 1), ran.out  # 1: a busy machine
+    if "waited for a CPU" in ran.out:  # the machine was busy with something else
+        ran = harness("run", path, "--json", "--retry-failed")
+    assert ran.code == 0, ran.out
     for row in ran.json:
-        assert not [why for why in row["reasons"] if "waited for a CPU" not in why]
+        assert row["status"] == "ok"
         assert row["weights"] == "synthetic"
         assert row["kv_bytes_per_token"] == kv_bytes_per_token(SHAPES["tiny-llama"])
         assert 0 < row["weight_bytes_per_token"] < row["model_bytes"]

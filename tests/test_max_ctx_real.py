@@ -68,11 +68,6 @@ def fits(record: dict[str, Any], n_ctx: int, interpreter: Interpreter, folder: P
     return isinstance(last, Done)
 
 
-def contexts(found: dict[str, Any]) -> set[int]:
-    """What was tried: one that looked slow is tried twice, which a busy machine may cause."""
-    return {probe["n_ctx"] for probe in found["probes"]}
-
-
 def is_the_longest(found: dict[str, Any], interpreter: Interpreter, folder: Path) -> None:
     """Of the contexts around it, those up to it fit and those above do not, but for one granule: the last few
     hundred KiB are another's from one process to the next."""
@@ -91,7 +86,7 @@ def test_llamacpp_is_predicted_exactly_and_takes_three_probes_at_most(
     found, llamacpp_interpreter: Interpreter, tmp_path: Path, shape, budget: str, flash_attn: bool
 ) -> None:
     answer = found(shape, budget, stack="llamacpp", flash_attn=flash_attn)
-    assert len(contexts(answer)) <= 3
+    assert len(answer["probes"]) <= 3
     assert abs(answer["predicted_n_ctx"] - answer["verified_n_ctx"]) <= answer["granule"]
     is_the_longest(answer, llamacpp_interpreter, tmp_path)
 
@@ -105,7 +100,7 @@ def test_without_a_cgroup_the_limit_is_of_what_is_allocated(
     hidden = ("unshare", "-m", "sh", "-c", NO_CGROUPS, "sh")
     answer = found(WIDE, "240MiB", *hidden, stack="llamacpp")
     assert answer["record"]["memory_budget"]["means"] == "RLIMIT_DATA"
-    assert len(contexts(answer)) <= 3
+    assert len(answer["probes"]) <= 3
     assert abs(answer["predicted_n_ctx"] - answer["verified_n_ctx"]) <= answer["granule"]
     is_the_longest(answer, llamacpp_interpreter, tmp_path)
 
@@ -123,5 +118,5 @@ def test_a_static_cache_without_an_account_takes_five_probes_at_most(
     # With AMX oneDNN's scratch is on no line over the context's length: on such a CPU it takes six.
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     answer = found(WIDE, "420MiB", stack="hf", cache="static")
-    assert len(contexts(answer)) <= 5
+    assert len(answer["probes"]) <= 5
     is_the_longest(answer, hf_interpreter, tmp_path)

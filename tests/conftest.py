@@ -16,39 +16,74 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import forked
 import psutil
 import pytest
 
 from harness import cli, launch, machine
-from harness.cache import cache_folder
+from harness.cache import cache_folder, made
 from harness.envs import build
 from harness.envs.build import Interpreter
 from harness.envs.header import stacks
 from harness.theory.families import SHAPES
 from runners.protocol import Died, Event, Request
 
+REAL_STACKS = ("llamacpp", "hf", "bnb", "gptq", "autoawq", "gptqm")  # later ones use the weights of hf
+ENVIRONMENTS = cache_folder() / "envs"
 HARNESS = str(Path(sys.executable).parent / "harness")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs a real stack, which its fixtures and parameters say, and keep each stack's tests in one
+    process: it has the stack's libraries loaded."""
+    for item in items:
+        parameters = getattr(item, "callspec", None)
+        asked = {parameters.params.get("stack")} if parameters else set()
+        asked |= {name.removesuffix("_interpreter") for name in getattr(item, "fixturenames", [])}
+        used = [stack for stack in REAL_STACKS if stack in asked]
+        if used:
+            item.add_marker(pytest.mark.xdist_group(used[-1]))
+        if not item.get_closest_marker("first_tier"):
+            for stack in used:
+                item.add_marker(pytest.mark.stack(name=stack))
 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache for this session: its own weights and locks, the user's environments (they take minutes)."""
+    """A cache for this session: its own weights and locks, the user's environments (they take minutes). Those
+    with torch are forked ones: see `forked`."""
     folder = tmp_path_factory.mktemp("cache")
-    environments = cache_folder() / "envs"
-    environments.mkdir(parents=True, exist_ok=True)
-    (folder / "envs").symlink_to(environments)
-    before = os.environ.get("HARNESS_CACHE")
-    os.environ["HARNESS_CACHE"] = str(folder)
-    yield folder
-    os.environ.pop("HARNESS_CACHE")
-    if before is not None:
-        os.environ["HARNESS_CACHE"] = before
+    (folder / "envs").mkdir()
+    servers = []
+    for real in (path.parent for path in ENVIRONMENTS.glob("*/complete.json")):
+        stack, here = real.name.partition("-")[0], folder / "envs" / real.name
+        if stack in forked.IMPORTS:
+            servers.append(forked.Server(real, stack, here))
+        else:
+            here.symlink_to(real)
+    with pytest.MonkeyPatch.context() as variables:
+        variables.setenv("HARNESS_CACHE", str(folder))
+        yield folder
+    for server in servers:
+        server.stop()
     shutil.rmtree(folder / "weights", ignore_errors=True)  # gigabytes
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(cache: Path) -> None:
     """Every test uses the session's cache."""
+
+
+@pytest.fixture
+def own_processes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of this test are no forks: what they take of memory is their own."""
+    folder = cache.with_name(f"{cache.name}-own")
+    if not folder.exists():
+        folder.mkdir()
+        (folder / "envs").symlink_to(ENVIRONMENTS)
+        (folder / "weights").symlink_to(made(cache / "weights"))
+    monkeypatch.setenv("HARNESS_CACHE", str(folder))
 
 
 @dataclass(frozen=True)
@@ -154,6 +189,19 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", "-l", disk], check=True)
 
 
+@pytest.fixture
+def own_interpreter(own_processes: None) -> Callable[[str], Interpreter]:
+    """The environment of a stack whose workers are no forks: `own_interpreter("hf")`."""
+
+    return _built
+
+
+def _built(stack: str) -> Interpreter:
+    if found := build.find(stacks()[stack].environments["cpu"]):
+        return found
+    pytest.skip(f"the environment of {stack} is not built: harness env create {stack}")
+
+
 @pytest.fixture(scope="session")
 def fake_interpreter(cache: Path) -> Interpreter:
     return build.create(stacks()["fake"].environments["cpu"], lambda line: None)
@@ -163,10 +211,10 @@ def _interpreter_of(stack: str) -> Any:
     """A fixture: a stack's real environment for CPUs."""
 
     @pytest.fixture(scope="session", name=f"{stack}_interpreter")
-    def made(cache: Path) -> Interpreter:
-        return build.create(stacks()[stack].environments["cpu"], print)
+    def found(cache: Path) -> Interpreter:
+        return _built(stack)
 
-    return made
+    return found
 
 
 llamacpp_interpreter = _interpreter_of("llamacpp")

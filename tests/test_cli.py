@@ -249,7 +249,6 @@ def test_of_what_is_interrupted_it_is_said_that_the_same_command_goes_on(
     assert "what was finished is kept, the same command goes on" in err
 
 
-@pytest.mark.real
 def test_synth_makes_a_checkpoint_or_ggufs_of_it(harness, llamacpp_interpreter):
     folder = Path(harness("synth", "tiny-llama", "--format", "hf").out.strip())
     assert (folder / "config.json").exists()

@@ -10,10 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TypeVar
 
 import numpy as np
 from scipy.special import fdtrc, polygamma, psi
 
+Name = TypeVar("Name", str, int)
 FAR = 0.01  # chance of so wide a spread of a cell's own repeats, by the usual one
 # Relative standard deviation below which nothing here is known: memory is counted in pages, clocks in steps.
 FINEST = 1e-4
@@ -21,10 +23,15 @@ FINEST = 1e-4
 
 @dataclass(frozen=True)
 class Spread:
-    """The variance of one value, relative to that value, and its degrees of freedom."""
+    """The variance of one value, and its degrees of freedom."""
 
     variance: float
     freedom: float
+
+    @property
+    def floored(self) -> Spread:
+        """No finer than anything here is known."""
+        return Spread(max(self.variance, FINEST**2), self.freedom)
 
     def far_beyond(self, usual: Spread) -> bool:
         """Whether this is far beyond the usual (F test): one of a few processes was disturbed, and the other
@@ -39,35 +46,37 @@ def within(groups: Sequence[Sequence[float]]) -> Spread | None:
     return Spread(sum(each**2 for each in deviations) / freedom, freedom) if freedom else None
 
 
-def moderated(spreads: Mapping[str, Spread]) -> dict[str, Spread]:
+def pooled(spreads: Sequence[Spread]) -> Spread:
+    """Of several that are alike, one at least."""
+    freedom = sum(each.freedom for each in spreads)
+    return Spread(sum(each.variance * each.freedom for each in spreads) / freedom, freedom)
+
+
+def moderated(spreads: Mapping[Name, Spread | None]) -> dict[Name, Spread]:
     """Each variance drawn towards what is usual, by as much as the variances of all are alike: a mean of
-    both, weighted by degrees of freedom, of which it then has the sum, and no more than all have together."""
-    if len(spreads) < 2:
-        return {name: Spread(max(own.variance, FINEST**2), own.freedom) for name, own in spreads.items()}
-    prior = usual(list(spreads.values()))
-    most = sum(own.freedom for own in spreads.values())
-    return {name: _drawn(own, prior, most) for name, own in spreads.items()}
+    both, weighted by degrees of freedom, of which it then has the sum, and no more than all have together.
+    Where a cell's own is null it is the usual one, and left out where fewer than two cells know theirs."""
+    known = {name: own.floored for name, own in spreads.items() if own is not None}
+    if len(known) < 2:
+        return known
+    every = list(known.values())
+    prior, together = _usual(every), pooled(every)
+    if prior is None:
+        return dict.fromkeys(spreads, together)
+    drawn = {name: pooled([prior, known[name]]) if name in known else prior for name in spreads}
+    return {n: Spread(each.variance, min(each.freedom, together.freedom)) for n, each in drawn.items()}
 
 
-def usual(spreads: Sequence[Spread]) -> Spread:
-    """The usual variance and the degrees of freedom that it is worth, infinite where the variances differ by
-    no more than chance makes them: Smyth's moments of log variances. Two spreads at least."""
-    variances = np.array([max(own.variance, FINEST**2) for own in spreads])
-    freedoms = np.array([own.freedom for own in spreads], dtype=float)
-    half = freedoms / 2
-    logs = np.log(variances) - psi(half) + np.log(half)
+def _usual(spreads: Sequence[Spread]) -> Spread | None:
+    """The usual variance and the degrees of freedom that it is worth, by Smyth's moments of log variances;
+    null where the variances differ by no more than chance makes them. Two spreads at least."""
+    half = np.array([own.freedom for own in spreads]) / 2
+    logs = np.log([own.variance for own in spreads]) - psi(half) + np.log(half)
     beyond_chance = float(logs.var(ddof=1) - polygamma(1, half).mean())
     if beyond_chance <= 0:
-        return Spread(float((variances * freedoms).sum() / freedoms.sum()), math.inf)
+        return None
     worth = 2 * _inverse_trigamma(beyond_chance)
     return Spread(math.exp(float(logs.mean()) + float(psi(worth / 2)) - math.log(worth / 2)), worth)
-
-
-def _drawn(own: Spread, prior: Spread, most: float) -> Spread:
-    variance, freedom = max(own.variance, FINEST**2), own.freedom + prior.freedom
-    if math.isinf(freedom):
-        return Spread(prior.variance, most)
-    return Spread((prior.freedom * prior.variance + own.freedom * variance) / freedom, min(freedom, most))
 
 
 def _inverse_trigamma(y: float) -> float:

@@ -33,6 +33,11 @@ ENVIRONMENTS = cache_folder() / "envs"
 HARNESS = str(Path(sys.executable).parent / "harness")
 
 
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """A function by its name: its address differs in each process."""
+    return getattr(val, "__qualname__", None) if callable(val) else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what runs a real stack, which its fixtures and parameters say, and keep each stack's tests in one

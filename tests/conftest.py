@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from harness import launch
 from harness.cache import cache_folder
@@ -26,6 +27,17 @@ from harness.theory.families import SHAPES
 from runners.protocol import Died, Event, Request
 
 HARNESS = str(Path(sys.executable).parent / "harness")
+
+# Properties: a file of a test's folder is written anew by every example, so one folder serves them all.
+_PROPERTIES = settings(
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile("fast", _PROPERTIES, max_examples=50)
+settings.register_profile("all", _PROPERTIES, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from typing import Any
 import forked
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from harness import cli, launch, machine
 from harness.cache import cache_folder, made
@@ -31,6 +32,17 @@ from runners.protocol import Died, Event, Request
 REAL_STACKS = ("llamacpp", "hf", "bnb", "gptq", "autoawq", "gptqm")  # later ones use the weights of hf
 ENVIRONMENTS = cache_folder() / "envs"
 HARNESS = str(Path(sys.executable).parent / "harness")
+
+# Properties: a file of a test's folder is written anew by every example, so one folder serves them all.
+_PROPERTIES = settings(
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile("fast", _PROPERTIES, max_examples=50)
+settings.register_profile("all", _PROPERTIES, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:

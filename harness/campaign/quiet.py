@@ -18,10 +18,10 @@ AT_MOST_S = 30.0
 LOOK_S = 0.5  # 50 ticks a CPU of the clock that counts CPU time
 
 
-def wait(say: Callable[[str], None], at_most_s: float = AT_MOST_S, look_s: float = LOOK_S) -> dict[str, Any]:
+def wait(say: Callable[[str], None], at_most_s: float, look_s: float = LOOK_S) -> dict[str, Any]:
     """Wait until the CPUs are idle for one look, or for `at_most_s`. Returns `waited_s`, and `busy_share`,
     what others took of the CPUs at the last look (null where that cannot be read)."""
-    began, message = time.monotonic(), ""
+    began, announced = time.monotonic(), False
     while True:
         before = psutil.cpu_times()._asdict()
         time.sleep(look_s)
@@ -30,11 +30,9 @@ def wait(say: Callable[[str], None], at_most_s: float = AT_MOST_S, look_s: float
         if share is None or share <= BUSY_SHARE or waited_s + look_s > at_most_s:
             share = share if share is None else round(share, 3)
             return {"waited_s": round(waited_s, 3), "busy_share": share}
-        if not message:
-            message = (
-                f"waiting for a quiet moment: {share:.0%} of the CPUs are in use, {at_most_s:g} s at most"
-            )
-            say(message)
+        if not announced:
+            say(f"waiting for a quiet moment: {share:.0%} of the CPUs are busy; {at_most_s:g} s at most")
+            announced = True
 
 
 @dataclass(frozen=True)

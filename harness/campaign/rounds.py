@@ -89,7 +89,7 @@ def measure(
         while waiting:
             each = waiting.popleft()
             if each.attempt > 1:
-                each = replace(each, quiet=quiet.wait(say))
+                each = replace(each, quiet=quiet.wait(say, quiet.AT_MOST_S))
             before = quiet.look() if watched else None
             stored = attempt(each, len(found) + 1, of)
             found.append(stored)

@@ -176,7 +176,8 @@ def config(tmp_path: Path) -> Callable[..., Path]:
     """Writes a config of fake variants: `config({"B_ms": 1.0}, {...}, repeats=2)`; protocol keys by name."""
 
     def write(*variants: dict[str, Any], name: str = "fake", **protocol: Any) -> Path:
-        settings = {"new_tokens": 40, "repeats": 1, "timeout_s": 20, "measure_bandwidth": False} | protocol
+        settings = {"new_tokens": 40, "repeats": 1, "timeout_s": 20, "measure_bandwidth": False}
+        settings |= {"retry_disturbed": 0} | protocol  # a busy machine must not add records
         rows = [{"stack": "fake", "name": f"v{i}"} | variant for i, variant in enumerate(variants)]
         experiment = {"protocol": settings, "models": [{"shape": "tiny-qwen2"}], "variants": rows}
         path = tmp_path / f"{name}.yaml"

@@ -4,17 +4,19 @@ Pure."""
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from harness.analysis import energy, grown, intervals, sensed, series, traffic
+from harness.analysis.disturbances import counting
 from harness.analysis.flags import Flag, Limit, flags, identical, published
 from harness.analysis.identity import device, identity, weights
 from harness.analysis.line import Floats
 from harness.analysis.series import Analysis, Unusable
-from harness.analysis.verdicts import FINE, remarks, status
+from harness.analysis.verdicts import FINE, remarks, verdict
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -33,11 +35,12 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
     """One repeat. Missing is null; names carry units; `columns`: its series; `ceiling`: bytes/s measured on
     its machine, which shares of the bandwidth are taken of."""
     reported = record.get("reported") or {}
-    state, reasons = status(record, ceiling, has_series=bool(columns), series=columns)
+    judged = verdict(record, ceiling, has_series=bool(columns), series=columns)
+    state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
     # A growth that was killed was watched to no end: its length is the answer, and its latency none.
     found, unusable = _analysis({} if grown.answers(record) else columns)
     if unusable:
-        state, reasons = "invalid", [*reasons, f"its series is unusable: {unusable}"]
+        state, reasons, disturbed = "invalid", [*reasons, f"its series is unusable: {unusable}"], None
     figures = series.row(found)
     limits = traffic.limits(record, ceiling)
     loaded = record.get("loaded") or {}
@@ -58,6 +61,8 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         "kind": record["kind"],
         "source": record.get("source"),
         "repeat": record["repeat"],
+        "attempt": record.get("attempt", 1),
+        "disturbed": disturbed,
         "weights": weights(record),
         "status": state,
         "reasons": reasons,
@@ -198,20 +203,37 @@ def _peak_allocator_bytes(record: Record) -> int | None:
     return int(peak) if peak else None
 
 
+def counted(rows: Sequence[Row]) -> list[Row]:
+    """The one row of each repeat that counts, in the order of `rows`."""
+    attempts: dict[tuple[str, int], list[Row]] = {}
+    for each in sorted(rows, key=lambda r: str(r["started_utc"])):
+        attempts.setdefault((each["content_key"], each["repeat"]), []).append(each)
+    counts = {
+        key: counting(found, lambda r: r["status"] in FINE, lambda r: r["disturbed"])
+        for key, found in attempts.items()
+    }
+    return [each for each in rows if counts[each["content_key"], each["repeat"]] is each]
+
+
 def per_cell(rows: Sequence[Row]) -> list[Row]:
     """One row a cell, machine, device and set of versions (content key), in order of first appearance:
-    medians over its ok repeats, or what became of the others. Of a repeat measured again the latest
-    counts."""
-    latest: dict[tuple[str, int], Row] = {}
-    for each in sorted(rows, key=lambda r: str(r["started_utc"])):
-        latest[each["content_key"], each["repeat"]] = each
+    medians over its ok repeats, or what became of the others, each repeat by the row that counts.
+    `disturbed_attempts`: how many the machine disturbed; `stayed_disturbed`: by what, a repeat each that no
+    attempt at was ok."""
+    disturbed = Counter(each["content_key"] for each in rows if each["disturbed"])
     grouped: dict[str, list[Row]] = {}
-    for each in rows:
-        if latest[each["content_key"], each["repeat"]] is each:
-            grouped.setdefault(each["content_key"], []).append(each)
-    cells = list(grouped.values())
-    lines = intervals.of_cells([_shown(repeats) for repeats in cells])
-    return [_pooled(repeats) | line for repeats, line in zip(cells, lines, strict=True)]
+    for each in counted(rows):
+        grouped.setdefault(each["content_key"], []).append(each)
+    lines = intervals.of_cells([_shown(repeats) for repeats in grouped.values()])
+    return [
+        _pooled(repeats)
+        | line
+        | {
+            "disturbed_attempts": disturbed[key],
+            "stayed_disturbed": [each["disturbed"] for each in repeats if each["disturbed"]],
+        }
+        for (key, repeats), line in zip(grouped.items(), lines, strict=True)
+    ]
 
 
 def _shown(repeats: list[Row]) -> list[Row]:

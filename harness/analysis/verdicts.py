@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from harness.analysis import grown, throttling
+from harness.analysis import disturbances, grown, throttling
+from harness.analysis.disturbances import Kind, Reason
 from harness.analysis.flags import Flag
 from harness.analysis.traffic import bandwidth_share, ceiling_bytes_per_s
 
@@ -24,22 +25,33 @@ FIRST_TOKENS = 5  # of these none may be: an unsynchronised clock shows there
 ELSEWHERE = ("cpu", "meta", "disk")  # not on a GPU; on a CPU only the first is right
 NAMES_SHOWN = 3
 CEILING_TOLERANCE = 1.05  # a share of the measured bandwidth above this is no measurement
-CONTENTION_TOLERANCE = 0.05  # of threads x time; 0.1% is usual on a quiet machine
-CONTENTION_FLOOR_NS = 50_000_000  # a wait or two, which any machine has, is a large share of a very short run
-STALLED_SHARE = 0.01  # of the timed part
-STALLED_FLOOR_US = 10_000
-PAGE_BYTES = 4096
-REFAULT_FLOOR_BYTES = 64 << 20
-REFAULT_TOLERANCE = 0.05  # of the model: the counter is the machine's, and others read files too
 
 FINE = ("ok", "functional")  # it ran as asked; but of a functional one the speed says nothing
 Record = dict[str, Any]
 Series = Mapping[str, Sequence[int | None]]
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """A repeat's status, and why. `disturbed`: what of the machine made it invalid, where that is all that
+    did; null otherwise."""
+
+    status: str
+    reasons: list[str]
+    disturbed: Kind | None = None
+
+
 def status(
     record: Record, ceiling: float | None = None, has_series: bool = True, series: Series | None = None
 ) -> tuple[str, list[str]]:
+    """Status and reasons of `verdict`."""
+    found = verdict(record, ceiling, has_series, series)
+    return found.status, found.reasons
+
+
+def verdict(
+    record: Record, ceiling: float | None = None, has_series: bool = True, series: Series | None = None
+) -> Verdict:
     """The outcome, or `invalid` when a verdict says so, or `functional`, with the reasons.
 
     `ceiling`: read bandwidth in bytes/s; null: the best of the probes that the record itself has.
@@ -48,19 +60,27 @@ def status(
     """
     known = [f"known beforehand: {why}" for why in record.get("known_failure", [])]
     functional = (record.get("loaded") or {}).get("functional")
+    usable = Verdict("functional", [str(functional)]) if functional else Verdict("ok", [])
     if grown.answers(record) and (reasons := other_than_asked(record, record["options"], record["loaded"])):
-        return "invalid", [*reasons, *known]
+        return Verdict("invalid", [*reasons, *known])
     if grown.answers(record) or (record["kind"] == "searched" and record["outcome"] == "ok"):
-        return ("functional", [str(functional)]) if functional else ("ok", [])
+        return usable
     if record["outcome"] != "ok" or record["kind"] == "reported":  # others' figures are shown as they stand
-        return record["outcome"], [record["reason"], *known] if record.get("reason") else []
-    reasons = invalid_because(record, ceiling or ceiling_bytes_per_s([record]))
-    reasons += _device_clock(record, series)
+        return Verdict(record["outcome"], [record["reason"], *known] if record.get("reason") else [])
+    found = _reasons(record, ceiling or ceiling_bytes_per_s([record]))
+    found += _device_clock(record, series)
     if not has_series:
-        reasons.append("its series of tokens is missing or damaged")
-    if reasons:
-        return "invalid", [*reasons, *known]
-    return ("functional", [str(functional)]) if functional else ("ok", [])
+        found.append(Reason("its series of tokens is missing or damaged"))
+    if found:
+        texts = [reason.text for reason in found]
+        return Verdict("invalid", [*texts, *known], disturbances.kind(found))
+    return usable
+
+
+def attempts_left(record: Record, found: Verdict) -> bool:
+    """Whether its campaign measures a repeat again after this attempt at it."""
+    retries = (record.get("protocol") or {}).get("retry_disturbed", 0)
+    return found.disturbed is not None and record.get("attempt", 1) <= retries
 
 
 def other_than_asked(record: Record, options: Record, facts: Record) -> list[str]:
@@ -70,6 +90,15 @@ def other_than_asked(record: Record, options: Record, facts: Record) -> list[str
 
 def invalid_because(record: Record, ceiling: float | None) -> list[str]:
     """Each reason why a finished repeat's figures are none, as a sentence; empty when it stands."""
+    return [reason.text for reason in _reasons(record, ceiling)]
+
+
+def _reasons(record: Record, ceiling: float | None) -> list[Reason]:
+    """What the stack did wrong first, then what the machine did."""
+    return [*map(Reason, _stack_faults(record, ceiling)), *disturbances.reasons(record)]
+
+
+def _stack_faults(record: Record, ceiling: float | None) -> list[str]:
     loaded, done = record["loaded"], record["done"]
     prompt, new = record["workload"]["prompt_tokens"], record["workload"]["new_tokens"]
     reasons = []
@@ -90,14 +119,9 @@ def invalid_because(record: Record, ceiling: float | None) -> list[str]:
     reasons += _window(record)
     reasons += _weights(record)
     reasons += other_options(record["options"], record["loaded"])
-    if not done["warmup"]["agreed"]:
-        reasons.append("warm-up never settled: no two windows in a row agreed")
     if compiled := done["counters"].get("compilations"):
         reasons.append(f"{compiled} compilation{'s' if compiled > 1 else ''} while timing")
     reasons += _second_clock(record)
-    reasons += _paging(record)
-    reasons += _contention(record)
-    reasons += throttling.invalid_because(record)
     share = bandwidth_share(record, ceiling)
     if share is not None and share > CEILING_TOLERANCE:
         reasons.append(
@@ -208,33 +232,36 @@ def _placement(record: Record, facts: Record) -> list[str]:
 
 
 def _second_clock(record: Record) -> list[str]:
-    """The stack's own decode time against ours, less what we do between its steps (argmax)."""
+    """The stack's own decode time against ours, less what we do between its steps (argmax). A thread that
+    waits for a CPU between the two makes ours the longer one, by at most what the process waited."""
     theirs = record["done"]["counters"].get("stack_decode_ms")
     steps = record["tokens"] - 1
     if theirs is None or steps < 1:
         return []
     ours = (record["timing"]["last_token_ns"] - record["timing"]["first_token_ns"]) / 1e6
     ours -= record["done"]["counters"].get("sampling_ms", 0.0)
-    if abs(ours - theirs) > CLOCK_TOLERANCE * theirs + CLOCK_TOLERANCE_MS_PER_TOKEN * steps:
+    allowed = CLOCK_TOLERANCE * theirs + CLOCK_TOLERANCE_MS_PER_TOKEN * steps
+    waited = (record["done"].get("cpu_wait_ns") or 0) / 1e6
+    if theirs - ours > allowed or ours - theirs > allowed + waited:
         return [
             f"two clocks differ: {ours / steps:.3f} ms a token here, {theirs / steps:.3f} by the stack's own"
         ]
     return []
 
 
-def _device_clock(record: Record, series: Series | None) -> list[str]:
+def _device_clock(record: Record, series: Series | None) -> list[Reason]:
     """Each token by the device's own clock (CUDA events) against ours. Our flushes stand between two of its
     events and are in no latency of ours."""
     told = record["done"]["counters"].get("device_tokens")
     if told is None:
         return []
     if told != record["tokens"]:
-        return [f"the device's clock timed {told} tokens, and {record['tokens']} came"]
+        return [Reason(f"the device's clock timed {told} tokens, and {record['tokens']} came")]
     if not series:
         return []
     times = series.get("device_ns")
     if times is None or None in times:
-        return ["its times by the device's clock are missing or damaged"]
+        return [Reason("its times by the device's clock are missing or damaged")]
     host, device = (np.array(column, dtype=float) for column in (series["latency_ns"], times))
     for index, flush_ns in record["done"].get("flushes", []):
         if index < len(device):
@@ -250,48 +277,12 @@ def _device_clock(record: Record, series: Series | None) -> list[str]:
     )
     in_all = max(DEVICE_CLOCK_TOLERANCE * float(device.sum()), DEVICE_CLOCK_TOLERANCE_NS)
     if abs(float(gaps.sum())) > in_all:
-        return [reason]
+        return [Reason(reason)]
     # A token that seems short after one that seemed long only gives back what a busy host took.
     late_before = np.concatenate([[False], (gaps > allowed / 2)[:-1]])
     if (differ & (gaps < 0) & ~late_before).any():
-        return [f"{reason}; their totals agree: ours was read before the device was done"]
+        return [Reason(f"{reason}; their totals agree: ours was read before the device was done")]
     if differ.mean() <= BUSY_HOST_SHARE and not differ[:FIRST_TOKENS].any():
         return []
-    return [f"{reason}; their totals agree: the device was done before ours was read, on a busy host"]
-
-
-def _contention(record: Record) -> list[str]:
-    """Threads that were ready and had no CPU: someone else was running. Two threads that meet at a barrier
-    for every tensor are slowed by far more than the share they lose."""
-    waited_ns, timing = record["done"].get("cpu_wait_ns"), record["timing"]
-    if waited_ns is None or not timing.get("last_token_ns"):
-        return []
-    share = waited_ns / (timing["last_token_ns"] * record["threads"])
-    if share <= CONTENTION_TOLERANCE or waited_ns <= CONTENTION_FLOOR_NS:
-        return []
-    cpus = record["machine"].get("usable_cpus")
-    many = cpus is not None and record["threads"] > cpus
-    why = f"{record['threads']} of them share {cpus} CPUs" if many else "other processes were running"
-    return [f"its threads waited for a CPU {share:.0%} of the time: {why}"]
-
-
-def _paging(record: Record) -> list[str]:
-    reasons = []
-    if faults := record["done"]["major_faults"]:
-        reasons.append(f"{faults} major page faults while timing")
-    pressure = record["conditions"].get("pressure", {})
-    if pressure.get("pswpin"):
-        reasons.append(f"{pressure['pswpin']} pages were swapped in while timing")
-    page_bytes = record["machine"].get("page_bytes") or PAGE_BYTES
-    refaulted = page_bytes * pressure.get("workingset_refault_file", 0)
-    allowed = REFAULT_TOLERANCE * (record["loaded"].get("model_bytes") or math.inf)
-    if refaulted > max(allowed, REFAULT_FLOOR_BYTES):
-        reasons.append(f"{refaulted / 1e6:.0f} MB of evicted file pages were read again while timing")
-    timed_us = (record["timing"].get("last_token_ns") or 0) / 1e3
-    for name, what in (
-        ("memory_stall_us", "memory pressure stalled the machine"),
-        ("cgroup_throttled_us", "the CPU quota throttled it"),
-    ):
-        if pressure.get(name, 0) > max(STALLED_SHARE * timed_us, STALLED_FLOOR_US):
-            reasons.append(f"{what} for {pressure[name] / 1e6:.2f} s of {timed_us / 1e6:.2f}")
-    return reasons
+    text = f"{reason}; their totals agree: the device was done before ours was read, on a busy host"
+    return [Reason(text, "cpu")]

@@ -11,8 +11,9 @@ from typing import Protocol
 
 from harness import doctor, machine, plan, results
 from harness.analysis import agreement
+from harness.analysis.disturbances import BusyProcess
 from harness.analysis.verdicts import FINE, status
-from harness.campaign import check, facts, longest, readiness
+from harness.campaign import check, facts, longest, readiness, rounds
 from harness.campaign.device_lock import DeviceBusy, device_lock
 from harness.campaign.foresight import Device, device_of, forecast
 from harness.campaign.prepare import NotReady, Preparation
@@ -38,9 +39,10 @@ class Watcher(Protocol):
 
     def say(self, line: str) -> None: ...
     def warn(self, line: str) -> None: ...
-    def repeat_begins(self, number: int, of: int, cell: Cell, repeat: int) -> None: ...
+    def repeat_begins(self, number: int, of: int, cell: Cell, repeat: int, attempt: int) -> None: ...
     def tokens(self, count: int, latency_ns: int) -> None: ...
     def repeat_ends(self, stored: Stored) -> None: ...
+    def disturbed_by(self, process: BusyProcess) -> None: ...
     def search_ends(self, stored: Stored) -> None: ...
 
 
@@ -68,22 +70,18 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
     with _opened(experiment, cells, asked, watcher) as campaign:
         keys, preparation, folder = campaign.keys, campaign.preparation, campaign.folder
         device = campaign.device
-        found, todo = [], []
         timed = [cell for cell in cells if not cell.searches]
-        for cell, repeat in plan.order(timed, protocol.repeats, protocol.order_seed):
-            before = campaign.latest.get((keys[cell.id], repeat))
-            was = _status(before) if before else None
-            if before and plan.is_done(was, asked.fresh, asked.retry_failed):
-                found.append(before)
-            else:
-                todo.append((cell, repeat))
+        order = plan.order(timed, protocol.repeats, protocol.order_seed)
+        wanted = (protocol.retry_disturbed, asked.fresh, asked.retry_failed)
+        kept, todo = rounds.due(order, keys, campaign.attempts, *wanted)
         if todo or any(cell.searches and _kept(campaign, cell) is None for cell in cells):
             campaign = _examined(campaign)
         checks = _checked(campaign, CHECK_SECONDS) if protocol.check_weights else []
-        if found:
-            watcher.say(f"{len(found)} repeats are measured already and kept; --fresh measures anew")
-            preparation.know_prompts(each.record for each in found)
-        pending = {cell.id: cell for cell, _ in todo}
+        if kept:
+            count = len({(each.record["cell"], each.record["repeat"]) for each in kept})
+            watcher.say(f"{count} repeats are measured already and kept; --fresh measures anew")
+            preparation.know_prompts(each.record for each in kept)
+        pending = {each.cell.id: each.cell for each in todo}
         ready = {
             key: readiness.inputs(cell, experiment, preparation, device) for key, cell in pending.items()
         }
@@ -93,14 +91,17 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
             if isinstance(inputs, Inputs)
         }
         probes = Probes(ready.values(), watcher.say, protocol.measure_bandwidth, protocol.measure_matrix_rate)
-        wanted = protocol.cool_down
-        cooling = Cooling(wanted.to_c, wanted.at_most_s, watcher.say) if wanted else None
-        for number, (cell, repeat) in enumerate(todo, 1):
-            asked_of = facts.of_repeat(cell, repeat, keys[cell.id], experiment.device, experiment.gpu)
-            begun = campaign.shared | asked_of | {"place_in_order": [number, len(todo)]}
-            begun |= probes.so_far(repeat)
-            watcher.repeat_begins(number, len(todo), cell, repeat)
-            inputs = ready[cell.id]
+        cool = protocol.cool_down
+        cooling = Cooling(cool.to_c, cool.at_most_s, watcher.say) if cool else None
+
+        def attempt(due: rounds.Due, number: int, of: int) -> Stored:
+            cell, inputs = due.cell, ready[due.cell.id]
+            asked_of = facts.of_repeat(cell, due.repeat, keys[cell.id], experiment.device, experiment.gpu)
+            begun = campaign.shared | asked_of | {"attempt": due.attempt, "place_in_order": [number, of]}
+            begun |= probes.so_far(due.repeat)
+            if due.quiet is not None:
+                begun["waited_for_quiet"] = due.quiet
+            watcher.repeat_begins(number, of, cell, due.repeat, due.attempt)
             try:
                 if isinstance(inputs, NotReady):
                     stored = not_measured(folder, cell, begun, inputs.outcome, str(inputs))
@@ -112,13 +113,18 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
                         begun["cooled"] = cooling.wait(inputs.device_id)
                     stored = measure(folder, cell, begun, inputs, watcher.tokens)
             except results.ResultsError as full:
-                kept = f"{number - 1} repeats were finished and kept"
-                raise Stopped(f"stopped at {cell.id}: {full}; {kept}") from full
-            found.append(stored)
+                finished = f"{number - 1} repeats were finished and kept"
+                raise Stopped(f"stopped at {cell.id}: {full}; {finished}") from full
             watcher.repeat_ends(stored)
+            return stored
+
+        measured, busiest = rounds.measure(todo, attempt, protocol.retry_disturbed > 0, watcher.say)
+        if busiest is not None:
+            watcher.disturbed_by(busiest)
+        found = kept + measured
         searches = [_searched(campaign, cell) for cell in cells if cell.searches]
     place = {cell.id: number for number, cell in enumerate(cells)}
-    found.sort(key=lambda s: (place[s.record["cell"]], s.record["repeat"]))
+    found.sort(key=lambda s: (place[s.record["cell"]], s.record["repeat"], s.record["started_utc"]))
     return found + searches + checks
 
 
@@ -193,7 +199,7 @@ def check_weights(
 @dataclass(frozen=True)
 class _Campaign:
     """One campaign while it has the device. `device`: as far as it is known; `keys`: content key by cell;
-    `folder`: results of this machine; `shared`: what each of its records says; `latest`, `checks`,
+    `folder`: results of this machine; `shared`: what each of its records says; `attempts`, `checks`,
     `searches`: what was measured, checked and searched before."""
 
     experiment: Experiment
@@ -206,7 +212,7 @@ class _Campaign:
     keys: dict[str, str]
     folder: Path
     shared: Record
-    latest: dict[tuple[str, int], Stored]
+    attempts: rounds.Attempts
     checks: list[Stored]
     searches: dict[str, Stored]
 
@@ -257,32 +263,22 @@ def _checked(campaign: _Campaign, seconds: float) -> list[Stored]:
     return found
 
 
-def _status(before: Stored) -> str:
-    """What a repeat's record is worth; its series is opened only where a device's clock stands in it."""
-    counters, whole = (before.record.get("done") or {}).get("counters", {}), before.has_series
-    columns = None
-    if whole and "device_tokens" in counters:
-        try:
-            columns = results.series(before)
-        except results.ResultsError:
-            whole = False
-    return status(before.record, has_series=whole, series=columns)[0]
-
-
 def _before(
     folder: Path, watcher: Watcher
-) -> tuple[dict[tuple[str, int], Stored], list[Stored], dict[str, Stored]]:
-    """What this machine measured before, the latest record of each content key and repeat; its checks; and
-    the latest search of each content key."""
+) -> tuple[dict[tuple[str, int], list[Stored]], list[Stored], dict[str, Stored]]:
+    """What this machine measured before, by content key and repeat, oldest first; its checks; and the latest
+    search of each content key."""
     kinds: dict[str, list[Stored]] = {"measured": [], "checked": [], "searched": []}
     for each in results.records(folder, _passed_over(watcher)):
         kinds.setdefault(each.record["kind"], []).append(each)
     by_time = {
         kind: sorted(found, key=lambda each: str(each.record["started_utc"])) for kind, found in kinds.items()
     }
-    latest = {(each.record["content_key"], each.record["repeat"]): each for each in by_time["measured"]}
+    attempts: dict[tuple[str, int], list[Stored]] = {}
+    for each in by_time["measured"]:
+        attempts.setdefault((each.record["content_key"], each.record["repeat"]), []).append(each)
     searches = {each.record["content_key"]: each for each in by_time["searched"]}
-    return latest, kinds["checked"], searches
+    return attempts, kinds["checked"], searches
 
 
 def _passed_over(watcher: Watcher) -> Callable[[results.ResultsError], None]:

@@ -12,11 +12,8 @@ from typing import Any
 
 from harness import launch, results
 from harness.analysis import depth
-from harness.analysis.verdicts import (
-    REFAULT_FLOOR_BYTES,
-    REFAULT_TOLERANCE,
-    other_than_asked,
-)
+from harness.analysis.disturbances import REFAULT_FLOOR_BYTES, REFAULT_TOLERANCE
+from harness.analysis.verdicts import other_than_asked
 from harness.campaign.need import PAGES_TO_A_TABLE
 from harness.campaign.repeat import Inputs
 from harness.campaign.room import Room

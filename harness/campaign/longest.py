@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import launch, results, search
-from harness.analysis.verdicts import CONTENTION_TOLERANCE
+from harness.analysis.disturbances import CONTENTION_TOLERANCE
 from harness.campaign.live import Found, Probing
 from harness.campaign.need import Account, by_shape
 from harness.campaign.prepare import NotReady

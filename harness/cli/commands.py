@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import campaign, config, plan, results
+from harness.analysis import disturbances, rows
+from harness.analysis.disturbances import BusyProcess
 from harness.analysis.verdicts import FINE
 from harness.campaign import foresight
 from harness.cli import NOT_OK, NOT_STARTED, OK
@@ -45,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         wait=arguments.wait,
     )
     try:
-        stored = campaign.run(experiment, chosen, asked, Progress())
+        stored = campaign.run(experiment, chosen, asked, progress := Progress())
     except (campaign.DeviceBusy, campaign.Stopped) as stop:
         print(f"harness: {stop}", file=sys.stderr)
         return NOT_OK
@@ -53,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     from harness.report.gather import Gathered
 
     gathered = Gathered(stored)
-    _print(gathered, arguments.json)
+    _print(gathered, arguments.json, progress.busiest)
     # A run of some cells must not take the place of the page of all.
     name = experiment.name + ("-only" if arguments.only else "")
     page = (root if arguments.out else Path("reports")) / f"{name}.html"
@@ -63,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"harness: {refusal}", file=sys.stderr)
         return NOT_OK
     print(f"records: {root}\nreport: {page.absolute()}", file=sys.stderr if arguments.json else sys.stdout)
-    done = gathered.repeats + gathered.searches
+    done = rows.counted(gathered.repeats) + gathered.searches
     return OK if all(row["status"] in FINE for row in done) else NOT_OK
 
 
@@ -191,9 +193,12 @@ def _able(experiment: Experiment, cells: Sequence[plan.Cell]) -> Sequence[plan.C
     return able
 
 
-def _print(gathered: Gathered, as_json: bool) -> None:
+def _print(gathered: Gathered, as_json: bool, busiest: BusyProcess | None = None) -> None:
+    """`busiest`: the process to name where repeats stayed disturbed."""
     for warning in gathered.warnings:
         print(f"harness: {warning}", file=sys.stderr)
+    if sentence := disturbances.summary(gathered.cells, busiest):
+        print(f"harness: {sentence}", file=sys.stderr)
     if as_json:
         print(json.dumps(gathered.repeats + gathered.searches, indent=1, allow_nan=False))
         return
@@ -218,8 +223,10 @@ def _print(gathered: Gathered, as_json: bool) -> None:
         console.print(f"logits against the 16-bit reference: {counts}", style="dim")
     if any(row["weights"] == "synthetic" for row in gathered.cells):
         console.print("synthetic weights: sizes are exact, latency nearly so", style="dim")
+    # Why repeats stayed disturbed is one sentence for all of them.
+    disturbed = {why for row in gathered.repeats if row["disturbed"] for why in row["reasons"]}
     for row in gathered.cells:
         if row["workload"] == "grow" and row["max_ctx"]:
             console.print(f"{row['name']}: {tables.grown(row)}", style="dim", markup=False)
-        for reason in row["reasons"]:
+        for reason in [why for why in row["reasons"] if why not in disturbed]:
             console.print(f"{row['name']}: {reason}", style="yellow", markup=False)

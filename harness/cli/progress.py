@@ -7,7 +7,8 @@ import statistics
 import sys
 import time
 
-from harness.analysis.verdicts import FINE, status
+from harness.analysis.disturbances import BusyProcess
+from harness.analysis.verdicts import FINE, attempts_left, status, verdict
 from harness.plan import Cell
 from harness.results import Stored, series
 
@@ -23,6 +24,7 @@ class Progress:
         self._place, self._name = "", ""
         self._new_tokens = 0
         self._topic, self._said = "", 0.0
+        self.busiest: BusyProcess | None = None
 
     def say(self, line: str) -> None:
         """A passing remark. On a terminal it is replaced by the next one; elsewhere those that begin alike,
@@ -45,8 +47,9 @@ class Progress:
         if self._live:
             self._draw("")
 
-    def repeat_begins(self, number: int, of: int, cell: Cell, repeat: int) -> None:
-        self._place, self._name = f"[{number}/{of}]", f"{cell.id} #{repeat}"
+    def repeat_begins(self, number: int, of: int, cell: Cell, repeat: int, attempt: int) -> None:
+        again = f", attempt {attempt}" if attempt > 1 else ""
+        self._place, self._name = f"[{number}/{of}]", f"{cell.id} #{repeat}{again}"
         self._said = time.monotonic()
         self._new_tokens = int(cell.workload.new_tokens or 0)
         if self._live:
@@ -62,16 +65,25 @@ class Progress:
 
     def repeat_ends(self, stored: Stored) -> None:
         columns = series(stored)
-        state, reasons = status(stored.record, series=columns)
+        found = verdict(stored.record, series=columns)
+        state, reasons = found.status, found.reasons
         line = f"{self._place} {self._name}  {state}"
         if state in FINE and columns:
             first, *rest = columns["latency_ns"]
             line += f"  TTFT {first / 1e6:.1f} ms"
             line += f", {statistics.median(rest) / 1e6:.2f} ms/token" if rest else ""
-        if reasons:
+        if attempts_left(stored.record, found):
+            line += ": disturbed, measured again later"
+        elif found.disturbed and stored.record["attempt"] > 1:  # the summary says by what
+            line += ": disturbed again"
+        elif reasons:
             line += f": {'; '.join(reasons)}"
         self.clear()
         print(line, file=sys.stderr, flush=True)
+
+    def disturbed_by(self, process: BusyProcess) -> None:
+        """Kept for the summary."""
+        self.busiest = process
 
     def search_ends(self, stored: Stored) -> None:
         state, reasons = status(stored.record)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import results
+from harness.analysis.disturbances import counting
+from harness.analysis.verdicts import FINE, verdict
 from harness.results import ResultsError, Stored
 
 KINDS = ("measured", "searched")  # what others reported has no repeats, and a check times nothing
@@ -44,6 +46,8 @@ class _Found:
     config: str
     started_utc: str
     content_key: str
+    usable: bool
+    disturbed: bool
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,9 @@ def _read(folder: Path) -> _Folder:
         elif record["kind"] in KINDS:
             known = (record["kind"], record["repeat"], record["campaign"]["id"], record["campaign"]["name"])
             when = (str(record["started_utc"]), record["content_key"])
-            found.append(_Found(each.folder, cell_of(each), *known, *when))
+            judged = verdict(record)
+            worth = (judged.status in FINE, judged.disturbed is not None)
+            found.append(_Found(each.folder, cell_of(each), *known, *when, *worth))
         else:
             others += 1
     if not found:
@@ -150,19 +156,19 @@ def _one(name: str, every: Sequence[_Found], folder: _Folder) -> Side:
     again = len(kept) - sum(map(len, campaigns.values()))
     left_out = [
         (len(every) - len(kept), "of earlier versions of the same cells"),
-        (again, "of repeats that were measured again later"),
+        (again, "of repeats that were measured again"),
     ]
     notes = [f"{name}: {count} records {which} are left out" for count, which in left_out if count]
     return Side(name, campaigns, folder.checks, folder.damages, notes)
 
 
 def _newest(every: Iterable[_Found], campaign: Callable[[_Found], str]) -> dict[str, list[Stored]]:
-    """By campaign, of each repeat of a cell the latest record."""
-    latest = {
-        (campaign(each), each.cell, each.kind, each.repeat): each.folder
-        for each in sorted(every, key=lambda each: each.started_utc)
-    }
+    """By campaign, of each repeat of a cell the record that counts."""
+    attempts: dict[tuple[str, Key, str, int], list[_Found]] = {}
+    for each in sorted(every, key=lambda each: each.started_utc):
+        attempts.setdefault((campaign(each), each.cell, each.kind, each.repeat), []).append(each)
     found: dict[str, list[Stored]] = {}
-    for (of, *_), folder in sorted(latest.items()):
+    for (of, *_), records in sorted(attempts.items(), key=lambda item: item[0]):
+        folder = counting(records, lambda each: each.usable, lambda each: each.disturbed).folder
         found.setdefault(of, []).append(Stored(folder, results.read(folder / "record.json")))
     return found

@@ -67,6 +67,8 @@ class Protocol(Frozen):
     """Tokens to decode; end of text is ignored."""
     repeats: int = Field(default=3, ge=1, le=1000)
     """Processes per cell, interleaved with other cells."""
+    retry_disturbed: int = Field(default=2, ge=0, le=100)
+    """Times a repeat that the machine disturbed is measured again, at the end of its round."""
     order_seed: Seed = 0
     """Seed of the random order of the runs."""
     # poll() takes its timeout in 31-bit milliseconds.

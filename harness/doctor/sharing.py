@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -31,11 +31,9 @@ def load(sample_s: float) -> list[Finding]:
 
 def in_use(before: Times, after: Times, load_1min: float) -> Finding:
     """Other processes on the CPUs between two readings."""
-    what, spent = "CPUs in use by others", _spent(before, after)
-    total = sum(spent.values())
-    if total <= 0:
+    what, share = "CPUs in use by others", busy_share(before, after, (*_IDLE, "steal"))
+    if share is None:
         return unknown(what, "the system's clock of CPU time stands still")
-    share = 1 - sum(spent.get(name, 0) for name in (*_IDLE, "steal")) / total
     found = f"{share:.0%}, load average {load_1min:.1f}"
     if share <= BUSY_SHARE:
         return ok(what, found)
@@ -45,6 +43,14 @@ def in_use(before: Times, after: Times, load_1min: float) -> Finding:
         "threads that wait for a CPU are slowed by far more than that",
         "see what runs with top, and close it",
     )
+
+
+def busy_share(before: Times, after: Times, idle: Sequence[str] = _IDLE) -> float | None:
+    """Share of all CPUs' time between two readings that was spent on anything but `idle`; null where the
+    system's clock of CPU time stands still."""
+    spent = _spent(before, after)
+    total = sum(spent.values())
+    return None if total <= 0 else 1 - sum(spent.get(name, 0) for name in idle) / total
 
 
 def steal(before: Times, after: Times) -> Finding:

@@ -42,5 +42,5 @@ class Chosen:
 
     def _unfit(self, row: Row) -> str:
         if row["status"] != "ok":
-            return str(row["status"])
+            return "disturbed" if row["disturbed"] else str(row["status"])
         return self.fits(row)

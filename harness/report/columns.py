@@ -53,12 +53,18 @@ def failure(row: Row) -> str:
 
 
 def state(row: Row) -> str:
-    """`ok 3/3`, or what became of it; `reported` where someone published it."""
+    """`ok 3/3`, or what became of it; `ok 3/3 (2 disturbed)` where the machine disturbed two attempts;
+    `reported` where someone published it."""
     status = str(row.get("status"))
     if row.get("kind") == "reported":
         return "reported" if status == "ok" else f"reported {status}"
     repeats = row.get("repeats")
-    return f"{status} {row.get('repeats_ok') or 0}/{repeats}" if repeats else status
+    if not repeats:
+        return status
+    disturbed = row.get("disturbed_attempts")
+    return f"{status} {row.get('repeats_ok') or 0}/{repeats}" + (
+        f" ({disturbed} disturbed)" * bool(disturbed)
+    )
 
 
 def hidden(row: Row) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
+from harness.report.columns import state
+
 Row = dict[str, Any]
 
 # Heading, key, how to show it.
@@ -70,11 +72,6 @@ def grown(row: Row) -> str:
     if row["kv_share_of_free"]:
         said += f", a cache of {row['kv_share_of_free']:.0%} of what was free"
     return f"{said}: {row['limit_reason']}"
-
-
-def state(row: Row) -> str:
-    """`ok 3/3`, or what became of it."""
-    return f"{row['status']} {row['repeats_ok']}/{row['repeats']}"
 
 
 def terminal(rows: Sequence[Row]) -> Table:

@@ -150,6 +150,8 @@ MEASURED = _COMMON | {
     },
     "sensors?": SENSORS,
     "cooled?": COOLED,
+    "attempt?": POSITIVE,
+    "waited_for_quiet?": {"waited_s": NUMBER, "busy_share": Maybe(NUMBER)},
 }
 # What the verdicts read besides, of a repeat that came to its end.
 FINISHED = {

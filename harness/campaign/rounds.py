@@ -1,0 +1,102 @@
+"""Which repeats are due, and in which order they are measured: round by round, one that the machine disturbed
+again at the end of its round."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from harness import plan, results
+from harness.analysis.disturbances import BusyProcess, counting
+from harness.analysis.verdicts import FINE, Verdict, attempts_left, verdict
+from harness.campaign import quiet
+from harness.plan import Cell
+from harness.results import Stored
+
+Attempts = Mapping[tuple[str, int], Sequence[Stored]]
+"""By content key and repeat: the records of before, oldest first."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """An attempt that is to be measured. `attempt`: counted from 1, those before it disturbed. `quiet`: what
+    waiting for a quiet moment came to; null where nothing was waited for."""
+
+    cell: Cell
+    repeat: int
+    attempt: int = 1
+    quiet: dict[str, Any] | None = None
+
+
+def judge(stored: Stored) -> Verdict:
+    """What a repeat's record is worth; its series is opened only where a device's clock stands in it."""
+    counters, whole = (stored.record.get("done") or {}).get("counters", {}), stored.has_series
+    columns = None
+    if whole and "device_tokens" in counters:
+        try:
+            columns = results.series(stored)
+        except results.ResultsError:
+            whole = False
+    return verdict(stored.record, has_series=whole, series=columns)
+
+
+def due(
+    order: Iterable[tuple[Cell, int]],
+    keys: Mapping[str, str],
+    attempts: Attempts,
+    retries: int,
+    fresh: bool,
+    retry_failed: bool,
+) -> tuple[list[Stored], list[Due]]:
+    """The records that are kept, one a repeat and the disturbed attempts before it, and what is to be
+    measured. A repeat that an interrupted campaign still owes attempts goes on with the next of them."""
+    kept: list[Stored] = []
+    todo: list[Due] = []
+    for cell, repeat in order:
+        judged = [(each, judge(each)) for each in attempts.get((keys[cell.id], repeat), ())]
+        if fresh or not judged:
+            todo.append(Due(cell, repeat))
+            continue
+        counts, found = counting(judged, lambda each: each[1].status in FINE, lambda each: each[1].disturbed)
+        attempt = counts.record.get("attempt", 1)
+        if attempt <= retries and attempts_left(counts.record, found):
+            todo.append(Due(cell, repeat, attempt + 1))
+        elif plan.is_done(found.status, fresh, retry_failed):
+            kept += [each for each, other in judged if each is counts or other.disturbed]
+        else:
+            todo.append(Due(cell, repeat, attempt if found.status in plan.RETRIED_ALWAYS else 1))
+    return kept, todo
+
+
+def measure(
+    todo: Sequence[Due],
+    attempt: Callable[[Due, int, int], Stored],
+    watched: bool,
+    say: Callable[[str], None],
+) -> tuple[list[Stored], BusyProcess | None]:
+    """Measure all, and what was disturbed again, as often as its protocol has it, at the end of its round.
+
+    `attempt`: measures one, given its place and the number of all so far. `watched`: look at other processes
+    around each attempt, to return the one that took the most CPU time of those that were disturbed.
+    """
+    found: list[Stored] = []
+    disturbers, of = quiet.Disturbers(), len(todo)
+    for _, members in groupby(todo, key=lambda each: each.repeat):
+        waiting = deque(members)
+        while waiting:
+            each = waiting.popleft()
+            if each.attempt > 1:
+                each = replace(each, quiet=quiet.wait(say, quiet.AT_MOST_S))
+            before = quiet.look() if watched else None
+            stored = attempt(each, len(found) + 1, of)
+            found.append(stored)
+            judged = judge(stored)
+            if before and judged.disturbed:
+                disturbers.add(before, quiet.look())
+            if attempts_left(stored.record, judged):
+                waiting.append(Due(each.cell, each.repeat, each.attempt + 1))
+                of += 1
+    return found, disturbers.busiest()

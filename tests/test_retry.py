@@ -1,0 +1,326 @@
+"""What only the machine disturbed is measured again, each attempt is kept, and one of them counts."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import config as configs
+from harness import plan
+from harness.analysis import rows
+from harness.analysis.disturbances import BusyProcess, summary
+from harness.analysis.verdicts import status, verdict
+from harness.campaign import quiet, rounds
+from harness.compare.sides import side
+from harness.results import Stored
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
+SLOW = {"B_ms": 10.0, "threads": 1}  # so that 30% of its time is a wait that counts
+MS = 1_000_000
+WAITED = {"done__cpu_wait_ns": 10**9}
+HASHES = """
+import hashlib, os, threading
+def hash_on():
+    while True:
+        hashlib.sha256(bytes(1 << 22))  # lets go of the interpreter's lock
+threads = [threading.Thread(target=hash_on) for _ in range(4 * os.cpu_count())]
+[thread.start() for thread in threads]
+"""
+
+
+def record(**changes: object) -> dict:
+    """The golden record with parts changed, as `done__major_faults=3`."""
+    changed = copy.deepcopy(GOLDEN)
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        place = changed
+        for name in parents:
+            place = place[name]
+        place[last] = value
+    return changed
+
+
+@pytest.fixture
+def disturb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
+    """Has so many of the next fake workers say that they had no CPU; the file counts down."""
+    file = tmp_path / "disturbed"
+    monkeypatch.setattr(quiet, "AT_MOST_S", 1.0)  # a busy machine need not take 30 s
+    monkeypatch.setenv("HARNESS_FAKE_DISTURBED", str(file))
+
+    def so_many(workers: int) -> Path:
+        file.write_text(str(workers))
+        return file
+
+    return so_many
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> Iterator[int]:
+    """The pid of a process that has more threads computing than there are CPUs, and is no child of ours."""
+    (tmp_path / "hashes.py").write_text(HASHES)
+    orphan = 'exec 2>&-; "$0" "$1" >&- & echo $!'
+    command = ["sh", "-c", orphan, sys.executable, str(tmp_path / "hashes.py")]
+    pid = int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+
+
+def records(root: Path) -> list[dict]:
+    found = (json.loads(path.read_text()) for path in root.rglob("record.json"))
+    return sorted(found, key=lambda each: each["started_utc"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "by"),
+    [
+        ({}, None),
+        (WAITED, "cpu"),
+        (WAITED | {"threads": 3}, None),  # more than there are CPUs: it would be so again
+        ({"done__warmup__agreed": False}, "warmup"),
+        ({"done__major_faults": 3}, "memory"),
+        ({"done__major_faults": 3, "memory_budget": {"bytes": 1, "means": "cgroup v2"}}, None),
+        ({"conditions__pressure": {"pswpin": 9}}, "memory"),
+        ({"conditions__pressure": {"workingset_refault_file": 10**5}}, "memory"),
+        ({"conditions__pressure": {"memory_stall_us": 10**9}}, "memory"),
+        ({"conditions__pressure": {"cgroup_throttled_us": 10**6}}, "cpu"),
+        ({"tokens": 39}, None),
+        ({"loaded__kernel_asked": "marlin"}, None),
+        (WAITED | {"loaded__kernel_asked": "marlin"}, None),
+        ({"done__counters__stack_decode_ms": 1e4}, None),
+        (WAITED | {"done__counters__compilations": 1}, None),
+        (WAITED | {"outcome": "oom", "reason": "does not fit"}, None),
+    ],
+)
+def test_only_what_the_machine_alone_did_is_a_disturbance(changes, by):
+    found = verdict(record(**changes))
+    assert found.disturbed == by
+    assert (found.status == "ok") == (not changes)
+
+
+def test_throttling_is_a_disturbance():
+    fact = {"source": "NVML", "what": "thermal slowdown", "from_n": 26, "to_n": 30, "samples": 2}
+    hot = record(sensors={"throttled": [fact | {"of_samples": 4, "ms": None, "events": None}]})
+    assert verdict(hot).disturbed == "heat"
+
+
+def test_waiting_for_a_cpu_may_make_our_clock_longer_than_the_stacks_and_never_shorter():
+    def clocks(ours_ms: float, theirs_ms: float, waited_ms: float) -> list[str]:
+        counters = GOLDEN["done"]["counters"] | {"stack_decode_ms": theirs_ms, "sampling_ms": 0.0}
+        stamps = {"first_token_ns": MS, "last_token_ns": MS + int(ours_ms * MS)}
+        done = {"done__counters": counters, "done__cpu_wait_ns": int(waited_ms * MS)}
+        found = status(record(**done, timing=GOLDEN["timing"] | stamps))[1]
+        return [reason for reason in found if "clocks" in reason]
+
+    # 39 steps may differ by 2% + 0.1 ms each: 5.9 ms of 100.
+    assert clocks(105.8, 100, 0) == []
+    assert clocks(106.0, 100, 0) != []
+    assert clocks(145.0, 100, 40) == []
+    assert clocks(146.5, 100, 40) != []
+    assert clocks(94.0, 100, 40) != []
+
+
+def rows_of(*attempts: tuple[dict, str], repeat: int = 1) -> list[rows.Row]:
+    """Rows of attempts at a repeat: what differs from the golden record, and the second it began."""
+    series = {"n": list(range(26, 66)), "latency_ns": [9 * MS, *[MS] * 39]}
+    return [
+        rows.row(
+            record(repeat=repeat, started_utc=f"2026-01-01T00:00:0{at}+00:00", **changes), series, "x", None
+        )
+        for changes, at in attempts
+    ]
+
+
+def test_of_a_repeat_the_latest_counts_unless_that_was_disturbed_and_another_is_ok():
+    def counts(*attempts: dict) -> int:
+        found = rows_of(*((changes, str(at)) for at, changes in enumerate(attempts)))
+        (row,) = rows.counted(found)
+        return found.index(row)
+
+    oom = {"outcome": "oom", "reason": "does not fit"}
+    gone = {"outcome": "interrupted", "reason": "stopped by the user"}
+    assert counts({}, {}) == 1
+    assert counts(WAITED, WAITED, {}) == 2
+    assert counts({}, WAITED) == 0
+    assert counts({}, {}, WAITED, WAITED) == 1
+    assert counts({}, oom) == 1
+    assert counts({}, gone) == 1
+    assert counts(gone, WAITED) == 1
+    assert counts(WAITED, oom) == 1
+    assert counts(WAITED, WAITED) == 1
+
+
+def test_a_cell_counts_its_disturbed_attempts_apart_from_its_repeats():
+    found = [*rows_of((WAITED, "0"), ({}, "1")), *rows_of((WAITED, "2"), (WAITED, "3"), repeat=2)]
+    (cell,) = rows.per_cell(found)
+    assert (cell["status"], cell["repeats_ok"], cell["repeats"]) == ("ok", 1, 2)
+    assert cell["disturbed_attempts"] == 3
+    assert cell["stayed_disturbed"] == ["cpu"]
+
+
+def test_the_summary_names_the_process_that_took_the_cpus_and_what_to_do():
+    cells = [{"kind": "measured", "repeats": 6, "stayed_disturbed": ["cpu", "cpu", "warmup"]}]
+    cells.append({"kind": "measured", "repeats": 3, "stayed_disturbed": []})
+    assert summary(cells, BusyProcess("chromium", 4242, 1.44, 2)) == (
+        "3 of 9 repeats stayed disturbed: `chromium` (pid 4242) used 1.4 of 2 CPUs meanwhile; close it, or "
+        "lower `threads`, then run again with --retry-failed"
+    )
+    nobody = "3 of 9 repeats stayed disturbed: other processes took the CPUs; close them"
+    assert str(summary(cells)).startswith(nobody)
+    assert str(summary(cells, BusyProcess("idle", 1, 0.01, 2))).startswith(nobody)
+    hot = [{"kind": "measured", "repeats": 1, "stayed_disturbed": ["heat"]}]
+    assert "let it cool" in str(summary(hot, BusyProcess("chromium", 4242, 1.44, 2)))
+    assert summary(cells[1:]) is None
+
+
+def test_the_process_that_took_most_cpu_time_is_named_and_none_of_ours(busy):
+    ours = subprocess.Popen([sys.executable, "-c", HASHES])
+    try:
+        assert not {os.getpid(), ours.pid} & {pid for pid, _ in quiet.look().cpu_s}
+    finally:
+        ours.kill()
+        ours.wait()
+    named = None
+    for _ in range(300):  # whatever else runs here has fewer threads, but may have its moment
+        disturbers, before = quiet.Disturbers(), quiet.look()
+        assert disturbers.busiest() is None
+        time.sleep(0.5)
+        disturbers.add(before, quiet.look())
+        named = disturbers.busiest()
+        if named and named.pid == busy:
+            break
+    assert named
+    assert named.pid == busy
+    assert "python" in named.name
+    assert named.cpus > 0
+
+
+def test_waiting_for_a_quiet_moment_ends_though_none_comes_and_says_once_why_it_waits(busy):
+    lines: list[str] = []
+    waited = quiet.wait(lines.append, at_most_s=1.5, look_s=0.3)
+    assert waited["busy_share"] > 0.1
+    (line,) = lines
+    assert line.startswith("waiting for a quiet moment: ")
+    assert quiet.wait(lines.append, at_most_s=0.0, look_s=0.3)["busy_share"] > 0.1
+    assert lines == [line]
+
+
+def due(tmp_path: Path, *attempts: dict, retries: int = 2, **flags: bool) -> tuple[int, list[int]]:
+    """How many records of attempts at a repeat are kept, and which attempts are due."""
+    path = tmp_path / "config.yaml"
+    path.write_text("models: [{shape: tiny-qwen2}]\nvariants: [{stack: fake}]\n")
+    (cell,) = plan.cells(configs.load(path, []))
+    stored = []
+    for changes in attempts:
+        folder = tmp_path / str(len(stored))
+        folder.mkdir(exist_ok=True)
+        (folder / "tokens.parquet").write_bytes(b"PAR1....PAR1")
+        protocol = GOLDEN["protocol"] | {"retry_disturbed": 2}
+        stored.append(Stored(folder, record(**{"protocol": protocol} | changes)))
+    given = {"fresh": False, "retry_failed": False} | flags
+    kept, todo = rounds.due([(cell, 1)], {cell.id: "key"}, {("key", 1): stored}, retries, **given)
+    return len(kept), [each.attempt for each in todo]
+
+
+def test_an_interrupted_campaign_goes_on_with_the_attempts_that_it_owes(tmp_path):
+    first, second = (WAITED | {"attempt": number} for number in (1, 2))
+    stopped = {"outcome": "interrupted", "reason": "stopped by the user", "attempt": 2}
+    assert due(tmp_path) == (0, [1])
+    assert due(tmp_path, first) == (0, [2])
+    assert due(tmp_path, first, second) == (0, [3])
+    assert due(tmp_path, first, stopped) == (0, [2])
+    assert due(tmp_path, first, {"attempt": 2}) == (2, [])
+    assert due(tmp_path, first, fresh=True) == (0, [1])
+    assert due(tmp_path, first, retries=0) == (1, [])
+
+
+def test_a_repeat_that_stayed_disturbed_is_run_again_only_when_failed_ones_are(tmp_path):
+    all_three = [WAITED | {"attempt": number} for number in (1, 2, 3)]
+    assert due(tmp_path, *all_three) == (3, [])
+    assert due(tmp_path, *all_three, retry_failed=True) == (0, [1])
+    older = WAITED | {"protocol": GOLDEN["protocol"]}  # of before repeats were measured again
+    assert due(tmp_path, older) == (1, [])
+
+
+def test_a_disturbed_repeat_is_measured_again_at_the_end_of_its_round(harness, config, disturb, tmp_path):
+    disturb(1)
+    path = config(SLOW, SLOW | {"name": "other"}, repeats=2, retry_disturbed=2)
+    ran = harness("run", path)
+    assert ran.code == 0, ran.err
+    assert len(re.findall(r"  ok 2/2 \(1 disturbed\)", ran.out)) == 1
+    assert len(re.findall(r"  ok 2/2  ", ran.out)) == 1
+    assert ran.err.count("invalid: disturbed, measured again later") == 1
+    assert "waited for a CPU" not in ran.out + ran.err
+    assert "stayed disturbed" not in ran.err
+    found = records(tmp_path / "results")
+    assert [(each["repeat"], each["attempt"]) for each in found] == [(1, 1), (1, 1), (1, 2), (2, 1), (2, 1)]
+    assert found[2]["cell"] == found[0]["cell"]
+    assert [each["place_in_order"][0] for each in found] == [1, 2, 3, 4, 5]
+    assert ["waited_for_quiet" in each for each in found] == [False, False, True, False, False]
+
+    again = harness("run", path)
+    assert again.code == 0
+    assert "4 repeats are measured already" in again.err
+    assert again.out.splitlines()[:3] == ran.out.splitlines()[:3]
+    assert len(records(tmp_path / "results")) == 5
+    exported = harness("export", "results", "--to", "csv")
+    assert len(exported.out.splitlines()) == 1 + 4
+    assert "left out: 1 disturbed" in exported.err
+    (of_folder,) = side(str(tmp_path / "results"), tmp_path).campaigns.values()
+    assert len(of_folder) == 4
+    assert found[0]["started_utc"] not in {each.record["started_utc"] for each in of_folder}
+
+
+def test_a_machine_that_stays_busy_is_one_sentence_and_exit_1(harness, config, disturb, tmp_path):
+    file = disturb(99)
+    path = config(SLOW, retry_disturbed=2)
+    ran = harness("run", path)
+    assert ran.code == 1
+    assert "  invalid 0/1 (3 disturbed)  " in ran.out
+    assert ran.err.count("invalid: disturbed, measured again later") == 2
+    assert ran.err.count("invalid: disturbed again") == 1
+    (sentence,) = re.findall(r"^harness: 1 of 1 repeats stayed disturbed: .*$", ran.err, re.MULTILINE)
+    assert sentence.endswith("lower `threads`, then run again with --retry-failed")
+    assert "waited for a CPU" not in ran.out + ran.err
+    found = records(tmp_path / "results")
+    assert [each["attempt"] for each in found] == [1, 2, 3]
+
+    assert harness("run", path).code == 1
+    assert len(records(tmp_path / "results")) == 3
+    file.write_text("0")
+    retried = harness("run", path, "--retry-failed")
+    assert retried.code == 0
+    assert [each["attempt"] for each in records(tmp_path / "results")] == [1, 2, 3, 1]
+    assert "  ok 1/1 (3 disturbed)  " in harness("list").out
+
+
+def test_what_is_the_stacks_fault_is_not_measured_again(harness, config, disturb, tmp_path):
+    disturb(3)
+    liar, short = {"kernel": "marlin", "runs_kernel": "exllama"}, {"stop_after": 20}
+    ran = harness("run", config(SLOW | liar, SLOW | short, {"restless": True}, retry_disturbed=0))
+    assert ran.code == 1
+    assert len(records(tmp_path / "results")) == 3
+    ran = harness("run", config(SLOW | liar, SLOW | short, name="again", retry_disturbed=2), "--fresh")
+    assert ran.code == 1
+    assert "kernel marlin was asked for and exllama ran" in ran.out
+    assert [each["attempt"] for each in records(tmp_path / "results")] == [1] * 5
+
+
+def test_without_retries_nothing_is_measured_again_and_the_reason_is_in_the_line(harness, config, disturb):
+    disturb(99)
+    ran = harness("run", config(SLOW, retry_disturbed=0), "--json")
+    assert ran.code == 1
+    (row,) = ran.json
+    assert (row["status"], row["disturbed"], row["attempt"]) == ("invalid", "cpu", 1)
+    assert "invalid: its threads waited for a CPU 30% of the time" in ran.err
+    assert "waiting for a quiet moment" not in ran.err
+    assert ran.err.count("1 of 1 repeats stayed disturbed: other processes took the CPUs") == 1

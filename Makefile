@@ -1,4 +1,5 @@
 # Two commands do all on a fresh machine: `make demo` and `make test`. Each sets up what it needs.
+# `make test` is the first tier of the tests, `make test-rest` the others, `make test-all` both.
 # `make demo-all` is the demo with every stack.
 PYTHON ?= python3
 # A local wheel folder given to pip is passed on to uv, which does not read pip's settings (and parts by commas).
@@ -6,7 +7,11 @@ empty :=
 comma := ,
 export UV_FIND_LINKS ?= $(subst $(empty) $(empty),$(comma),$(strip $(PIP_FIND_LINKS)))
 
-.PHONY: setup demo demo-all test flake lint clean
+# On as many cores as there are, four at most; tests of one stack stay in one process, which has it loaded.
+PYTEST = .venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadgroup --durations 20
+RESULTS = build/tests
+
+.PHONY: setup demo demo-all test test-rest test-all test-stack coverage flake lint clean
 
 setup: .venv/.ready
 
@@ -25,9 +30,28 @@ demo-all: .venv/.ready
 	.venv/bin/harness env create llamacpp hf bnb
 	.venv/bin/harness run configs/quickstart-all.yaml
 
+# Tests of a stack whose environment cannot be built are skipped, with the reason.
 test: .venv/.ready
-	.venv/bin/harness env create
-	.venv/bin/python -m pytest
+	-.venv/bin/harness env create llamacpp hf
+	$(PYTEST) --junitxml $(RESULTS)/test.xml
+
+test-rest: .venv/.ready
+	-.venv/bin/harness env create
+	HYPOTHESIS_PROFILE=all $(PYTEST) --junitxml $(RESULTS)/rest.xml \
+	  -m "slow or stack or browser or network or gpu or hypothesis"
+
+test-all: test test-rest
+
+# One stack's tests alone: make test-stack STACK=bnb
+test-stack: .venv/.ready
+	-.venv/bin/harness env create llamacpp hf $(STACK)
+	$(PYTEST) -m "stack(name='$(STACK)')"
+
+# Branch coverage of both tiers, the processes that the tests start included.
+coverage: .venv/.ready
+	.venv/bin/python -m coverage erase
+	-$(PYTEST) --cov --cov-branch --cov-report= -m ""
+	.venv/bin/python -m coverage report --skip-empty
 
 # Which tests fail now and then? make flake FLAKE="--runs 10 --tier test-all"
 flake: .venv/.ready
@@ -40,4 +64,4 @@ lint: .venv/.ready
 	.venv/bin/lint-imports
 
 clean:
-	rm -rf .venv
+	rm -rf .venv build

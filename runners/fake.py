@@ -1,7 +1,12 @@
 """A stack of known truth: latency, spikes, limits, deaths and lies on request. It computes nothing.
 
-HARNESS_FAKE_SLOWER in the environment, 1.05 say, makes all its latencies so many times as long: a regression
-of cells that are asked for as before.
+Its time is virtual unless asked otherwise: it passes while the fake waits for a token to be due, at once, and
+never else. So 10,000 tokens take milliseconds, and no other process can change a latency or a verdict. Hangs
+are real.
+
+Two variables of the environment change cells that are asked for as before. HARNESS_FAKE_SLOWER, 1.05 say:
+all latencies are so many times as long. HARNESS_FAKE_DISTURBED, the path of a file with a whole number: so
+many of the next generations say that their threads had no CPU for 30% of the time; each counts one down.
 """
 # /// script
 # requires-python = ">=3.10"
@@ -69,6 +74,12 @@ of cells that are asked for as before.
 # minimum = 0
 # default = 1.0
 # help = "latency of the first token, ms"
+#
+# [tool.harness.options.clock]
+# type = "string"
+# choices = ["virtual", "real"]
+# default = "virtual"
+# help = "real: tokens take their time, as where memory or sensors are sampled along them"
 #
 # [tool.harness.options.load_ms]
 # type = "float"
@@ -224,10 +235,11 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from runners import accounting
-from runners.protocol import Request, Say
+from runners.protocol import Instruments, Request, Say
 
 DOES_NOT_FIT: tuple[type[BaseException], ...] = (MemoryError,)
 SPIN_NS = 200_000  # the last stretch before a token is due is spun, since sleep overshoots by about 60 us
@@ -235,16 +247,70 @@ BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
 PARAMETERS = 1_000_000
 PAGE = 4096  # to be touched once
 SPILLED = 10.0
+DISTURBED = 0.3  # of the time of each thread
+JITTER_NS = 1000  # at most, and never the same: two series that are equal to the last digit are one copied
+
+
+class VirtualTime:
+    """Time that passes by waiting, at once. It begins as the shared monotonic clock stands."""
+
+    def __init__(self) -> None:
+        self._now_ns = time.perf_counter_ns()
+        self._jitter = random.Random()
+
+    def now_ns(self) -> int:
+        return self._now_ns
+
+    def wait_until(self, due_ns: int) -> None:
+        self._now_ns = max(self._now_ns, due_ns + self._jitter.randrange(JITTER_NS))
+
+
+class RealTime:
+    def now_ns(self) -> int:
+        return time.perf_counter_ns()
+
+    def wait_until(self, due_ns: int) -> None:
+        left = due_ns - time.perf_counter_ns()
+        if left > SPIN_NS:
+            time.sleep((left - SPIN_NS) / 1e9)
+        while time.perf_counter_ns() < due_ns:
+            pass
+
+
+_virtual = VirtualTime()  # one for the process: the worker's clock and the session's are the same
+
+
+def instruments(request: Request) -> Instruments | None:
+    """Those of virtual time; null where the worker's own are right."""
+    if request.options.get("clock") != "virtual":
+        return None
+    waits = request.job == "generate" and disturbed()
+    began_ns, threads = _virtual.now_ns(), request.options["threads"]
+
+    def cpu_wait_ns() -> int:
+        return int(DISTURBED * threads * (_virtual.now_ns() - began_ns)) if waits else 0
+
+    return Instruments(_virtual.now_ns, cpu_wait_ns, lambda: (0, 0))
+
+
+def disturbed() -> bool:
+    """Whether this generation is one of those that HARNESS_FAKE_DISTURBED counts; counts it."""
+    if not (path := os.environ.get("HARNESS_FAKE_DISTURBED")):
+        return False
+    left = int(Path(path).read_text())
+    Path(path).write_text(str(max(0, left - 1)))
+    return left > 0
 
 
 def load(request: Request) -> FakeSession:
     options = request.options
-    time.sleep(options["load_ms"] / 1e3)
+    clock = _virtual if options["clock"] == "virtual" else RealTime()
+    clock.wait_until(clock.now_ns() + int(options["load_ms"] * 1e6))
     if 0 < options["oom_above_n_ctx"] < options["n_ctx"]:
         does_not_fit(
             f"n_ctx {options['n_ctx']} does not fit: the limit is {options['oom_above_n_ctx']}", options
         )
-    return FakeSession(options, float(os.environ.get("HARNESS_FAKE_SLOWER", "1")))
+    return FakeSession(options, clock, float(os.environ.get("HARNESS_FAKE_SLOWER", "1")))
 
 
 def account(request: Request, say: Say) -> dict[str, Any]:
@@ -276,8 +342,9 @@ def tokenize(request: Request, say: Say) -> dict[str, Any]:
 class FakeSession:
     chunk = 512
 
-    def __init__(self, options: dict[str, Any], slower: float) -> None:
+    def __init__(self, options: dict[str, Any], clock: VirtualTime | RealTime, slower: float) -> None:
         self._options = options
+        self._clock = clock
         self._slower = slower
         self._leaked: list[bytearray] = []
         self._weights = b"\1" * model_bytes(options)
@@ -307,7 +374,7 @@ class FakeSession:
         slowness = self._slower * (1.1**self._runs if options["restless"] else 1.0)
         chance = random.Random(len(prompt))
         self._evaluated = len(prompt) if options["evaluates"] == "all" else 1
-        due = done = time.perf_counter_ns()
+        due = done = self._clock.now_ns()
         self._device_ns = []
         waiting: list[int] = []
         end = options["stop_after"] or new_tokens + options["extra_tokens"]
@@ -318,8 +385,8 @@ class FakeSession:
             self._touch(len(prompt) + k - 1, len(prompt) + k)
             waiting.append(due)
             while waiting and not (k == 1 and options["unsynchronised"]):
-                wait_until(waiting.pop(0))
-                before, done = done, time.perf_counter_ns()
+                self._clock.wait_until(waiting.pop(0))
+                before, done = done, self._clock.now_ns()
                 self._device_ns.append(done - before)
             if k > 1:
                 self._evaluated += 1
@@ -339,14 +406,14 @@ class FakeSession:
 
     def feed(self, ids: list[int], keep: int) -> None:
         """Several ids at once are a prompt, one id is a decode step. There are no logits."""
-        options, began, held = self._options, time.perf_counter_ns(), self._held + len(ids)
+        options, began, held = self._options, self._clock.now_ns(), self._held + len(ids)
         if held > options["n_ctx"]:
             raise ValueError(f"the context of n_ctx {options['n_ctx']} is full")
         if 0 < options["fills_to"] < held:
             does_not_fit(f"no memory for token {held}", options)
         self._touch(self._held, held)
         latency_ms = options["prefill_ms"] if len(ids) > 1 else self._latency_ms(held)
-        wait_until(began + int(latency_ms * self._slower * 1e6))
+        self._clock.wait_until(began + int(latency_ms * self._slower * 1e6))
         self._held = held
 
     def _touch(self, first: int, end: int) -> None:
@@ -395,14 +462,6 @@ def does_not_fit(reason: str, options: dict[str, Any]) -> None:
     if options["fits_by"] == "hang":
         time.sleep(1e6)
     die(options["fits_by"])
-
-
-def wait_until(due_ns: int) -> None:
-    left = due_ns - time.perf_counter_ns()
-    if left > SPIN_NS:
-        time.sleep((left - SPIN_NS) / 1e9)
-    while time.perf_counter_ns() < due_ns:
-        pass
 
 
 def die(how: str) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
-from runners.protocol import Session
+from runners.protocol import Instruments, Session
 
 DECODED = 8  # tokens one by one at each depth; the fastest is taken: memory that spilled slows them all
 DEPTHS = (
@@ -32,16 +31,20 @@ def fill(
     prompt: list[int],
     most_s: float,
     say: Callable[[str], None],
-    waited_ns: Callable[[], int | None],
+    instruments: Instruments,
 ) -> dict[str, Any]:
     """Take `tokens` positions with the prompt's ids, again and again; raises what the stack raises.
 
     `held`: positions used, none where it was given up. `fill_s`: all of it, decodes included; `decode_s` and
-    `decode_wait_ns`: of these, and how long their threads were ready and had no CPU (`waited_ns`). `decode`:
+    `decode_wait_ns`: of these, and how long their threads were ready and had no CPU. `decode`:
     [position of the last token, ms of the fastest step] by depth. `estimate_s`: of fill_s, from the first
     ENOUGH_CHUNKS chunks. A fill that would take longer than `most_s` is given up: `left_out` says so.
     """
-    clock = time.perf_counter
+    waited_ns = instruments.cpu_wait_ns
+
+    def clock() -> float:
+        return instruments.clock_ns() / 1e9
+
     ids, steps, chunks = itertools.cycle(prompt), depths(tokens), list[Chunk]()
     at, decode, estimate_s = 0, list[list[float]](), None
     decode_s, wait_ns = 0.0, 0

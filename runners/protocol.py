@@ -200,5 +200,19 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Instruments:
+    """What a worker measures with. A runner that has `instruments(request)` brings its own, or null: only the
+    fake stack does, whose time is virtual, so that no other process can change what it measures.
+
+    `clock_ns`: monotonic. `cpu_wait_ns`: how long the threads were ready and had no CPU, null if unknown.
+    `page_faults`: major and minor ones so far.
+    """
+
+    clock_ns: Callable[[], int]
+    cpu_wait_ns: Callable[[], int | None]
+    page_faults: Callable[[], tuple[int, int]]
+
+
 Say = Callable[[str], None]
 """Tells the controller, from within a long job, which phase it is in."""

@@ -24,9 +24,10 @@ from typing import Any
 
 from runners import filling, heap, protocol
 from runners.accounting import status_bytes
-from runners.protocol import Done, Event, Failed, Loaded, Phase, Request, Session, Tokens
+from runners.protocol import Done, Event, Failed, Instruments, Loaded, Phase, Request, Session, Tokens
 
 Emit = Callable[[Event], None]
+Clock = Callable[[], int]
 PR_SET_PDEATHSIG = 1
 CALIBRATION_TOKENS = 10_000
 RESERVE_BYTES = 8 * 2**20  # 1 MiB is enough to look the versions of four packages up
@@ -51,10 +52,11 @@ def main(request_path: Path, events_fd: int, go_on_fd: int, controller_pid: int)
         request = Request.read(request_path)
         runner = importlib.import_module(f"runners.{request.stack}")
         does_not_fit += runner.DOES_NOT_FIT
+        instruments = instruments_of(runner, request)
         if request.job == "generate":
-            generate(request, runner, emit, does_not_fit)
+            generate(request, runner, emit, does_not_fit, instruments)
         elif request.job == "fit":
-            fit(request, runner, emit)
+            fit(request, runner, emit, instruments)
         else:
             job = getattr(runner, request.job, None)
             if request.job not in protocol.JOBS or job is None:
@@ -84,8 +86,14 @@ def die_with(controller_pid: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def loaded(request: Request, runner: Any, emit: Emit) -> Session:
-    emit(Phase("load", time.perf_counter_ns()))
+def instruments_of(runner: Any, request: Request) -> Instruments:
+    """The runner's own, where it brings them, else this process's."""
+    brought: Instruments | None = runner.instruments(request) if hasattr(runner, "instruments") else None
+    return brought or Instruments(time.perf_counter_ns, cpu_wait_ns, page_faults)
+
+
+def loaded(request: Request, runner: Any, emit: Emit, clock: Clock) -> Session:
+    emit(Phase("load", clock()))
     session: Session = runner.load(request)
     emit(Loaded({**session.facts(), "heap_free_bytes": heap.free_bytes()}))
     return session
@@ -104,21 +112,22 @@ def uncollected() -> Iterator[None]:
         gc.unfreeze()
 
 
-def fit(request: Request, runner: Any, emit: Emit) -> None:
+def fit(request: Request, runner: Any, emit: Emit, instruments: Instruments) -> None:
     """Load with a context of the length asked for, and fill it: see filling. Whether it fits is how this
     ends. `most_s` of the workload is for all of it."""
-    began = time.monotonic()
-    session = loaded(request, runner, emit)
+    clock = instruments.clock_ns
+    began = clock()
+    session = loaded(request, runner, emit, clock)
     asked, told = request.workloads[0], filling.not_filled()
 
     def say(phase: str) -> None:
-        emit(Phase(phase, time.perf_counter_ns()))
+        emit(Phase(phase, clock()))
 
     if asked["fill"]:
         say("fill")
-        left_s = asked["most_s"] - (time.monotonic() - began)
+        left_s = asked["most_s"] - (clock() - began) / 1e9
         with uncollected():
-            told = filling.fill(session, asked["tokens"], asked["prompt"], left_s, say, cpu_wait_ns)
+            told = filling.fill(session, asked["tokens"], asked["prompt"], left_s, say, instruments)
     say("finish")
     taken = {"data_bytes": data_bytes(), "peak_rss_bytes": peak_rss_bytes()}
     emit(Done({**told, **taken, "facts_after": session.facts()}))
@@ -126,27 +135,34 @@ def fit(request: Request, runner: Any, emit: Emit) -> None:
 
 
 def generate(
-    request: Request, runner: Any, emit: Emit, does_not_fit: tuple[type[BaseException], ...]
+    request: Request,
+    runner: Any,
+    emit: Emit,
+    does_not_fit: tuple[type[BaseException], ...],
+    instruments: Instruments,
 ) -> None:
     """Load once, then for each workload warm up, time, and say Done.
 
     A workload of kind grow ends well when memory runs out: `stopped` says how (null: it came to its end), and
     `memory_steps` has [tokens held, allocated bytes, reserved bytes] at each flush, where the stack tells.
     """
-    session = loaded(request, runner, emit)
+    clock = instruments.clock_ns
+    session = loaded(request, runner, emit, clock)
     for workload in request.workloads:
         prompt, new_tokens = workload["prompt"], workload["new_tokens"]
-        emit(Phase("warmup", time.perf_counter_ns()))
-        warmup = warm_up(session, prompt, new_tokens, **workload["warmup"])
+        emit(Phase("warmup", clock()))
+        warmup = warm_up(session, prompt, new_tokens, **workload["warmup"], clock=clock)
         # One token more than asked is enough to show that a stack does not stop.
         stream = itertools.islice(session.generate(prompt, new_tokens), new_tokens + 1)
         growth = Growth(session, len(prompt), does_not_fit) if workload.get("kind") == "grow" else None
         with uncollected():
-            before, waited_ns = resource.getrusage(resource.RUSAGE_SELF), cpu_wait_ns()
-            emit(Phase("generate", time.perf_counter_ns()))
-            timing = growth.stamped(stream, emit) if growth else stamp(stream, emit)
-        after, waited_since_ns = resource.getrusage(resource.RUSAGE_SELF), cpu_wait_ns()
-        emit(Phase("finish", time.perf_counter_ns()))
+            before, faults = resource.getrusage(resource.RUSAGE_SELF), instruments.page_faults()
+            waited_ns = instruments.cpu_wait_ns()
+            emit(Phase("generate", clock()))
+            timing = growth.stamped(stream, emit, clock) if growth else stamp(stream, emit, clock)
+        waited_since_ns = instruments.cpu_wait_ns()
+        after, faults_since = resource.getrusage(resource.RUSAGE_SELF), instruments.page_faults()
+        emit(Phase("finish", clock()))
         emit(
             Done(
                 {
@@ -155,8 +171,8 @@ def generate(
                     "warmup": warmup,
                     "counters": growth.counters() if growth else session.counters(),
                     "facts_after": session.facts(),
-                    "major_faults": after.ru_majflt - before.ru_majflt,
-                    "minor_faults": after.ru_minflt - before.ru_minflt,
+                    "major_faults": faults_since[0] - faults[0],
+                    "minor_faults": faults_since[1] - faults[1],
                     "involuntary_switches": after.ru_nivcsw - before.ru_nivcsw,
                     "cpu_wait_ns": None if waited_ns is None else (waited_since_ns or 0) - waited_ns,
                     "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
@@ -181,8 +197,8 @@ class Growth:
         self._steps: list[list[int]] = []
         self._stopped: str | None = None
 
-    def stamped(self, stream: Iterable[int], emit: Emit) -> dict[str, Any]:
-        return stamp(self._until_full(stream), emit, self._step)
+    def stamped(self, stream: Iterable[int], emit: Emit, clock: Clock) -> dict[str, Any]:
+        return stamp(self._until_full(stream), emit, clock, self._step)
 
     def _until_full(self, stream: Iterable[int]) -> Iterator[int]:
         try:
@@ -208,7 +224,10 @@ class Growth:
 
 
 def stamp(
-    stream: Iterable[int], emit: Emit, at_flush: Callable[[int], None] = lambda tokens: None
+    stream: Iterable[int],
+    emit: Emit,
+    clock: Clock = time.perf_counter_ns,
+    at_flush: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, Any]:
     """Stamp each token as it arrives; flush in batches between two tokens. What has come is flushed too when
     the stream raises.
@@ -217,7 +236,6 @@ def stamp(
     `at_flush`, told how many tokens have come. Each is kept as [index of the token that follows, ns], which
     makes an outlier after one recognisable.
     """
-    clock = time.perf_counter_ns
     first, t_ns, ids, flushes = 0, [], [], []
     began = start = flushed = clock()
     try:
@@ -258,13 +276,13 @@ def warm_up(
     window_tokens: int,
     max_windows: int,
     tolerance: float,
+    clock: Clock = time.perf_counter_ns,
 ) -> dict[str, Any]:
     """Generate short windows on the timed path until two in a row agree, or `max_windows` are spent.
 
     Two windows agree when their median decode latencies differ by at most `tolerance` (a fraction).
     The first token of a window is prefill and left out.
     """
-    clock = time.perf_counter_ns
     count = min(window_tokens, new_tokens)
     windows: list[list[int]] = []
     medians: list[float] = []
@@ -287,6 +305,12 @@ def cpu_wait_ns() -> int | None:
     except OSError:
         return None
     return sum(int(task.split()[1]) for task in tasks) if tasks else None
+
+
+def page_faults() -> tuple[int, int]:
+    """Major and minor page faults of this process so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_majflt, usage.ru_minflt
 
 
 def data_bytes() -> int | None:

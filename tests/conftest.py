@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -14,39 +16,91 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import forked
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
-from harness import launch
-from harness.cache import cache_folder
+from harness import cli, launch, machine
+from harness.cache import cache_folder, made
 from harness.envs import build
 from harness.envs.build import Interpreter
 from harness.envs.header import stacks
 from harness.theory.families import SHAPES
 from runners.protocol import Died, Event, Request
 
+REAL_STACKS = ("llamacpp", "hf", "bnb", "gptq", "autoawq", "gptqm")  # later ones use the weights of hf
+ENVIRONMENTS = cache_folder() / "envs"
 HARNESS = str(Path(sys.executable).parent / "harness")
+
+# Properties: a file of a test's folder is written anew by every example, so one folder serves them all.
+_PROPERTIES = settings(
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile("fast", _PROPERTIES, max_examples=50)
+settings.register_profile("all", _PROPERTIES, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """A function by its name: its address differs in each process."""
+    return getattr(val, "__qualname__", None) if callable(val) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs a real stack, which its fixtures and parameters say, and keep each stack's tests in one
+    process: it has the stack's libraries loaded."""
+    for item in items:
+        parameters = getattr(item, "callspec", None)
+        asked = {parameters.params.get("stack")} if parameters else set()
+        asked |= {name.removesuffix("_interpreter") for name in getattr(item, "fixturenames", [])}
+        used = [stack for stack in REAL_STACKS if stack in asked]
+        if used:
+            item.add_marker(pytest.mark.xdist_group(used[-1]))
+        if not item.get_closest_marker("first_tier"):
+            for stack in used:
+                item.add_marker(pytest.mark.stack(name=stack))
 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache for this session: its own weights and locks, the user's environments (they take minutes)."""
+    """A cache for this session: its own weights and locks, the user's environments (they take minutes). Those
+    with torch are forked ones: see `forked`."""
     folder = tmp_path_factory.mktemp("cache")
-    environments = cache_folder() / "envs"
-    environments.mkdir(parents=True, exist_ok=True)
-    (folder / "envs").symlink_to(environments)
-    before = os.environ.get("HARNESS_CACHE")
-    os.environ["HARNESS_CACHE"] = str(folder)
-    yield folder
-    os.environ.pop("HARNESS_CACHE")
-    if before is not None:
-        os.environ["HARNESS_CACHE"] = before
+    (folder / "envs").mkdir()
+    servers = []
+    for real in (path.parent for path in ENVIRONMENTS.glob("*/complete.json")):
+        stack, here = real.name.partition("-")[0], folder / "envs" / real.name
+        if stack in forked.IMPORTS:
+            servers.append(forked.Server(real, stack, here))
+        else:
+            here.symlink_to(real)
+    with pytest.MonkeyPatch.context() as variables:
+        variables.setenv("HARNESS_CACHE", str(folder))
+        yield folder
+    for server in servers:
+        server.stop()
     shutil.rmtree(folder / "weights", ignore_errors=True)  # gigabytes
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(cache: Path) -> None:
     """Every test uses the session's cache."""
+
+
+@pytest.fixture
+def own_processes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of this test are no forks: what they take of memory is their own."""
+    folder = cache.with_name(f"{cache.name}-own")
+    if not folder.exists():
+        folder.mkdir()
+        (folder / "envs").symlink_to(ENVIRONMENTS)
+        (folder / "weights").symlink_to(made(cache / "weights"))
+    monkeypatch.setenv("HARNESS_CACHE", str(folder))
 
 
 @dataclass(frozen=True)
@@ -61,13 +115,38 @@ class Ran:
 
 
 @pytest.fixture
-def harness(tmp_path: Path) -> Callable[..., Ran]:
-    """Runs the real command in the test's folder and returns what it said."""
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """Calls the command's main() in the test's folder and returns what it printed. The workers it starts are
+    real processes."""
 
     def run(*arguments: str | Path, **variables: str) -> Ran:
-        command = [HARNESS, *map(str, arguments)]
+        machine.facts.cache_clear()  # a new process would look anew
+        on_stop = signal.getsignal(signal.SIGTERM)
+        out, err = io.StringIO(), io.StringIO()
+        with monkeypatch.context() as place:
+            place.chdir(tmp_path)
+            for name, value in variables.items():
+                place.setenv(name, value)
+            try:
+                with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                    code = cli.main([*map(str, arguments)])
+            except SystemExit as end:  # argparse's
+                code = int(end.code or 0)
+            finally:
+                signal.signal(signal.SIGTERM, on_stop)
+        return Ran(code, out.getvalue(), err.getvalue())
+
+    return run
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Callable[..., Ran]:
+    """Runs the installed command as a process of its own in the test's folder."""
+
+    def run(*arguments: str | Path, **variables: str) -> Ran:
+        whole = [HARNESS, *map(str, arguments)]
         ran = subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | variables, timeout=900
+            whole, capture_output=True, text=True, cwd=tmp_path, env=os.environ | variables, timeout=900
         )
         assert "Traceback" not in ran.stderr, ran.stderr
         return Ran(ran.returncode, ran.stdout, ran.stderr)
@@ -127,6 +206,19 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", "-l", disk], check=True)
 
 
+@pytest.fixture
+def own_interpreter(own_processes: None) -> Callable[[str], Interpreter]:
+    """The environment of a stack whose workers are no forks: `own_interpreter("hf")`."""
+
+    return _built
+
+
+def _built(stack: str) -> Interpreter:
+    if found := build.find(stacks()[stack].environments["cpu"]):
+        return found
+    pytest.skip(f"the environment of {stack} is not built: harness env create {stack}")
+
+
 @pytest.fixture(scope="session")
 def fake_interpreter(cache: Path) -> Interpreter:
     return build.create(stacks()["fake"].environments["cpu"], lambda line: None)
@@ -136,10 +228,10 @@ def _interpreter_of(stack: str) -> Any:
     """A fixture: a stack's real environment for CPUs."""
 
     @pytest.fixture(scope="session", name=f"{stack}_interpreter")
-    def made(cache: Path) -> Interpreter:
-        return build.create(stacks()[stack].environments["cpu"], print)
+    def found(cache: Path) -> Interpreter:
+        return _built(stack)
 
-    return made
+    return found
 
 
 llamacpp_interpreter = _interpreter_of("llamacpp")

@@ -91,7 +91,6 @@ def really(request: Request, interpreter: Interpreter, folder: Path) -> tuple[di
     return loaded, {key: max(size, ended[key]) for key, size in most().items()}, facts, event.facts
 
 
-@pytest.mark.real
 @pytest.mark.parametrize("flash_attn", [False, True])
 @pytest.mark.parametrize("n_ubatch", [128, 512])
 def test_the_account_of_llama_cpp_is_what_loading_and_filling_take(
@@ -121,7 +120,6 @@ def test_the_account_of_llama_cpp_is_what_loading_and_filling_take(
             assert expected(said, at, which, process) == pytest.approx(most[kernel], abs=CLOSE)
 
 
-@pytest.mark.real
 def test_the_account_heeds_neither_the_option_nor_a_context_before(tiny, llamacpp_interpreter, tmp_path):
     both = account_of("llamacpp", llamacpp_interpreter, tmp_path, tiny, [131_072, 512], n_ctx=999)
     alone = account_of("llamacpp", llamacpp_interpreter, tmp_path, tiny, [512])
@@ -130,7 +128,6 @@ def test_the_account_heeds_neither_the_option_nor_a_context_before(tiny, llamacp
     assert both["granule"] == 256
 
 
-@pytest.mark.real
 def test_logits_that_nobody_asks_for_are_reserved_and_not_touched(
     harness, llamacpp_interpreter, tmp_path, job
 ):

@@ -9,7 +9,6 @@ from harness.theory.families import SHAPES
 from harness.theory.shapes import layer_params, parameters
 from runners.protocol import Failed
 
-pytestmark = pytest.mark.real
 SHAPE = SHAPES["tiny-qwen2"]
 LINEARS = 7 * SHAPE.layers
 QKV_BIASES = SHAPE.layers * (SHAPE.q_width + 2 * SHAPE.kv_width)

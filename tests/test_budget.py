@@ -186,7 +186,6 @@ def test_an_interrupt_leaves_no_cgroup(background, config, tmp_path):
     assert gone(pid)
 
 
-@pytest.mark.real
 def test_real_stacks_load_with_mmap_off_and_say_so(harness, tmp_path, hf_interpreter, llamacpp_interpreter):
     path = written(tmp_path, "{stack: llamacpp, quant: q4_0}", "{stack: hf}", "{stack: hf, cache: static}")
     budget = min(2 << 30, free_memory_bytes() // 2)
@@ -201,7 +200,6 @@ def test_real_stacks_load_with_mmap_off_and_say_so(harness, tmp_path, hf_interpr
         assert not [reason for reason in reasons if "mmap" in reason]
 
 
-@pytest.mark.real
 @pytest.mark.parametrize("stack", ["hf", "bnb"])
 def test_without_mmap_a_checkpoint_is_read_and_is_the_same_model(
     tmp_path, checkpoint, stack, hf_interpreter, bnb_interpreter
@@ -226,7 +224,6 @@ def test_without_mmap_a_checkpoint_is_read_and_is_the_same_model(
     assert facts[True]["bytes_by_type"] == facts[False]["bytes_by_type"]
 
 
-@pytest.mark.real
 def test_weights_that_were_cast_are_not_said_to_be_mapped(worker, checkpoint, hf_interpreter):
     path = checkpoint("tiny-qwen2")
     told = [
@@ -235,7 +232,6 @@ def test_weights_that_were_cast_are_not_said_to_be_mapped(worker, checkpoint, hf
     assert [facts["options"]["mmap"] for facts in told] == [None, False]
 
 
-@pytest.mark.real
 def test_packed_weights_are_read_too(worker, packed, autoawq_interpreter):
     path = packed("tiny-llama", "awq")
     for mmap in (True, False):

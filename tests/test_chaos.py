@@ -29,7 +29,6 @@ def test_kills_in_campaigns_of_fake_cells_lose_nothing(chaos, tmp_path, fake_int
     assert report.kills.total() == 4
 
 
-@pytest.mark.real
 def test_kills_in_campaigns_with_llamacpp_lose_nothing(chaos, tmp_path, llamacpp_interpreter):
     report = chaos.run(kills=3, seed=2, fake_only=False, folder=tmp_path)
     assert report.problems == []

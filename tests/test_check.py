@@ -22,8 +22,6 @@ from harness.envs.header import stacks
 from harness.models import weights
 from harness.theory.families import SHAPES
 
-REAL = pytest.mark.real
-
 
 @pytest.fixture
 def of(tmp_path: Path) -> Callable[..., Path]:
@@ -102,7 +100,6 @@ def overwrite(path: Path, name: str, change: Callable[[np.ndarray], np.ndarray])
     reader.data.flush()
 
 
-@REAL
 def test_every_variant_of_a_users_file_is_held_against_the_file_itself_and_kept(harness, of, file, tmp_path):
     path = of({"name": "mine", "weights": str(file)}, {"stack": "llamacpp", "quant": ["q8_0", "q4_0"]})
     ran = harness("check-weights", path, "--json")
@@ -122,7 +119,6 @@ def test_every_variant_of_a_users_file_is_held_against_the_file_itself_and_kept(
     assert len(list(results.records(tmp_path / "results", pytest.fail))) == 4
 
 
-@REAL
 def test_a_file_whose_matrices_changed_places_is_wrong_and_so_is_its_speed(harness, of, file, tmp_path):
     quants = {"stack": "llamacpp", "quant": ["q8_0", "q4_0"]}
     path = of({"name": "mine", "weights": str(file)}, quants, check_weights=True)
@@ -150,7 +146,6 @@ def test_a_file_whose_matrices_changed_places_is_wrong_and_so_is_its_speed(harne
     assert "| mine llamacpp q8_0 | llamacpp as stored |" in markdown
 
 
-@REAL
 def test_rows_of_q_that_a_conversion_left_unpermuted_are_seen(harness, of, hf_interpreter, tmp_path):
     """Llama's q and k are stored in another order in a GGUF; a conversion that forgets it is fluent, and
     wrong."""
@@ -180,7 +175,6 @@ def loaded_by(folder: Path, variant: str) -> Path:
     return Path(found[variant]["model"]["weights"]["file"])
 
 
-@REAL
 def test_without_16_bit_weights_a_variant_is_unchecked_and_nothing_is_held_against_it(
     harness, of, llamacpp_interpreter, tmp_path
 ):
@@ -196,7 +190,6 @@ def test_without_16_bit_weights_a_variant_is_unchecked_and_nothing_is_held_again
     assert len(list(results.records(tmp_path / "results", pytest.fail))) == 1
 
 
-@REAL
 def test_a_variant_that_gives_no_logits_has_failed_and_the_others_go_on(harness, of, file):
     variants = [
         {"stack": "llamacpp", "name": "refused", "type_v": "q4_0"},  # which needs flash attention
@@ -211,7 +204,6 @@ def test_a_variant_that_gives_no_logits_has_failed_and_the_others_go_on(harness,
     assert reasons["refused"]
 
 
-@REAL
 def test_a_depth_that_would_take_too_long_is_left_out_and_named(harness, of, file):
     path = of({"name": "mine", "weights": str(file)}, {"stack": "llamacpp"}, new_tokens=2_000)
     ran = harness("check-weights", path, "--seconds", "0.000001", "--json")
@@ -223,7 +215,6 @@ def test_a_depth_that_would_take_too_long_is_left_out_and_named(harness, of, fil
     assert "would have taken too long: mine llamacpp default: n = 300, 2,025" in table.out
 
 
-@REAL
 def test_of_a_long_prompt_the_last_positions_are_compared_and_no_more_are_kept(
     harness, of, file, job, tmp_path
 ):
@@ -266,7 +257,6 @@ say("Done", facts={"positions": [0]})
     assert refusal.value.outcome == "oom"
 
 
-@REAL
 def test_a_float32_reference_that_runs_out_of_memory_is_tried_in_bf16_once(
     of, answering, hf_interpreter, tmp_path
 ):
@@ -300,7 +290,6 @@ say("Done", facts={"positions": list(kept)})
     assert lines == [f"reference of tiny-qwen2: hf {dtype}" for dtype in ("fp32", "bf16")]
 
 
-@REAL
 def test_a_reference_that_fails_is_a_failure_and_a_check_is_made_again(harness, of, hf_interpreter, file):
     """Here the cache has something else in the place of the reference's checkpoint."""
     model = {"shape": "tiny-llama", "weights": {"synthetic": True, "seed": 7}}

@@ -239,7 +239,7 @@ def test_a_dry_run_looks_at_weights_that_are_given(harness, tmp_path):
 def test_of_what_is_interrupted_it_is_said_that_the_same_command_goes_on(
     config, background, tmp_path, command
 ):
-    process = background(command, config({"load_ms": 20_000.0}, memory_budget="256MiB"))
+    process = background(command, config({"load_ms": 20_000.0, "clock": "real"}, memory_budget="256MiB"))
     until = time.monotonic() + 30
     while not list(tmp_path.glob("results/**/request.json")) and time.monotonic() < until:
         time.sleep(0.05)
@@ -249,7 +249,6 @@ def test_of_what_is_interrupted_it_is_said_that_the_same_command_goes_on(
     assert "what was finished is kept, the same command goes on" in err
 
 
-@pytest.mark.real
 def test_synth_makes_a_checkpoint_or_ggufs_of_it(harness, llamacpp_interpreter):
     folder = Path(harness("synth", "tiny-llama", "--format", "hf").out.strip())
     assert (folder / "config.json").exists()

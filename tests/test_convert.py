@@ -20,7 +20,6 @@ from harness.theory.shapes import Shape
 from runners.protocol import Request
 from runners.synthetic import SHARD_BYTES, synthesize
 
-pytestmark = pytest.mark.real
 LLAMA = SHAPES["tiny-llama"]  # GQA: 8 heads of 32, 2 for K and V
 LLAMA3 = {
     "rope_type": "llama3",

@@ -632,7 +632,6 @@ def test_a_debug_python_is_a_fault_and_a_broken_one_unknown(tmp_path, tree, scri
     assert (finding.level, finding.found[: len(found)]) == (level, found)
 
 
-@pytest.mark.real
 def test_the_real_build_of_llamacpp_is_a_release_for_this_cpu(llamacpp_interpreter):
     (finding,) = builds([llamacpp_interpreter])
     fine = ("ok", "for this CPU, without assertions")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from damage import Edits, edited, edits
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.theory import tensors
 from harness.theory.families import SHAPES
@@ -351,7 +352,7 @@ NESTED: list[Any] = []
 for _ in range(2000):
     NESTED = [NESTED]
 JUNK: list[Any] = [None, True, False, 0, -1, 1, 2, 3, 2**31, 2**63, 10**400, 1e300, -0.0, 1.5, float("inf")]
-JUNK += [float("nan"), "", "4096", "\x00\x1b[31m\n" * 99, "\ud800", [], [[]], {}, {"a": {"b": []}}, NESTED]
+JUNK += [float("nan"), "", "4096", "\x00\x1b[31m\n" * 99, "\ud800", [], [[]], {}, {"a": {"b": []}}]
 JUNK += ["llama", "qwen3", ["LlamaForCausalLM"], [None], {"model_type": "llama"}, CONFIGS["llama-2-7b"]]
 KEYS = [
     "num_experts",
@@ -363,26 +364,28 @@ KEYS = [
     "mlp_bias",
 ]
 KEYS += ["quantization_config", "quantization", "sliding_window", "use_sliding_window", "tie_word_embeddings"]
+ALL_KEYS = sorted({*KEYS, *(key for config in CONFIGS.values() for key in config)})
+PLACES = [(key,) for key in ALL_KEYS] + [("text_config", key) for key in ALL_KEYS]
 
 
-@pytest.mark.parametrize("seed", range(500))
-def test_a_hostile_config_gives_a_shape_that_makes_sense_or_one_sentence(seed):
-    chance = random.Random(seed)
-    given: Any = copy.copy(chance.choice(list(CONFIGS.values())))
-    if seed % 5 == 0:
-        given = {"model_type": "mistral3", "text_config": given}
-    for _ in range(chance.randint(1, 5)):
-        target = chance.choice([given, given.get("text_config")])
-        target = target if isinstance(target, dict) else given
-        key = chance.choice([*target, *KEYS])
-        if chance.random() < 0.15:
-            target.pop(key, None)
-        else:
-            target[key] = chance.choice(JUNK)
+@given(st.sampled_from(sorted(CONFIGS)), st.booleans(), edits(PLACES, JUNK))
+def test_a_hostile_config_gives_a_shape_that_makes_sense_or_one_sentence(
+    name: str, wrapped: bool, changes: Edits
+) -> None:
+    config = {"model_type": "mistral3", "text_config": CONFIGS[name]} if wrapped else CONFIGS[name]
+    gives_sense_or_a_sentence(edited(config, changes))
+
+
+@pytest.mark.parametrize("key", ALL_KEYS)
+def test_a_value_nested_deeper_than_python_recurses_is_as_any_other(key: str) -> None:
+    gives_sense_or_a_sentence({**CONFIGS["llama-2-7b"], key: NESTED})
+
+
+def gives_sense_or_a_sentence(config: dict[str, Any]) -> None:
     for read in (shape_of, quantization_of):
         found, said = None, ""
         try:
-            found = read(given)
+            found = read(config)
         except ConfigJsonError as refused:
             said = str(refused)
         assert said.isprintable()
@@ -394,6 +397,6 @@ def test_a_hostile_config_gives_a_shape_that_makes_sense_or_one_sentence(seed):
             assert found is None or found.isprintable()
 
 
-@pytest.mark.parametrize("given", [junk for junk in JUNK if junk != CONFIGS["llama-2-7b"]])
+@pytest.mark.parametrize("given", [NESTED, *(junk for junk in JUNK if junk != CONFIGS["llama-2-7b"])])
 def test_a_config_that_is_none_is_refused(given):
     assert refusal(given).isprintable()

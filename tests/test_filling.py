@@ -7,6 +7,8 @@ import re
 import time
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from harness.envs.header import stacks
 from runners import filling
@@ -64,12 +66,15 @@ def test_decode_is_timed_on_the_way_and_tells_a_context_that_is_slow_at_its_end(
     assert last.facts["fill_s"] < 2  # the rest in chunks; one by one it would be 4 s
 
 
-def test_the_depths_at_which_decode_is_timed_never_overlap_and_end_at_the_end():
-    for tokens in range(1, 600):
-        found = filling.depths(tokens)
-        assert found[-1] == tokens
-        ends = [0, *found]
-        assert all(b - a > filling.DECODED for a, b in zip(ends, found, strict=False)) or len(found) == 1
+@given(st.integers(1, 600) | st.integers(1, 1 << 20))
+@example(1)
+@example(filling.DECODED)
+@example(filling.DECODED + 1)
+def test_the_depths_at_which_decode_is_timed_never_overlap_and_end_at_the_end(tokens: int) -> None:
+    found = filling.depths(tokens)
+    assert found[-1] == tokens
+    ends = [0, *found]
+    assert all(b - a > filling.DECODED for a, b in zip(ends, found, strict=False)) or len(found) == 1
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from harness.theory.families import SHAPES
 from harness.theory.shapes import kv_bytes_per_token
 from runners.protocol import Done, Failed
 
-pytestmark = pytest.mark.real
 STAND_INS = Path(__file__).parent / "stand_ins"
 SHAPE = SHAPES["tiny-llama"]
 FUSED = {"kernel": "gemm", "fuse_layers": True}

@@ -160,7 +160,6 @@ def test_an_unknown_type_is_a_key_error():
         quantized(QWEN2, "q9_9")
 
 
-@pytest.mark.real
 def test_every_tensor_gets_the_type_that_llama_cpp_gives_it(llamacpp_interpreter: Interpreter, tmp_path):
     shapes = {name: asdict(shape) for name, shape in SHAPES_TO_COMPARE.items()}
     command = [llamacpp_interpreter.python, "-c", DRY_RUN, tmp_path / "hole.gguf", json.dumps(shapes)]
@@ -174,7 +173,6 @@ def test_every_tensor_gets_the_type_that_llama_cpp_gives_it(llamacpp_interpreter
     assert got == json.loads(ran.stdout)
 
 
-@pytest.mark.real
 @pytest.mark.parametrize("quant", ["f32", "q5_0", "q4_k_m", "q2_k"])
 def test_a_file_that_llama_cpp_makes_has_these_types_and_bytes(job: Any, tmp_path: Path, quant: str):
     made, source, target = tmp_path / "made", tmp_path / "source.gguf", tmp_path / "target.gguf"

@@ -10,7 +10,7 @@ import pytest
 
 from harness import machine
 
-pytestmark = [pytest.mark.gpu, pytest.mark.real]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from harness.analysis import grown
 
 # A worker's growth until not even 10 kB are left, and a session that needs 4 MiB to count.
 UNTIL_NOTHING_IS_LEFT = """
-import json, resource
+import json, resource, time
 from runners.accounting import status_bytes
 from runners.worker import Growth
 
@@ -39,7 +39,7 @@ def stream():
 held, growth = [], Growth(Session(), 1, (MemoryError,))
 limit = status_bytes("VmData") + 2**23
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-growth.stamped(stream(), lambda event: None)
+growth.stamped(stream(), lambda event: None, time.perf_counter_ns)
 print(json.dumps([growth.told()["stopped"], growth.counters()]))
 """
 

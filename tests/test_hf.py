@@ -22,7 +22,6 @@ from harness.theory.families import SHAPES
 from harness.theory.shapes import kv_bytes_per_token, parameters
 from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens
 
-pytestmark = pytest.mark.real
 WARMUP = {"window_tokens": 4, "max_windows": 3, "tolerance": 0.9}
 PROMPT = list(range(1, 26))
 
@@ -142,10 +141,10 @@ def test_a_dynamic_cache_grows_to_its_target(worker, checkpoint, hf_interpreter)
 
 
 @pytest.mark.parametrize("left", [1_300_000, 2_000_000])
-def test_growth_ends_well_where_memory_does(checkpoint, hf_interpreter, tmp_path, left):
+def test_growth_ends_well_where_memory_does(checkpoint, own_interpreter, tmp_path, left):
     request = request_of(checkpoint("tiny-llama"), new=20_000, n_ctx=1)
     grow = request.workloads[0] | {"kind": "grow"}
-    worker = launch.Worker(replace(request, workloads=[grow]), hf_interpreter, tmp_path)
+    worker = launch.Worker(replace(request, workloads=[grow]), own_interpreter("hf"), tmp_path)
     came = 0
     for event in worker.events(120):
         if isinstance(event, Phase) and event.name == "generate":

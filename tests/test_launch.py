@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -41,7 +40,8 @@ def test_a_worker_says_load_tokens_done(worker, fake_interpreter):
 
 
 def test_a_worker_stands_still_at_a_moment_until_it_was_seen_to(tmp_path, fake_interpreter):
-    worker, seen_to_ns, waited = launch.Worker(request_of(), fake_interpreter, tmp_path), 0, []
+    request = request_of(clock="real")
+    worker, seen_to_ns, waited = launch.Worker(request, fake_interpreter, tmp_path), 0, []
     for event in worker.events(60):
         if isinstance(event, Phase) and waited:
             assert event.t_ns > seen_to_ns
@@ -57,8 +57,7 @@ def test_stamps_are_the_latency_the_fake_was_told(worker, fake_interpreter):
     events = worker(request_of(B_ms=2.0, prefill_ms=10.0), fake_interpreter)
     stamps = [t for e in events if isinstance(e, Tokens) for t in e.t_ns]
     late = [stamp - (10e6 + 2e6 * k) for k, stamp in enumerate(stamps)]
-    assert min(late) >= 0
-    assert statistics.median(late) < 2e6
+    assert 0 <= min(late) <= max(late) < 1000  # of virtual time, whatever else runs
 
 
 @pytest.mark.parametrize(

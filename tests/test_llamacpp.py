@@ -19,7 +19,6 @@ from harness.theory.families import SHAPES
 from harness.theory.shapes import kv_bytes_per_token
 from runners.protocol import Done, Failed, Loaded, Request, Tokens
 
-pytestmark = pytest.mark.real
 TYPES = [str(choice) for choice in stacks()["llamacpp"].options["quant"].choices]
 WARMUP = {"window_tokens": 4, "max_windows": 30, "tolerance": 0.9}
 PROMPT = list(range(1, 26))

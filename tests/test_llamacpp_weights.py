@@ -14,8 +14,6 @@ from harness.theory import gguf_types
 from harness.theory.families import SHAPES
 from harness.theory.shapes import Shape, parameters
 
-pytestmark = pytest.mark.real
-
 QUANTS = stacks()["llamacpp"].options["quant"].choices
 
 

@@ -185,7 +185,6 @@ def test_a_campaign_goes_on_without_a_probe_that_fails(fake_interpreter):
 # The probe of a stack: llama.cpp's, here on its CPU backend; a GPU's takes the same way
 
 
-@pytest.mark.real
 def test_ggml_measures_the_device_by_its_own_products(job):
     size = 1 << 30  # far more than the products take
     said = job(job="probe", options=SMALL | {"working_set_bytes": size})
@@ -201,7 +200,6 @@ def test_ggml_measures_the_device_by_its_own_products(job):
     assert said["peak_rss_bytes"] > looked["peak_rss_bytes"] + size  # what is read was written
 
 
-@pytest.mark.real
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -215,14 +213,12 @@ def test_what_ggml_cannot_measure_is_a_sentence(job, fields, reason):
         job(job="probe", **fields)
 
 
-@pytest.mark.real
 def test_a_cpus_matrix_rate_is_the_best_of_numpy_and_the_stacks(llamacpp_interpreter):
     probe = probes.cpu_matrix_rate(2, [llamacpp_interpreter], pytest.fail)
     assert is_the_best(probe["flops_per_s"], probe["kernel"], probe["kernels"])
     assert {name.split()[0] for name in probe["kernels"]} == {"sgemm,", "ggml"}
 
 
-@pytest.mark.real
 def test_a_gpu_that_the_stack_does_not_see_is_said_once_and_not_tried_again(llamacpp_interpreter):
     said: list[str] = []
     cells = [inputs(llamacpp_interpreter, "metal", 1)] * 2

@@ -141,7 +141,7 @@ def test_a_killed_search_goes_on_from_its_probes(
     background: Callable[..., subprocess.Popen[str]],
     tmp_path: Path,
 ) -> None:
-    path = config({"oom_above_n_ctx": 20000, "load_ms": 400.0}, memory_budget="256MiB")
+    path = config({"oom_above_n_ctx": 20000, "load_ms": 400.0, "clock": "real"}, memory_budget="256MiB")
     process = background("max-ctx", path)
     until = time.monotonic() + 30
     while not (found := list(tmp_path.glob("results/**/probes.jsonl"))) and time.monotonic() < until:
@@ -181,7 +181,7 @@ def test_an_interrupt_leaves_a_record_and_nothing_running(
     background: Callable[..., subprocess.Popen[str]],
     tmp_path: Path,
 ) -> None:
-    path = config({"oom_above_n_ctx": 20000, "load_ms": 2000.0}, memory_budget="256MiB")
+    path = config({"oom_above_n_ctx": 20000, "load_ms": 2000.0, "clock": "real"}, memory_budget="256MiB")
     process = background("max-ctx", path)
     until = time.monotonic() + 30
     while not list(tmp_path.glob("results/**/probe-1/request.json")) and time.monotonic() < until:

@@ -18,8 +18,6 @@ from harness.envs.build import Interpreter
 from harness.fence import Fence
 from runners.protocol import Done, Request
 
-pytestmark = pytest.mark.real
-
 # Little to compute and much to hold: 32 KiB of KV cache a token beside 46 MB of weights.
 WIDE = {"arch": "llama", "vocab_size": 512, "hidden_size": 512, "layers": 16}
 WIDE |= {"intermediate_size": 256, "heads": 8, "kv_heads": 8}

@@ -102,7 +102,7 @@ def test_a_device_that_is_not_there_has_no_memory_to_tell():
 def test_memory_is_read_as_the_worker_tells_of_a_moment_and_never_while_it_is_timed(
     harness, config, tmp_path
 ):
-    leaking = {"leak_bytes_per_token": 200_000, "B_ms": 2.0, "name": "leaking"}
+    leaking = {"leak_bytes_per_token": 200_000, "B_ms": 2.0, "name": "leaking", "clock": "real"}
     harness("run", config(leaking, new_tokens=200, warmup=SHORT), "--json")
     (path,) = (tmp_path / "results").rglob("record.json")
     record = json.loads(path.read_text())

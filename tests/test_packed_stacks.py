@@ -20,7 +20,6 @@ from harness.theory.shapes import parameters
 from runners.protocol import Done, Failed
 from runners.safetensors_folder import ITEM_BYTES
 
-pytestmark = pytest.mark.real
 SHAPE = SHAPES["tiny-qwen2"]
 LINEARS = 7 * SHAPE.layers
 

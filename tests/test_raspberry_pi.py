@@ -194,8 +194,7 @@ def test_a_run_knows_beforehand_how_long_it_takes_where_it_was_measured_before(t
     assert dry_run.beforehand(experiment, cells[:0], tmp_path) is None
 
 
-@pytest.mark.real
-def test_a_run_says_first_how_long_it_takes(harness, tmp_path):
+def test_a_run_says_first_how_long_it_takes(harness, llamacpp_interpreter, tmp_path):
     folder = tmp_path / "results" / machine.facts()["slug"] / "m" / "c" / "20260101T000000.000000Z"
     folder.mkdir(parents=True)
     (folder / "record.json").write_text(json.dumps(GOLDEN))

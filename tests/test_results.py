@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
+import io
 import json
 import random
+import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -13,8 +17,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from damage import GONE, Edits, edited, edits, patched, patches, places
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from harness import results
+from harness.analysis import rows
+from harness.cli import main
 from harness.results import ResultsError, Running, Stored
 from runners.protocol import Loaded, Phase, Tokens, encode
 
@@ -60,36 +69,16 @@ INSTEAD = (None, True, 0, 1, -1, 2**70, 0.5, -1e308, float("inf"), float("nan"))
 INSTEAD = (*INSTEAD, "", "ok", "\ud800", [], [1], ["a"], {}, {"a": 1}, {"a": {"b": None}})
 
 
-def damage(record: dict[str, Any], chance: random.Random) -> None:
-    """Take out or replace one part at random, wherever it is."""
-    places: list[tuple[Any, Any]] = []
-
-    def collect(value: Any) -> None:
-        keys = (
-            list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-        )
-        for key in keys:
-            # One place of a list is as good as another.
-            if not isinstance(value, list) or key < 2:
-                places.append((value, key))
-                collect(value[key])
-
-    collect(record)
-    place, key = chance.choice(places)
-    if chance.random() < 0.4:
-        del place[key]
-    else:
-        place[key] = copy.deepcopy(chance.choice(INSTEAD))
+EDITS = edits(places(GOOD), INSTEAD)
+REPORTED = json.loads(next(PUBLISHED.rglob("record.json")).read_text())
+SERIES = {"token_id": list(range(500)), "latency_ns": [10**6 + 17 * k for k in range(500)]}
 
 
-def flipped(content: bytes, chance: random.Random) -> bytes:
-    """With a few bytes changed, or cut off somewhere."""
-    if chance.random() < 0.2:
-        return content[: chance.randrange(len(content))]
-    changed = bytearray(content)
-    for _ in range(chance.choice((1, 3, 20))):
-        changed[chance.randrange(len(changed))] = chance.randrange(256)
-    return bytes(changed)
+@pytest.fixture(scope="module")
+def parquet(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A series as it is stored."""
+    running = results.begin(tmp_path_factory.mktemp("series") / "cell", BEGUN)
+    return (running.finish(GOOD, SERIES, None).folder / "tokens.parquet").read_bytes()
 
 
 def abandon(root: Path, said: bytes) -> Path:
@@ -118,17 +107,23 @@ def test_two_repeats_never_share_a_folder(tmp_path):
     assert len(folders) == 50
 
 
-def test_what_a_killed_controller_had_is_recovered_whatever_the_cut(tmp_path):
-    stream = b"".join(encode(event) for event in SAID)
-    for cut in random.Random(1).sample(range(len(stream) + 1), 40):
-        root = tmp_path / str(cut)
-        abandon(root, stream[:cut])
-        (stored,) = results.recover(root, refuse)
-        assert stored.record["outcome"] == "interrupted"
-        whole = sum(len(e.ids) for e in results.events_in(stream[:cut]) if isinstance(e, Tokens))
-        assert stored.record["tokens"] == whole
-        assert results.series(stored).get("latency_ns", []) == [10, 10, 11, 9][:whole]
-        assert results.recover(root, refuse) == []
+STREAM = b"".join(encode(event) for event in SAID)
+
+
+@given(st.integers(0, len(STREAM)))
+@example(len(STREAM) - 1)
+@example(len(STREAM))
+def test_what_a_killed_controller_had_is_recovered_whatever_the_cut(tmp_path, cut):
+    root = tmp_path / "results"
+    shutil.rmtree(root, ignore_errors=True)
+    abandon(root, STREAM[:cut])
+    (stored,) = results.recover(root, refuse)
+    assert stored.record["outcome"] == "interrupted"
+    ends = {len(STREAM) - len(encode(SAID[-1])): 2, len(STREAM): 4}
+    whole = max((tokens for end, tokens in ends.items() if cut >= end), default=0)
+    assert stored.record["tokens"] == whole
+    assert results.series(stored).get("latency_ns", []) == [10, 10, 11, 9][:whole]
+    assert results.recover(root, refuse) == []
 
 
 def test_a_repeat_that_is_still_running_is_left_alone(tmp_path):
@@ -213,49 +208,74 @@ def test_a_record_with_more_than_is_read_is_read(tmp_path):
     assert results.read(tmp_path / "record.json")["later"] == [1]
 
 
-@pytest.mark.parametrize("form", [["--json"], []])
-def test_a_folder_of_damaged_records_and_series_lists_what_can_be_listed(harness, tmp_path, form):
-    """500 with random parts gone or replaced: each is listed or passed over, and none ends the listing."""
-    chance = random.Random(20261120)
-    series = {"token_id": list(range(40)), "latency_ns": [10**6 + 17 * k for k in range(40)]}
-    whole = results.begin(tmp_path / "whole", BEGUN).finish(GOOD, series, None)
-    content = (whole.folder / "tokens.parquet").read_bytes()
-    for number in range(500):
-        folder = tmp_path / "damaged" / f"{number:03}"
+DAMAGES = st.tuples(EDITS, st.none() | st.just([]) | st.integers(0, 10**6) | patches(10**6, max_size=20))
+
+
+def damaged_series(content: bytes, damage: list[tuple[int, bytes]] | int) -> bytes:
+    """Cut at an offset, or with bytes written over it; offsets wrap around at its end."""
+    if isinstance(damage, int):
+        return content[: damage % len(content)]
+    return patched(content, [(at % len(content), piece) for at, piece in damage])
+
+
+def listed(folder: Path, *form: str) -> tuple[str, list[str]]:
+    """What `harness list` prints, and its lines on stderr."""
+    out, err, handler = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGTERM)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        assert main(["list", str(folder), *form]) == 0
+    signal.signal(signal.SIGTERM, handler)
+    return out.getvalue(), err.getvalue().splitlines()
+
+
+@given(form=st.sampled_from([["--json"], []]), damages=st.lists(DAMAGES, min_size=1, max_size=3))
+@example(form=[], damages=[([(("done",), GONE)], None)])
+def test_a_folder_of_damaged_records_and_series_lists_what_can_be_listed(tmp_path, parquet, form, damages):
+    """Each is listed or passed over, and none ends the listing."""
+    root = tmp_path / "damaged"
+    shutil.rmtree(root, ignore_errors=True)
+    for number, (changes, series) in enumerate(damages):
+        folder = root / str(number)
         folder.mkdir(parents=True)
-        record = copy.deepcopy(GOOD)
-        for _ in range(chance.choice((1, 1, 2, 5))):
-            damage(record, chance)
-        (folder / "record.json").write_text(json.dumps(record))
-        if chance.random() < 0.7:
-            (folder / "tokens.parquet").write_bytes(
-                content if chance.random() < 0.5 else flipped(content, chance)
-            )
-    ran = harness("list", tmp_path / "damaged", *form)
-    assert ran.code == 0
-    told = ran.err.splitlines()
-    assert all(line.startswith("harness: ") for line in told)
-    over = sum(line.startswith("harness: passed over: ") for line in told)
-    assert 100 < over < 400  # as many as that lacked what is read
+        (folder / "record.json").write_text(json.dumps(edited(GOOD, changes)))
+        if series is not None:
+            (folder / "tokens.parquet").write_bytes(damaged_series(parquet, series))
+    out, err = listed(root, *form)
+    assert all(line.startswith("harness: ") for line in err)
+    over = sum(line.startswith("harness: passed over: ") for line in err)
+    assert over <= len(damages)
     if form:
-        assert len(ran.json) == 500 - over
+        assert len(json.loads(out)) == len(damages) - over
 
 
-def test_a_damaged_series_is_columns_or_one_sentence(tmp_path):
-    series = {"token_id": list(range(500)), "latency_ns": [10**6 + 17 * k for k in range(500)]}
-    stored = results.begin(tmp_path / "cell", BEGUN).finish(GOOD, series, None)
-    path = stored.folder / "tokens.parquet"
-    content, chance, refused = path.read_bytes(), random.Random(3), 0
-    for _ in range(300):
-        path.write_bytes(flipped(content, chance))
-        try:
-            columns = results.series(stored)
-        except ResultsError:
-            refused += 1
-        else:
-            assert {"n", "latency_ns"} <= columns.keys()
-            assert all(type(value) is int for value in columns["latency_ns"])
-    assert refused > 100
+def test_the_command_lists_what_is_whole_and_names_what_it_passes_over(harness, tmp_path, parquet):
+    for name, record in {"whole": GOOD, "lacking": changed("done"), "cut": GOOD}.items():
+        (tmp_path / "some" / name).mkdir(parents=True)
+        (tmp_path / "some" / name / "record.json").write_text(json.dumps(record))
+        content = parquet[: len(parquet) // 2] if name == "cut" else parquet
+        (tmp_path / "some" / name / "tokens.parquet").write_bytes(content)
+    ran = harness("list", tmp_path / "some", "--json")
+    assert ran.code == 0
+    assert len(ran.json) == 2
+    assert [line.startswith("harness: passed over: ") for line in ran.err.splitlines()].count(True) == 1
+
+
+@given(damage=st.integers(0, 10**6) | patches(10**6, max_size=20))
+@example(damage=[(0, b"P")])  # as it was
+def test_a_damaged_series_is_columns_or_one_sentence(tmp_path, parquet, damage):
+    (tmp_path / "tokens.parquet").write_bytes(damaged_series(parquet, damage))
+    try:
+        columns = results.series(Stored(tmp_path, GOOD))
+    except ResultsError:
+        return
+    assert {"n", "latency_ns"} <= columns.keys()
+    assert all(type(value) is int for value in columns["latency_ns"])
+
+
+@pytest.mark.parametrize("damage", [0, 1, 100, -1, [(-1, b"X")]], ids=str)
+def test_a_series_that_is_cut_or_has_lost_its_last_byte_is_refused(tmp_path, parquet, damage):
+    (tmp_path / "tokens.parquet").write_bytes(damaged_series(parquet, damage))
+    with pytest.raises(ResultsError, match="not a series"):
+        results.series(Stored(tmp_path, GOOD))
 
 
 @pytest.mark.parametrize(
@@ -299,16 +319,37 @@ def test_a_reported_record_is_kept_once_and_read_back(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_a_damaged_reported_record_is_read_or_told(tmp_path):
-    chance = random.Random(4)
-    good = json.loads(next(PUBLISHED.rglob("record.json")).read_text())
-    told: list[str] = []
-    for _ in range(300):
-        record = copy.deepcopy(good)
-        damage(record, chance)
-        (tmp_path / "record.json").write_text(json.dumps(record))
-        list(results.records(tmp_path, lambda sentence: told.append(str(sentence))))
-    assert 100 < len(told) < 300
+@given(EDITS)
+def test_a_damaged_record_is_read_or_refused_in_one_sentence(tmp_path: Path, changes: Edits) -> None:
+    read_or_refused(tmp_path, edited(GOOD, changes))
+
+
+@given(edits(places(REPORTED), INSTEAD))
+def test_a_damaged_reported_record_is_read_or_refused_in_one_sentence(tmp_path: Path, changes: Edits) -> None:
+    read_or_refused(tmp_path, edited(REPORTED, changes))
+
+
+def read_or_refused(folder: Path, record: Any) -> None:
+    refused: list[str] = []
+    (folder / "record.json").write_text(json.dumps(record))
+    found = list(results.records(folder, lambda damage: refused.append(str(damage))))
+    assert len(found) + len(refused) == 1
+    assert not any("\n" in sentence for sentence in refused)
+    for stored in found:
+        rows.row(stored.record, {}, None, None)
+
+
+@pytest.mark.parametrize("good", [GOOD, REPORTED], ids=["measured", "reported"])
+@pytest.mark.parametrize(
+    ("changes", "refusals"),
+    [([], 0), ([(("later",), [1])], 0), ([(("outcome",), "fine")], 1), ([(("cell",), GONE)], 1)],
+    ids=str,
+)
+def test_a_record_is_refused_for_a_part_that_is_read_and_for_no_other(tmp_path, good, changes, refusals):
+    (tmp_path / "record.json").write_text(json.dumps(edited(good, changes)))
+    refused: list[ResultsError] = []
+    assert len(list(results.records(tmp_path, refused.append))) == 1 - refusals
+    assert len(refused) == refusals
 
 
 @pytest.mark.parametrize("begun", ["{", "[]", "{}", '{"started_utc": "2026-11-20T00:00:00+00:00"}'])

@@ -17,7 +17,6 @@ from harness.envs.build import Interpreter
 from harness.envs.header import stacks
 from runners.protocol import Done, Request, Tokens
 
-pytestmark = pytest.mark.real
 PROMPT = [(37 * i + 11) % 512 for i in range(25)]
 NEW_TOKENS = 40
 # Plain arithmetic on both sides: no fused attention, nothing in 16 bits.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from harness.analysis import depth
 from harness.search import Space, Try, corrected, following, longest, predicted
@@ -29,17 +31,19 @@ def searched(
     measured: bool = True,
     truth: Callable[[float], float] = true_need,
     doubt: float = 0,
+    space: Space = SPACE,
+    most: int = 2 * 18,  # bits of the space, twice
 ) -> tuple[int | None, list[int]]:
     """The answer, and what was tried for it."""
     tries: list[Try] = []
-    while (n_ctx := following(SPACE, tries, need, limit, accounted, doubt)) is not None:
-        assert n_ctx % SPACE.granule == 0
-        assert SPACE.lowest <= n_ctx <= SPACE.highest
+    while (n_ctx := following(space, tries, need, limit, accounted, doubt)) is not None:
+        assert n_ctx % space.granule == 0
+        assert space.lowest <= n_ctx <= space.highest
         assert n_ctx not in [each.n_ctx for each in tries]
         fits = truth(n_ctx) <= limit
         tries.append(Try(n_ctx, fits, round(truth(n_ctx)) if fits and measured else None))
-        assert len(tries) <= 2 * 18  # bits of the space, twice
-    return longest(SPACE, tries), [each.n_ctx for each in tries]
+        assert len(tries) <= most
+    return longest(space, tries), [each.n_ctx for each in tries]
 
 
 def limit_at(granules: float) -> float:
@@ -47,80 +51,115 @@ def limit_at(granules: float) -> float:
     return true_need(granules * SPACE.granule)
 
 
-@pytest.mark.parametrize("off", [-1, 0, 1])
-@pytest.mark.parametrize("measured", [True, False])
-def test_an_account_that_is_a_granule_off_at_most_takes_three_tries(off: int, measured: bool) -> None:
+def between(first: int, last: int) -> st.SearchStrategy[int]:
+    """The longest context that fits, in granules: any from the first to the last; both ends come up often."""
+    return st.sampled_from([first, last]) | st.integers(first, last)
+
+
+@given(between(2, COUNT - 3), st.sampled_from([-1, 0, 1]), st.booleans())
+def test_an_account_that_is_a_granule_off_at_most_takes_three_tries(
+    granules: int, off: int, measured: bool
+) -> None:
     def account(n_ctx: float) -> float:
         return true_need(n_ctx + off * SPACE.granule)
 
-    for granules in range(2, COUNT - 2):
-        answer, tried = searched(limit_at(granules + 0.5), account, measured=measured)
-        assert answer == granules * SPACE.granule
-        assert len(tried) <= (3 if measured else 4)
+    answer, tried = searched(limit_at(granules + 0.5), account, measured=measured)
+    assert answer == granules * SPACE.granule
+    assert len(tried) <= (3 if measured else 4)
 
 
-def test_an_account_that_is_right_takes_two_tries_the_longest_and_the_one_above() -> None:
-    for granules in range(1, COUNT):
-        answer, tried = searched(limit_at(granules), true_need)
-        assert answer == granules * SPACE.granule
-        assert tried == [answer, answer + SPACE.granule]
+@given(between(1, COUNT - 1))
+def test_an_account_that_is_right_takes_two_tries_the_longest_and_the_one_above(granules: int) -> None:
+    answer, tried = searched(limit_at(granules), true_need)
+    assert answer == granules * SPACE.granule
+    assert tried == [answer, answer + SPACE.granule]
 
 
-@pytest.mark.parametrize("share", [0.5, 0.8, 1.0, 1.3, 3.0])
-def test_without_an_account_a_guess_by_the_shape_takes_five_tries_at_most(share: float) -> None:
+@given(between(1, COUNT - 1), st.floats(0.5, 3.0))
+def test_without_an_account_a_guess_by_the_shape_takes_five_tries_at_most(
+    granules: int, share: float
+) -> None:
     def guess(n_ctx: float) -> float:
         return 0.3 * WEIGHTS + share * TOKEN * n_ctx
 
-    for granules in range(1, COUNT, 3):
-        answer, tried = searched(limit_at(granules + 0.5), guess, accounted=False)
-        assert answer == granules * SPACE.granule
-        assert len(tried) <= 5
+    answer, tried = searched(limit_at(granules + 0.5), guess, accounted=False)
+    assert answer == granules * SPACE.granule
+    assert len(tried) <= 5
 
 
-@pytest.mark.parametrize("off_share", [-0.02, -0.01, 0.0, 0.01, 0.02])
-def test_an_account_in_doubt_is_tried_below_and_takes_three_tries_at_most(off_share: float) -> None:
+@given(between(40, COUNT - 41), st.floats(-0.02, 0.02))
+def test_an_account_in_doubt_is_tried_below_and_takes_three_tries_at_most(
+    granules: int, off_share: float
+) -> None:
     """As on a GPU, of whose runtime nobody knows much before the first probe."""
-    for granules in range(40, COUNT - 40, 9):
-        limit = limit_at(granules + 0.5)
-        answer, tried = searched(limit, off_by(-off_share * limit), doubt=0.03 * limit)
-        assert answer == granules * SPACE.granule
-        assert len(tried) <= 3
+    limit = limit_at(granules + 0.5)
+    answer, tried = searched(limit, off_by(-off_share * limit), doubt=0.03 * limit)
+    assert answer == granules * SPACE.granule
+    assert len(tried) <= 3
 
 
-def test_an_account_that_is_off_by_more_than_its_doubt_takes_a_few_tries_more() -> None:
-    for granules in range(100, COUNT - 40, 31):
-        limit = limit_at(granules + 0.5)
-        answer, tried = searched(limit, off_by(-0.1 * limit), doubt=0.03 * limit)
-        assert answer == granules * SPACE.granule
-        assert len(tried) <= 6
+@given(between(100, COUNT - 41))
+def test_an_account_that_is_off_by_more_than_its_doubt_takes_a_few_tries_more(granules: int) -> None:
+    limit = limit_at(granules + 0.5)
+    answer, tried = searched(limit, off_by(-0.1 * limit), doubt=0.03 * limit)
+    assert answer == granules * SPACE.granule
+    assert len(tried) <= 6
 
 
-def test_with_nothing_known_the_answer_is_still_exact() -> None:
-    for granules in range(0, COUNT + 1, 7):
-        answer, _ = searched(limit_at(granules + 0.5), None)
-        assert answer == (granules * SPACE.granule or None)
+@given(between(0, COUNT))
+def test_with_nothing_known_the_answer_is_still_exact(granules: int) -> None:
+    answer, _ = searched(limit_at(granules + 0.5), None)
+    assert answer == (granules * SPACE.granule or None)
 
 
-@pytest.mark.parametrize("off_bytes", [-300e6, -30e6, 30e6, 300e6])
-def test_an_account_that_is_far_off_is_corrected_by_what_was_really_taken(off_bytes: float) -> None:
-    for granules in range(20, COUNT - 20, 11):
-        answer, tried = searched(limit_at(granules + 0.5), off_by(off_bytes))
-        assert answer == granules * SPACE.granule
-        # Too little was tried: it says by how much. Too much: a try that failed says nothing.
-        assert len(tried) <= (3 if off_bytes > 0 else 9)
+@given(between(20, COUNT - 21), st.floats(30e6, 300e6), st.sampled_from([-1, 1]))
+def test_an_account_that_is_far_off_is_corrected_by_what_was_really_taken(
+    granules: int, off_bytes: float, sign: int
+) -> None:
+    answer, tried = searched(limit_at(granules + 0.5), off_by(sign * off_bytes))
+    assert answer == granules * SPACE.granule
+    # Too little was tried: it says by how much. Too much: a try that failed says nothing.
+    assert len(tried) <= (3 if sign > 0 else 9)
 
 
-def test_a_curve_that_bends_is_searched_as_well() -> None:
+@given(between(1, COUNT - 1), st.integers(0, SPACE.highest))
+@example(100, 9000)
+def test_a_curve_that_bends_is_searched_as_well(granules: int, bend: int) -> None:
     """As llama.cpp's compute buffer: flat at first, then growing."""
 
     def bent(n_ctx: float) -> float:
-        return true_need(n_ctx) + max(0.0, 34816.0 * (n_ctx - 9000))
+        return true_need(n_ctx) + max(0.0, 34816.0 * (n_ctx - bend))
 
-    for granules in range(1, COUNT, 5):
-        limit = bent((granules + 0.5) * SPACE.granule)
-        answer, tried = searched(limit, bent, truth=bent)
-        assert answer == granules * SPACE.granule
-        assert len(tried) == 2
+    limit = bent((granules + 0.5) * SPACE.granule)
+    answer, tried = searched(limit, bent, truth=bent)
+    assert answer == granules * SPACE.granule
+    assert len(tried) == 2
+
+
+@st.composite
+def spaces(draw: st.DrawFn) -> Space:
+    granule = draw(st.sampled_from([1, 32, 256]))
+    lowest = granule * draw(st.integers(1, 20))
+    return Space(granule, lowest, lowest + granule * draw(st.integers(0, 3000)))
+
+
+@given(
+    space=spaces(),
+    share=st.floats(-0.1, 1.2),
+    fixed=st.floats(-1e9, 1e9),
+    slope=st.floats(0, 10 * TOKEN),
+    doubt=st.floats(0, 1e9),
+    switches=st.tuples(st.booleans(), st.booleans()),
+)
+def test_whatever_an_account_is_the_answer_is_the_longest_that_fits(
+    space: Space, share: float, fixed: float, slope: float, doubt: float, switches: tuple[bool, bool]
+) -> None:
+    limit, (accounted, measured) = true_need(space.lowest + share * (space.highest - space.lowest)), switches
+    answer, _ = searched(
+        limit, lambda n: fixed + slope * n, accounted, measured, doubt=doubt, space=space, most=10**4
+    )
+    fitting = range(space.lowest, space.highest + 1, space.granule)
+    assert answer == max((n for n in fitting if true_need(n) <= limit), default=None)
 
 
 def test_the_longest_there_is_needs_nothing_above_it() -> None:
@@ -157,10 +196,10 @@ def test_a_space_without_contexts_is_refused(numbers: tuple[int, int, int]) -> N
         Space(*numbers)
 
 
-def test_the_prediction_is_the_last_whose_need_is_within_the_limit() -> None:
-    for granules in range(COUNT + 1):
-        expected = granules * SPACE.granule or None
-        assert predicted(SPACE, true_need, limit_at(granules + 0.5)) == expected
+@given(between(0, COUNT))
+def test_the_prediction_is_the_last_whose_need_is_within_the_limit(granules: int) -> None:
+    expected = granules * SPACE.granule or None
+    assert predicted(SPACE, true_need, limit_at(granules + 0.5)) == expected
 
 
 def test_a_context_that_slows_down_as_shallower_depths_foretell_is_sane() -> None:

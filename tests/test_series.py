@@ -10,7 +10,7 @@ import pytest
 
 from harness.analysis import budget
 from harness.analysis.flags import Limit, flags, identical
-from harness.analysis.line import interval, pooled
+from harness.analysis.line import interval
 from harness.analysis.series import Unusable, analyse, row
 
 B_MS, SLOPE = 20.0, 1e-3
@@ -62,18 +62,6 @@ def test_intervals_cover_the_truth_as_often_as_they_say(count, deviation):
         )
     assert (hits / draws >= 0.93).all(), hits
     assert (hits / draws <= 0.98).all(), hits
-
-
-def test_intervals_over_repeats_cover_what_differs_between_processes():
-    chance, covered = np.random.default_rng(0), 0
-    for _ in range(1000):
-        estimates = list(20 + chance.normal(size=3) * 0.3)  # processes differ by more than tokens within one
-        _, ends = pooled(estimates, half_width=0.05)
-        assert ends is not None
-        covered += ends[0] <= 20 <= ends[1]
-    assert 930 <= covered <= 980
-    assert pooled([20.0], None) == (20.0, None)
-    assert pooled([20.0], 0.1) == (20.0, [19.9, 20.1])
 
 
 def test_a_line_a_staircase_and_no_slope_are_told_apart():

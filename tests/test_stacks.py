@@ -6,12 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-import pytest
-
 from harness import plan
 from harness.config import load
-
-pytestmark = pytest.mark.real
 
 
 def written(tmp_path: Path, models: list[dict], variants: list[dict], **protocol: object) -> Path:

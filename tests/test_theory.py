@@ -10,8 +10,11 @@ import random
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.theory import demand, floors, llama_arithmetic, published
 from harness.theory.families import SHAPES
@@ -89,26 +92,34 @@ def test_si_units_are_the_data_sheets(harness):
 # --- floors
 
 
-def test_knees_are_where_a_count_token_by_token_sees_them():
-    chance = random.Random(1)
-    kinds = set()
-    for _ in range(200):
-        asked = Demand(
-            layer_params=chance.randint(1, 10**6),
-            lm_head_params=chance.randint(0, 10**5),
-            layer_bytes=chance.uniform(1, 2e6),
-            lm_head_bytes=chance.uniform(0, 2e5),
-            embedding_bytes=0,
-            kv_bytes_per_token=chance.uniform(1, 2000),
-            attention_flops=chance.uniform(1, 3000),
-            window=chance.choice([None, chance.randint(1, 300)]),
-        )
-        ceiling = Ceiling(1, chance.uniform(0.2, 200))
-        for lm_head in ("every", "last"):
-            knees = floors.prefill_knees(asked, ceiling, lm_head)
-            kinds.add(tuple(knee is None for knee in knees) if knees else None)
-            assert crossings(knees, 600) == counted(asked, ceiling, lm_head, 600)
-    assert kinds == {None, (False, True), (False, False)}
+DEMANDS = st.builds(
+    Demand,
+    layer_params=st.integers(1, 10**6),
+    lm_head_params=st.integers(0, 10**5),
+    layer_bytes=st.floats(1, 2e6),
+    lm_head_bytes=st.floats(0, 2e5),
+    embedding_bytes=st.just(0),
+    kv_bytes_per_token=st.floats(1, 2000),
+    attention_flops=st.floats(1, 3000),
+    window=st.none() | st.integers(1, 300),
+)
+
+
+@given(DEMANDS, st.floats(0.2, 200), st.sampled_from(["every", "last"]))
+def test_knees_are_where_a_count_token_by_token_sees_them(asked: Demand, flops: float, lm_head: str) -> None:
+    ceiling = Ceiling(1, flops)
+    knees = floors.prefill_knees(asked, ceiling, lm_head)
+    assert crossings(knees, 600) == counted(asked, ceiling, lm_head, 600)
+
+
+@pytest.mark.parametrize(
+    ("flops", "window", "expected"),
+    [(1e9, None, None), (5.0, None, [False, False]), (5.0, 4, [False, True])],
+)
+def test_there_may_be_no_knee_one_or_two(flops: float, window: int | None, expected: Any) -> None:
+    asked = Demand(1000, 0, 2000.0, 0.0, 0, 1.0, 1.0, window)
+    knees = floors.prefill_knees(asked, Ceiling(1, flops))
+    assert (knees and [knee is None for knee in knees]) == expected
 
 
 def crossings(knees: tuple[float, float | None] | None, most: int) -> list[int]:
@@ -335,8 +346,7 @@ def test_a_quantization_has_the_exact_bytes_of_each_part_and_type(harness):
     assert streamed == row["model_bytes"] - sum(row["bytes_by_part"]["embedding"].values())
 
 
-@pytest.mark.real
-def test_a_file_is_weighed_by_its_header_as_llama_cpp_weighs_it(harness):
+def test_a_file_is_weighed_by_its_header_as_llama_cpp_weighs_it(harness, llamacpp_interpreter):
     (made,) = harness("synth", "tiny-qwen2", "--quant", "q4_k_m", "--json").json
     (row,) = harness("theory", made["path"], "--machine", "rtx-4090", "--tensors", "--json").json
     assert row["weights"] == made["quant"]
@@ -376,8 +386,7 @@ def test_a_config_json_is_as_good_as_its_models_name(harness, tmp_path):
     assert "mamba" in ran.err
 
 
-@pytest.mark.real
-def test_a_file_of_an_unknown_architecture_is_told_by_its_bytes(harness, tmp_path):
+def test_a_file_of_an_unknown_architecture_is_told_by_its_bytes(harness, llamacpp_interpreter, tmp_path):
     (made,) = harness("synth", "tiny-llama", "--quant", "q8_0", "--json").json
     odd = tmp_path / "odd.gguf"
     odd.write_bytes(Path(made["path"]).read_bytes().replace(b"llama", b"lamma"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from harness.theory import demand, floors, gguf_types, rows
 from harness.theory.families import SHAPES
@@ -107,54 +108,75 @@ def prefill_s(
     return seconds
 
 
-def test_prefill_takes_what_a_count_token_by_token_gives():
-    chance = random.Random(1)
-    for _ in range(600):
-        asked = Demand(
-            layer_params=chance.randint(1, 1000),
-            lm_head_params=chance.randint(1, 300),
-            layer_bytes=chance.uniform(1, 2000),
-            lm_head_bytes=chance.uniform(1, 600),
-            embedding_bytes=0,
-            kv_bytes_per_token=chance.uniform(0.1, 50),
-            attention_flops=chance.uniform(0.1, 50),
-            window=chance.choice([None, chance.randint(1, 30)]),
-        )
-        ceiling = Ceiling(chance.uniform(1, 10), chance.uniform(1, 500))
-        how = (
-            chance.choice(["every", "last"]),
-            chance.choice([None, 1, 3, 64]),
-            chance.choice([None, 1, 4, 99]),
-        )
-        n = chance.randint(1, 60)
-        counted = prefill_s(asked, ceiling, n, *how)
-        assert floors.prefill_floor_s(asked, ceiling, n, *how) == pytest.approx(counted), (asked, n, how)
+DEMANDS = st.builds(
+    Demand,
+    layer_params=st.integers(1, 1000),
+    lm_head_params=st.integers(1, 300),
+    layer_bytes=st.floats(1, 2000),
+    lm_head_bytes=st.floats(1, 600),
+    embedding_bytes=st.just(0),
+    kv_bytes_per_token=st.floats(0.1, 50),
+    attention_flops=st.floats(0.1, 50),
+    window=st.none() | st.integers(1, 30),
+)
 
 
-def test_a_row_says_what_a_count_token_by_token_gives_whatever_is_asked():
-    chance = random.Random(2)
-    bounds = set()
-    for _ in range(300):
-        form = chance.choice([Form("bits", chance.choice([16, 4.5])), Form("types", tensors=STORED)])
-        kv_read = chance.choice(["grows", "padded256", "full", "copied", "window"])
-        context, window = chance.randint(1, 900), chance.choice([None, chance.randint(1, 1200)])
-        asked: dict[str, Any] = {
-            "kv_bits": chance.choice([16, 8, 4.5]),
-            "kv_read": kv_read,
-            "length": {"full": context + 100, "window": chance.randint(1, 900)}.get(kv_read),
-            "context": context,
-            "kv_block": chance.choice([None, 1, 7]),
-            "prompt": chance.randint(1, 60),
-            "chunks": [1, 9, 100],
-            "rate": chance.choice(["fast", "slow"]),
-        }
-        demanded, ceiling = by_hand(form, asked["kv_bits"], window), Ceiling(BANDWIDTH, RATES[asked["rate"]])
-        counted = counted_row(demanded, ceiling, asked)
-        said = row(form, replace(MODEL, window=window), **asked)
-        assert {key: said[key] for key in counted} == counted, asked
-        reading_s, computing_s = decode_s(demanded, ceiling, context, kv_read, asked["length"])
-        bounds.add((kv_read, reading_s < computing_s))
-    assert len(bounds) == 10  # every kv_read bound by memory, and by computing
+@given(
+    asked=DEMANDS,
+    ceiling=st.builds(Ceiling, st.floats(1, 10), st.floats(1, 500)),
+    n=st.integers(1, 60),
+    lm_head=st.sampled_from(["every", "last"]),
+    kv_block=st.none() | st.integers(1, 64),
+    chunk=st.none() | st.integers(1, 99),
+)
+def test_prefill_takes_what_a_count_token_by_token_gives(
+    asked: Demand, ceiling: Ceiling, n: int, lm_head: str, kv_block: int | None, chunk: int | None
+) -> None:
+    counted = prefill_s(asked, ceiling, n, lm_head, kv_block, chunk)
+    assert floors.prefill_floor_s(asked, ceiling, n, lm_head, kv_block, chunk) == pytest.approx(counted)
+
+
+FORMS = [Form("bits", 16), Form("bits", 4.5), Form("types", tensors=STORED)]
+
+
+@pytest.mark.parametrize("bound", ["memory", "compute"])
+@pytest.mark.parametrize("kv_read", ["grows", "padded256", "full", "copied", "window"])
+@given(
+    form=st.sampled_from(FORMS),
+    context=st.integers(1, 900),
+    window=st.none() | st.integers(1, 1200),
+    length=st.integers(1, 900),
+    kv_bits=st.sampled_from([16, 8, 4.5]),
+    kv_block=st.none() | st.integers(1, 7),
+    prompt=st.integers(1, 60),
+)
+def test_a_row_says_what_a_count_token_by_token_gives_whatever_is_asked(
+    kv_read: str,
+    bound: str,
+    form: Form,
+    context: int,
+    window: int | None,
+    length: int,
+    kv_bits: float,
+    kv_block: int | None,
+    prompt: int,
+) -> None:
+    asked: dict[str, Any] = {
+        "kv_bits": kv_bits,
+        "kv_read": kv_read,
+        "length": {"full": context + 100, "window": length}.get(kv_read),
+        "context": context,
+        "kv_block": kv_block,
+        "prompt": prompt,
+        "chunks": [1, 9, 100],
+        "rate": "fast" if bound == "memory" else "slow",
+    }
+    demanded, ceiling = by_hand(form, kv_bits, window), Ceiling(BANDWIDTH, RATES[asked["rate"]])
+    reading_s, computing_s = decode_s(demanded, ceiling, context, kv_read, asked["length"])
+    assume((reading_s < computing_s) == (bound == "compute"))
+    counted = counted_row(demanded, ceiling, asked)
+    found = row(form, replace(MODEL, window=window), **asked)
+    assert {key: found[key] for key in counted} == counted
 
 
 def counted_row(asked: Demand, ceiling: Ceiling, ask: dict[str, Any]) -> dict[str, Any]:

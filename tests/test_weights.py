@@ -256,7 +256,6 @@ def test_a_damaged_folder_of_the_cache_is_made_anew(tmp_path):
 # --- what is made, and by whom ------------------------------------------------------------------------------
 
 
-@pytest.mark.real
 def test_one_synthetic_checkpoint_is_made_and_every_gguf_from_it(llamacpp_interpreter, cache):
     said: list[str] = []
     preparation = Preparation("cpu", None, 2, said.append)
@@ -284,7 +283,6 @@ def test_one_synthetic_checkpoint_is_made_and_every_gguf_from_it(llamacpp_interp
     assert len(prompts) == 1
 
 
-@pytest.mark.real
 def test_a_checkpoint_given_serves_every_stack_with_one_prompt(tmp_path, preparation, llamacpp_interpreter):
     folder = preparation.checkpoint(replace(cell("llamacpp"), model=_another_seed())).path
     mine = tmp_path / "mine"

@@ -1,9 +1,7 @@
 """Did a figure change from one set of runs to another, by how much, and can that be told from chance? Pure.
 
 Repeats are processes, and differ by more than tokens within one do; nights differ again. The spread of each
-level that is known is looked at, and the widest counts. How far a cell's own few repeats can be trusted to
-show its spread is learnt from all cells (Smyth 2004, "Linear models and empirical Bayes methods",
-doi:10.2202/1544-6115.1027): from three repeats alone a spread is known to a factor of two.
+level that is known is looked at, moderated over all cells (analysis.spread), and the widest counts.
 """
 
 from __future__ import annotations
@@ -14,15 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
 
-import numpy as np
-from scipy.special import fdtrc, polygamma, psi, stdtr, stdtrit
+from scipy.special import stdtr, stdtrit
+
+from harness.analysis.spread import Spread, moderated, within
 
 CONFIDENCE = 0.90
 FALSE_DISCOVERIES = 0.02  # share that may be none of what is called a change: Benjamini, Hochberg 1995
 FEWEST_CAMPAIGNS = 3  # of a baseline, to know how campaigns differ
-UNUSUAL = 0.01  # chance of so wide a spread of a side's own repeats, by the usual one
-# Relative standard deviation below which nothing here is known: memory is counted in pages, clocks in steps.
-FINEST = 1e-4
 
 
 @dataclass(frozen=True)
@@ -66,13 +62,16 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class _Spread:
-    """A variance of one value, with its degrees of freedom; `share`: of it in the variance of the difference
-    of two means."""
+class _Level:
+    """The spread of one value; `share`: of its variance in that of the difference of two means."""
 
-    variance: float
-    freedom: float
+    spread: Spread
     share: float
+
+    @property
+    def variance(self) -> float:
+        """Of the difference."""
+        return self.spread.variance * self.share
 
 
 def differences(pairs: Mapping[str, tuple[Sample, Sample]]) -> dict[str, Difference]:
@@ -84,16 +83,17 @@ def differences(pairs: Mapping[str, tuple[Sample, Sample]]) -> dict[str, Differe
     found = {}
     for name, (base, new) in pairs.items():
         cost, middle = new.mean - base.mean, new.median - base.median
-        spreads = [level[name] for level in known if name in level]
-        spreads += [own for side in (base, new) if (own := _unusual(side, known[0].get(name)))]
-        if not spreads:
+        levels = [level[name] for level in known if name in level]
+        levels += [own for side in (base, new) if (own := _disturbed(side, known[0].get(name)))]
+        if not levels:
             found[name] = Difference(cost, middle, None, None)
             continue
-        widest = max(spreads, key=lambda spread: spread.variance * spread.share)
-        error = math.sqrt(max(widest.variance * widest.share, _blocks(base, new)))
-        half = float(stdtrit(widest.freedom, (1 + CONFIDENCE) / 2)) * error
-        p = 2 * float(stdtr(widest.freedom, -abs(cost) / error))
-        spread = math.sqrt(known[0][name].variance) if name in known[0] else None
+        widest = max(levels, key=lambda level: level.variance)
+        freedom = widest.spread.freedom
+        error = math.sqrt(max(widest.variance, _blocks(base, new)))
+        half = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
+        p = 2 * float(stdtr(freedom, -abs(cost) / error))
+        spread = math.sqrt(known[0][name].spread.variance) if name in known[0] else None
         found[name] = Difference(cost, middle, (cost - half, cost + half), p, spread)
     return found
 
@@ -142,42 +142,28 @@ def discoveries(p: Mapping[str, float]) -> set[str]:
     return set(ordered[:last])
 
 
-def _of_repeats(base: Sample, new: Sample) -> _Spread | None:
+def _of_repeats(base: Sample, new: Sample) -> _Level | None:
     """From repeats within their campaigns; null where no campaign has two."""
-    freedom = sum(side.repeats - len(side.campaigns) for side in (base, new))
-    if not freedom:
-        return None
-    variance = sum(_squares(values) for side in (base, new) for values in side.campaigns) / freedom
+    spread = within([*base.campaigns, *new.campaigns])
     shares = [sum(1 / len(values) for values in s.campaigns) / len(s.campaigns) ** 2 for s in (base, new)]
-    return _Spread(variance, freedom, sum(shares))
+    return _Level(spread, sum(shares)) if spread else None
 
 
-def _of_campaigns(base: Sample, new: Sample) -> _Spread | None:
+def _of_campaigns(base: Sample, new: Sample) -> _Level | None:
     """From the means of campaigns, which hold the spread of their repeats too; null for a few."""
     if len(base.campaigns) < FEWEST_CAMPAIGNS:
         return None
     groups = [side.means for side in (base, new)]
-    freedom = sum(len(means) - 1 for means in groups)
-    variance = sum(map(_squares, groups)) / freedom
-    return _Spread(variance, freedom, sum(1 / len(means) for means in groups))
+    spread = within(groups)
+    return _Level(spread, sum(1 / len(means) for means in groups)) if spread else None
 
 
-def _squares(values: Sequence[float]) -> float:
-    """The sum of squares around their mean."""
-    mean = fmean(values)
-    return sum((value - mean) ** 2 for value in values)
-
-
-def _unusual(side: Sample, usual: _Spread | None) -> _Spread | None:
-    """The spread of the repeats of a side of one campaign, where it is far beyond the usual: one of a few
-    processes was disturbed, and its neighbours on other nights say nothing of that."""
-    if usual is None or len(side.campaigns) > 1 or side.repeats < 2:
+def _disturbed(side: Sample, usual: _Level | None) -> _Level | None:
+    """The spread of the repeats of a side of one campaign, where it is far beyond the usual."""
+    own = within(side.campaigns) if len(side.campaigns) == 1 else None
+    if own is None or usual is None or not own.far_beyond(usual.spread):
         return None
-    freedom = side.repeats - 1
-    own = _squares(side.campaigns[0]) / freedom
-    if float(fdtrc(freedom, usual.freedom, own / usual.variance)) > UNUSUAL:
-        return None
-    return _Spread(own, usual.freedom, 1 / side.repeats)
+    return _Level(Spread(own.variance, usual.spread.freedom), 1 / side.repeats)
 
 
 def _blocks(base: Sample, new: Sample) -> float:
@@ -185,46 +171,8 @@ def _blocks(base: Sample, new: Sample) -> float:
     return sum((side.within or 0.0) ** 2 / side.repeats for side in (base, new))
 
 
-def _moderated(spreads: Mapping[str, _Spread | None]) -> dict[str, _Spread]:
-    """Each variance drawn towards what is usual, by as much as the variances of all are alike: a mean of
-    both, weighted by degrees of freedom, of which it then has the sum, and no more than all have together."""
-    known = {name: each for name, each in spreads.items() if each is not None}
-    variances = np.array([max(each.variance, FINEST**2) for each in known.values()])
-    freedoms = np.array([each.freedom for each in known.values()], dtype=float)
-    usual, weight = _usual(variances, freedoms)
-    all_freedom = float(freedoms.sum())
-    found = {}
-    for (name, each), variance, freedom in zip(known.items(), variances, freedoms, strict=True):
-        alike = math.isinf(weight)
-        drawn = usual if alike else (weight * usual + freedom * variance) / (weight + freedom)
-        found[name] = _Spread(float(drawn), min(float(freedom) + weight, all_freedom), each.share)
-    return found
-
-
-def _usual(variances: np.ndarray, freedoms: np.ndarray) -> tuple[float, float]:
-    """The usual variance and the degrees of freedom that it is worth: Smyth's moments of log variances."""
-    if len(variances) < 2:
-        return 0.0, 0.0
-    half = freedoms / 2
-    logs = np.log(variances) - psi(half) + np.log(half)
-    beyond_chance = float(logs.var(ddof=1) - polygamma(1, half).mean())
-    if beyond_chance <= 0:
-        return float((variances * freedoms).sum() / freedoms.sum()), math.inf
-    worth = 2 * _inverse_trigamma(beyond_chance)
-    return math.exp(float(logs.mean()) + float(psi(worth / 2)) - math.log(worth / 2)), worth
-
-
-def _inverse_trigamma(y: float) -> float:
-    """Newton's method on 1 / trigamma, which is nearly linear and convex (Smyth's appendix)."""
-    if y > 1e7:
-        return 1 / math.sqrt(y)
-    if y < 1e-6:
-        return 1 / y
-    x = 0.5 + 1 / y
-    for _ in range(50):
-        tri = float(polygamma(1, x))
-        step = tri * (1 - tri / y) / float(polygamma(2, x))
-        x += step
-        if -step / x < 1e-8:
-            break
-    return x
+def _moderated(levels: Mapping[str, _Level | None]) -> dict[str, _Level]:
+    """Those that are known, each drawn towards what is usual among them."""
+    known = {name: level for name, level in levels.items() if level is not None}
+    spreads = moderated({name: level.spread for name, level in known.items()})
+    return {name: _Level(spreads[name], level.share) for name, level in known.items()}

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from harness.analysis.spread import Spread
+
 Floats = NDArray[np.float64]
 Numbers = TypeVar("Numbers", float, Floats)
 
@@ -84,18 +86,9 @@ def robust(x: Floats, ms: Floats) -> Line | None:
     return least_squares(centres, medians) if len(centres) >= FEWEST_BLOCKS else None
 
 
-def pooled(estimates: list[float], half_width: float | None) -> tuple[float, list[float] | None]:
-    """The mean over repeats and its 95% interval, [low, high].
-
-    Repeats are processes, which differ by more than tokens within one do: from two on the interval is
-    Student's t over them, never narrower than that of their mean `half_width` within. Null where neither is
-    known.
-    """
-    mean = float(np.mean(estimates))
-    count = len(estimates)
-    half = half_width
-    if count > 1:
-        t = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
-        between = t * float(np.std(estimates, ddof=1)) / math.sqrt(count)
-        half = max(between, (half_width or 0.0) / math.sqrt(count))
-    return mean, None if half is None else [mean - half, mean + half]
+def block_spread(half_width: float, n_tokens: int) -> Spread | None:
+    """What is behind half an interval of `interval`; null for fewer than three blocks."""
+    freedom = (n_tokens - 1) // BLOCK - 2
+    if freedom < 1:
+        return None
+    return Spread((half_width / float(stdtrit(freedom, (1 + CONFIDENCE) / 2))) ** 2, freedom)

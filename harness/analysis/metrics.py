@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.special import stdtrit
-
-from harness.analysis.line import BLOCK, CONFIDENCE
+from harness.analysis.line import block_spread
 
 Row = Mapping[str, Any]
 
@@ -61,11 +59,11 @@ def _of_a_length(value: Callable[[Row], float | None]) -> Callable[[Row], float 
 
 def _interval(key: str) -> Callable[[Row], float | None]:
     def error(row: Row) -> float | None:
-        known, freedom = row.get(key), ((row.get("n_tokens") or 0) - 1) // BLOCK - 2
-        if not known or None in known or min(known) <= 0 or freedom < 1:
+        known = row.get(key)
+        if not known or None in known or min(known) <= 0:
             return None
-        half = (math.log(known[1]) - math.log(known[0])) / 2
-        return half / float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+        spread = block_spread((math.log(known[1]) - math.log(known[0])) / 2, row.get("n_tokens") or 0)
+        return math.sqrt(spread.variance) if spread else None
 
     return error
 

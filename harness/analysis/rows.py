@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis import energy, grown, line, sensed, series, traffic
+from harness.analysis import energy, grown, intervals, sensed, series, traffic
 from harness.analysis.flags import Flag, Limit, flags, identical, published
 from harness.analysis.identity import device, identity, weights
 from harness.analysis.line import Floats
@@ -209,18 +209,24 @@ def per_cell(rows: Sequence[Row]) -> list[Row]:
     for each in rows:
         if latest[each["content_key"], each["repeat"]] is each:
             grouped.setdefault(each["content_key"], []).append(each)
-    return [_pooled(repeats) for repeats in grouped.values()]
+    cells = list(grouped.values())
+    lines = intervals.of_cells([_shown(repeats) for repeats in cells])
+    return [_pooled(repeats) | line for repeats, line in zip(cells, lines, strict=True)]
+
+
+def _shown(repeats: list[Row]) -> list[Row]:
+    """The repeats whose figures stand for the cell: the ok ones, or all where none is."""
+    return [r for r in repeats if r["status"] in FINE] or repeats
 
 
 def _pooled(repeats: list[Row]) -> Row:
-    """Medians over a cell's ok repeats; of B and of the slope the mean, with its interval."""
+    """Medians over a cell's ok repeats."""
     fine = [r for r in repeats if r["status"] in FINE]
-    shown = fine or repeats
+    shown = _shown(repeats)
     pooled = dict(shown[-1]) | {"repeats_ok": len(fine), "repeats": len(repeats)}
     for name in MEDIANS:
         values = [r[name] for r in shown if r[name] is not None]
         pooled[name] = statistics.median(values) if values else None
-    pooled |= _line(shown)
     for name in ("peak_rss_bytes", "peak_allocator_bytes"):
         pooled[name] = max((r[name] for r in shown if r[name]), default=None)
     pooled["ok_series"] = [r["series"] for r in fine if r["series"] and r["status"] == "ok"]
@@ -228,29 +234,6 @@ def _pooled(repeats: list[Row]) -> Row:
     raised = {(flag["code"], flag["detail"]): flag for r in repeats for flag in r["flags"]}
     pooled["flags"] = list(raised.values())
     return pooled
-
-
-def _line(shown: list[Row]) -> Row:
-    """Means of B and of the slope over repeats, whose intervals come from the repeats first."""
-    if len(shown) == 1:
-        return {}
-    said: Row = {"B_ms": None, "B_ci95_ms": None, "W_tokens_per_ms": None, "W_ci95": None}
-    Bs = [r["B_ms"] for r in shown if r["B_ms"] is not None]
-    if Bs:
-        said["B_ms"], said["B_ci95_ms"] = line.pooled(Bs, _mean_half([r["B_ci95_ms"] for r in shown]))
-    slopes = [r["slope_ms"] for r in shown if r["slope_ms"] is not None]
-    if slopes:
-        slope, ends = line.pooled(slopes, _mean_half([r["slope_ci95_ms"] for r in shown]))
-        said["slope_ms"], said["slope_ci95_ms"] = slope, ends
-        said["W_tokens_per_ms"] = 1 / slope if slope > 0 else None
-        said["W_ci95"] = series.inverse(ends) if ends else None
-        said["W_identifiable"] = bool(ends and ends[0] > 0) and all(r["W_identifiable"] for r in shown)
-    return said
-
-
-def _mean_half(intervals: list[list[float] | None]) -> float | None:
-    known = [(ends[1] - ends[0]) / 2 for ends in intervals if ends]
-    return statistics.mean(known) if known else None
 
 
 def told_apart(rows: Sequence[Row], latencies: Sequence[Floats]) -> None:

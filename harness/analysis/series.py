@@ -6,6 +6,7 @@ shifted). The first token is prefill and stands apart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 from harness.analysis.line import BLOCK, Floats, Interval, Line, blocks, interval, least_squares, robust
 from harness.analysis.shapes import FLAT, Segment, Shape, is_flat, shape_of
 
+Ends = list[float | None]
+"""Low and high end of an interval, each null where it is open."""
 EDGE_TOKENS = 128  # what "at the start" and "at the end" are taken over, as llama-bench's tg128
 NEIGHBOURS = 65  # a spike stands out from the median of these
 SPIKE_SHARE, SPIKE_SIGMAS = 0.5, 10.0  # above that median: by half of it, and ten robust standard deviations
@@ -70,13 +73,14 @@ class Analysis:
 def row(found: Analysis) -> dict[str, Any]:
     """Its figures as lists, files and reports have them: missing is null, intervals are [low, high].
 
-    W_ci95 is the slope's interval turned over; its high end is null where the slope may be none.
+    No interval of a latency reaches below zero: an end that would is null, and the interval open. W_ci95 is
+    the slope's interval turned over; its high end is null where the slope may be none.
     """
     line, steady, shape = found.line, found.robust, found.shape
     B_ci95 = slope_ci95 = W_ci95 = None
     if known := found.interval:
         centre = known.centre
-        B_ci95 = [centre.B_ms - known.B_half_ms, centre.B_ms + known.B_half_ms]
+        B_ci95 = positive(centre.B_ms - known.B_half_ms, centre.B_ms + known.B_half_ms)
         slope_ci95 = [centre.slope_ms - known.slope_half_ms, centre.slope_ms + known.slope_half_ms]
         W_ci95 = inverse(slope_ci95)
     return {
@@ -112,15 +116,20 @@ def row(found: Analysis) -> dict[str, Any]:
     }
 
 
-def _rates(found: Analysis) -> list[float] | None:
+def _rates(found: Analysis) -> Ends | None:
     """The interval of the rate over all decode tokens, from that of their mean latency."""
     if found.interval is None or found.tokens_per_s is None:
         return None
     mean, half = 1e3 / found.tokens_per_s, found.interval.mean_half_ms
-    return [1e3 / (mean + half), 1e3 / (mean - half)] if half < mean else None
+    return [1e3 / (mean + half), 1e3 / (mean - half) if half < mean else None]
 
 
-def inverse(slope: list[float]) -> list[float | None] | None:
+def positive(low: float, high: float) -> Ends | None:
+    """An interval of what is positive: open below where it reaches zero; null where all of it lies there."""
+    return None if high <= 0 else [low if low > 0 else None, high]
+
+
+def inverse(slope: Sequence[float]) -> Ends | None:
     """An interval of a slope as one of W; null where the slope is surely not positive."""
     low, high = slope
     return None if high <= 0 else [1 / high, 1 / low if low > 0 else None]

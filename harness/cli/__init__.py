@@ -23,7 +23,9 @@ WAIT = "wait for another campaign on this device, else refuse"
 
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand and return its exit code."""
+    argv = sys.argv[1:] if argv is None else argv
     arguments = _parser().parse_args(argv)
+    arguments.command_line = ["harness", *argv]
     # A service manager's stop is a user's stop: the record in hand is written, workers end.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -29,7 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not chosen:
         return NOT_STARTED
     root = (arguments.out or Path("results")).absolute()
-    asked = campaign.Asked(root, arguments.config, sys.argv, fresh=arguments.fresh, retry_failed=True)
+    command_line, fresh = arguments.command_line, arguments.fresh
+    asked = campaign.Asked(root, arguments.config, command_line, fresh=fresh, retry_failed=True)
     progress = Progress()
     try:
         stored = campaign.check_weights(experiment, chosen, asked, progress, seconds)

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     asked = campaign.Asked(
         root=root,
         config_path=arguments.config,
-        command_line=sys.argv,
+        command_line=arguments.command_line,
         fresh=arguments.fresh,
         retry_failed=arguments.retry_failed,
         wait=arguments.wait,

@@ -28,7 +28,12 @@ def run(arguments: argparse.Namespace) -> int:
         return NOT_STARTED
     root = (arguments.out or Path("results")).absolute()
     asked = campaign.Asked(
-        root, arguments.config, sys.argv, arguments.fresh, arguments.retry_failed, arguments.wait
+        root,
+        arguments.config,
+        arguments.command_line,
+        arguments.fresh,
+        arguments.retry_failed,
+        arguments.wait,
     )
     progress = Progress()
     try:

@@ -26,12 +26,12 @@ def number(row: Row, key: str, form: str = "{:.2f}", unit: float = 1.0) -> str:
 
 
 def interval(row: Row, key: str, digits: int = 2) -> str:
-    """`12.1 to 12.4`; `12.1 on` where nothing ends it."""
+    """`12.1 to 12.4`; `> 12.1` or `< 12.4` where it is open."""
     low, high = bounds(row, key)
     if low is None and high is None:
         return NONE
     if low is None or high is None:
-        return f"up to {high:,.{digits}f}" if low is None else f"{low:,.{digits}f} on"
+        return f"< {high:,.{digits}f}" if low is None else f"> {low:,.{digits}f}"
     return f"{low:,.{digits}f} to {high:,.{digits}f}"
 
 

@@ -11,14 +11,15 @@ Row = dict[str, Any]
 
 
 def interval(value: float | None, ends: list[float | None] | None, digits: int) -> str:
-    """`22.80 (22.75 to 22.84)`; `900 (over 512)` where the high end is open."""
+    """`22.80 (22.75 to 22.84)`; `900 (> 512)` or `0.40 (< 1.25)` where it is open."""
     if value is None:
         return "-"
     if ends is None:
         return f"{value:.{digits}f}"
     low, high = ends
     if low is None or high is None:
-        return f"{value:.{digits}f} (over {short(low)})"
+        end = f"< {high:.{digits}f}" if low is None else f"> {low:.{digits}f}"
+        return f"{value:.{digits}f} ({end})"
     return f"{value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 

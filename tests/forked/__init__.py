@@ -1,0 +1,45 @@
+"""Workers that are forked from a process which has a stack's libraries imported: torch takes seconds, a fork
+milliseconds. For tests of what a stack computes, never of the memory that it takes.
+
+An environment is made whose python is the client: it hands a worker's command line, variables and descriptors
+to the server over a socket, and ends as the worker does. Any other use of it is the real python.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).parent
+IMPORTS = {  # of each stack, what its workers import that takes long
+    "hf": ["torch", "transformers.modeling_utils"],
+    "bnb": ["torch", "transformers.modeling_utils", "bitsandbytes"],
+    "gptq": ["torch", "transformers.modeling_utils", "auto_gptq"],
+    "autoawq": ["torch", "transformers.modeling_utils", "awq"],
+    "gptqm": ["torch", "transformers.modeling_utils", "gptqmodel"],
+}
+
+
+class Server:
+    """One process of an environment's python, which ends with this one."""
+
+    def __init__(self, real: Path, stack: str, folder: Path) -> None:
+        """`folder`: to become an environment as the harness knows them, like the one in `real`."""
+        (folder / "bin").mkdir(parents=True)
+        for path in real.iterdir():
+            if path.name != "bin":
+                (folder / path.name).symlink_to(path)
+        python, client = real / "bin" / "python", folder / "bin" / "python"
+        address = f"harness-{os.getpid()}-{folder.name}"  # in Linux' abstract namespace: no path, no limit
+        settings = f"REAL, ADDRESS = {str(python)!r}, {address!r}\n"
+        client.write_text(f"#!{python} -IS\n{settings}{(HERE / 'client.py').read_text()}")
+        client.chmod(0o755)
+        self._process = subprocess.Popen(
+            [python, "-I", "-X", "utf8", HERE / "server.py", address, *IMPORTS[stack]],
+            stdin=subprocess.PIPE,  # it ends when this closes, however this process ends
+            start_new_session=True,
+        )
+
+    def stop(self) -> None:
+        self._process.communicate()

@@ -1,0 +1,141 @@
+"""Intervals of cells: what they cover, how cells of a campaign share their spread, where there is none."""
+
+from __future__ import annotations
+
+import math
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.analysis import intervals
+from harness.analysis.line import Interval, Line
+from harness.analysis.series import Analysis, analyse, inverse, row
+from harness.analysis.spread import Spread, moderated, within
+from harness.report.fits import interval
+
+SIMULATED = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "intervals.py"))["coverage"]
+T_2 = 4.302653  # Student's t of two degrees of freedom, 95%
+
+
+def repeat(B_ms: float, slope_ms: float = 1e-3, **figures: Any) -> dict[str, Any]:
+    """A row of a repeat of 256 tokens: too few for blocks of them to tell anything."""
+    known = {"B_ms": B_ms, "B_ci95_ms": None, "slope_ms": slope_ms, "slope_ci95_ms": None, "n_tokens": 256}
+    known |= {"tokens_per_s": 1e3 / B_ms, "tokens_per_s_ci95": None, "median_ms": 10.0}
+    known |= {"W_identifiable": True, "campaign": "a", "started_utc": "2026-01-01", "status": "ok"}
+    return known | figures
+
+
+def cell(*B_ms: float, **figures: Any) -> list[dict[str, Any]]:
+    return [repeat(each, **figures) for each in B_ms]
+
+
+def quiet(count: int = 5) -> list[list[dict[str, Any]]]:
+    return [cell(10.0, 10.1, 9.9) for _ in range(count)]
+
+
+def relative_width(found: dict[str, Any]) -> float:
+    low, high = found["B_ci95_ms"]
+    return math.log(high / low)
+
+
+def test_of_three_repeats_the_95_percent_interval_covers_the_truth_in_93_to_97_percent():
+    found = SIMULATED("late", repeats=3, campaigns=300, seed=0)
+    for figure in ("B", "W", "tok/s"):
+        assert 0.93 <= found[figure] <= 0.97, (figure, found)
+    assert found["none"] == 0
+
+
+def test_a_cell_alone_has_students_t_of_its_three_repeats():
+    (found,) = intervals.of_cells([cell(9.9, 10.0, 10.1)])
+    logs = np.log([9.9, 10.0, 10.1])
+    half = T_2 * logs.std(ddof=1) / math.sqrt(3)
+    assert found["B_ci95_ms"] == pytest.approx([math.exp(logs.mean() - half), math.exp(logs.mean() + half)])
+    assert found["tokens_per_s_ci95"] == pytest.approx([1e3 / end for end in reversed(found["B_ci95_ms"])])
+
+
+def test_two_repeats_alone_have_no_interval_between_them():
+    (found,) = intervals.of_cells([cell(50.0, 140.0)])
+    assert found["B_ms"] == 95
+    for key in ("B_ci95_ms", "tokens_per_s_ci95", "slope_ci95_ms", "W_ci95"):
+        assert found[key] is None
+    assert found["W_identifiable"]  # by each of them
+
+
+def test_two_repeats_and_one_have_the_interval_of_their_campaign():
+    two, one, *_ = intervals.of_cells([cell(10.0, 10.1), cell(10.0), *quiet()])
+    assert relative_width(two) < 0.05
+    assert relative_width(one) == pytest.approx(relative_width(two) * math.sqrt(2), rel=0.3)
+
+
+def test_cells_of_another_campaign_and_invalid_ones_tell_nothing():
+    for figures in ({"campaign": "b"}, {"status": "invalid"}):
+        found = intervals.of_cells([cell(10.0, 10.1), *(cell(10, 10.1, 9.9, **figures) for _ in range(5))])
+        assert found[0]["B_ci95_ms"] is None
+
+
+def test_a_resumed_cell_counts_to_the_campaign_that_began_it():
+    resumed = [*cell(10.0), repeat(10.1, campaign="b", started_utc="2026-01-02")]
+    found = intervals.of_cells([resumed[::-1], *quiet()])
+    assert found[0]["B_ci95_ms"]
+
+
+def test_a_disturbed_cell_is_wide_and_its_neighbours_are_not():
+    disturbed, neighbour, *_ = intervals.of_cells([cell(10.0, 10.0, 12.0), *quiet(9)])
+    (alone,) = intervals.of_cells(quiet(1))
+    assert disturbed["B_ci95_ms"][0] < 10.0
+    assert relative_width(neighbour) < relative_width(alone)
+
+
+def test_no_interval_of_a_latency_reaches_below_zero():
+    (found,) = intervals.of_cells([cell(1.0, 50.0, 200.0)])
+    assert 0 < found["B_ci95_ms"][0] < found["B_ci95_ms"][1]
+    (found,) = intervals.of_cells([cell(-1.0, 50.0, 200.0, tokens_per_s=10.0)])
+    assert found["B_ci95_ms"] is None
+
+
+def test_within_a_repeat_an_interval_that_reaches_zero_is_open():
+    loose = Interval(Line(2.0, 1e-3), B_half_ms=3.0, slope_half_ms=2e-3, mean_half_ms=9.0)
+    found = row(
+        Analysis(n_tokens=2049, line=Line(2.0, 1e-3), interval=loose, tokens_per_s=200.0, median_ms=5.0)
+    )
+    assert found["B_ci95_ms"] == [None, 5.0]
+    assert found["W_ci95"] == [pytest.approx(1 / 3e-3), None]
+    assert found["tokens_per_s_ci95"] == [pytest.approx(1e3 / 14), None]
+    (pooled,) = intervals.of_cells([[repeat(2.0) | found]])
+    assert pooled == {}  # nothing else is known: its own stands
+    assert interval(2.0, found["B_ci95_ms"], 2) == "2.00 (< 5.00)"
+    assert interval(1000, found["W_ci95"], 0) == "1000 (> 333)"
+
+
+def test_a_slope_whose_interval_reaches_zero_leaves_W_open():
+    slopes = [0.5e-3, 1e-3, 1.5e-3]
+    (found,) = intervals.of_cells([[repeat(10.0, slope) for slope in slopes]])
+    half = T_2 * 0.5e-3 / math.sqrt(3)
+    assert found["slope_ci95_ms"] == pytest.approx([1e-3 - half, 1e-3 + half])
+    assert found["W_ci95"] == [pytest.approx(1 / (1e-3 + half)), None]
+    assert not found["W_identifiable"]
+    assert inverse((-2e-3, -1e-3)) is None
+
+
+def test_blocks_of_tokens_bound_the_interval_from_below():
+    tokens = np.arange(26.0, 26 + 2049)
+    chance = np.random.default_rng(0)
+    one = row(analyse(tokens, 10 + tokens * 1e-3 + chance.normal(size=len(tokens))))
+    of_blocks = (one["B_ci95_ms"][1] - one["B_ci95_ms"][0]) / 2
+    (found,) = intervals.of_cells([[repeat(10.0) | one] * 3])  # which do not differ at all
+    low, high = found["B_ci95_ms"]
+    assert 0.6 * of_blocks / math.sqrt(3) < (high - low) / 2 < of_blocks / math.sqrt(3)
+
+
+def test_a_spread_is_drawn_to_the_usual_by_as_much_as_spreads_are_alike():
+    alike = {"a": Spread(1.0, 2), "b": Spread(1.2, 2), "c": None}
+    assert moderated(alike) == dict.fromkeys("abc", Spread(pytest.approx(1.1), 4))
+    differ = {f"{n}": Spread(10.0**n, 100) for n in range(5)}
+    for name, drawn in moderated(differ).items():
+        assert drawn.variance == pytest.approx(differ[name].variance, rel=0.1)
+        assert 100 < drawn.freedom < 101
+    assert moderated({"a": Spread(1.0, 2), "b": None}) == {"a": Spread(1.0, 2)}
+    assert within([[1.0], [2.0]]) is None

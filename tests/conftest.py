@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -11,17 +12,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import coverage
 import forked
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
 from harness import cli, launch, machine
+from harness.analysis.verdicts import FINE
 from harness.cache import cache_folder, made
 from harness.envs import build
 from harness.envs.build import Interpreter
@@ -77,6 +80,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         stack, here = real.name.partition("-")[0], folder / "envs" / real.name
         if stack in forked.IMPORTS:
             servers.append(forked.Server(real, stack, here))
+        elif stack == "fake" and "COVERAGE_PROCESS_CONFIG" in os.environ:
+            shutil.copytree(real, here, symlinks=True)
+            for packages in here.glob("lib/python*/site-packages"):
+                ours = Path(coverage.__file__).parent.parent
+                begin = "import coverage; coverage.process_startup()"
+                (packages / "covered.pth").write_text(
+                    f"import sys; sys.path.append({str(ours)!r}); {begin}\n"
+                )
         else:
             here.symlink_to(real)
     with pytest.MonkeyPatch.context() as variables:
@@ -162,7 +173,9 @@ def background(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]
     def start(*arguments: str | Path) -> subprocess.Popen[str]:
         command = [HARNESS, *map(str, arguments)]
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        started.append(subprocess.Popen(command, cwd=tmp_path, text=True, **pipes))
+        # Where SIGINT is ignored, as under nohup, a process that is to be interrupted must not inherit that.
+        interruptible = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        started.append(subprocess.Popen(command, cwd=tmp_path, text=True, preexec_fn=interruptible, **pipes))
         return started[-1]
 
     yield start
@@ -311,6 +324,16 @@ def job(llamacpp_interpreter: Interpreter, tmp_path: Path) -> Callable[..., dict
         return launch.facts_of(launch.run_job(request, llamacpp_interpreter, tmp_path, 900, threads=2))
 
     return run
+
+
+def failures(rows: Iterable[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
+    """The rows that are neither ok nor disturbed by the machine alone, which a test of a real stack cannot
+    rule out: cell, status, reasons."""
+    return [
+        (row["cell"], row["status"], row["reasons"])
+        for row in rows
+        if row["status"] not in FINE and not row.get("disturbed")
+    ]
 
 
 def gone(pid: int) -> bool:

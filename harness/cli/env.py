@@ -47,13 +47,14 @@ def run(action: str, names: list[str], device: str | None, as_json: bool) -> int
 
 
 def _create(environments: list[Environment], as_json: bool) -> int:
-    progress, lines = Progress(), []
+    progress, lines, code = Progress(), [], OK
     for environment in environments:
         try:
             made = build.create(environment, progress.say)
         except build.EnvironmentFailed as failure:
             print(f"harness: {failure}", file=sys.stderr)
-            return NOT_OK
+            code = NOT_OK
+            continue
         lines.append(_state(environment, check=False))
         if not as_json:
             progress.clear()
@@ -62,7 +63,7 @@ def _create(environments: list[Environment], as_json: bool) -> int:
                 print(f"    {gap}")
     if as_json:
         print(json.dumps(lines, indent=1))
-    return OK
+    return code
 
 
 def _state(environment: Environment, check: bool) -> dict[str, Any]:

@@ -8,6 +8,7 @@ to the server over a socket, and ends as the worker does. Any other use of it is
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -33,7 +34,9 @@ class Server:
         python, client = real / "bin" / "python", folder / "bin" / "python"
         address = f"harness-{os.getpid()}-{folder.name}"  # in Linux' abstract namespace: no path, no limit
         settings = f"REAL, ADDRESS = {str(python)!r}, {address!r}\n"
-        client.write_text(f"#!{python} -IS\n{settings}{(HERE / 'client.py').read_text()}")
+        # A shell starts it, as pip does where a path is long or has spaces; Python reads that as a string.
+        begin = "#!/bin/sh\n'''exec' " + shlex.quote(str(python)) + ' -IS "$0" "$@"\n' + "' '''\n"
+        client.write_text(f"{begin}{settings}{(HERE / 'client.py').read_text()}")
         client.chmod(0o755)
         self._process = subprocess.Popen(
             [python, "-I", "-X", "utf8", HERE / "server.py", address, *IMPORTS[stack]],

@@ -67,8 +67,8 @@ def main():
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(f"\0{address}")
     listening.listen(16)
-    select.select([0, listening], [], [])  # what nobody asks for is not imported
-    for name in names:
+    ready, _, _ = select.select([0, listening], [], [])  # what nobody asks for is not imported
+    for name in names if listening in ready else []:
         importlib.import_module(name)
     ended, ring = os.pipe()
     os.set_blocking(ring, False)

@@ -1,0 +1,52 @@
+"""The first tier's real stacks: llama.cpp and transformers decode one model, and a page shows them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import failures
+
+CELLS = [{"stack": "llamacpp", "quant": "q4_0"}, {"stack": "hf"}]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    protocol = {"new_tokens": 24, "repeats": 1, "threads": 1, "measure_bandwidth": False}
+    protocol |= {"retry_disturbed": 0, "warmup": {"window_tokens": 4, "tolerance": 0.9}}
+    experiment = {"protocol": protocol, "models": [{"shape": "tiny-qwen2"}], "variants": CELLS}
+    path = tmp_path / "both.yaml"
+    path.write_text(json.dumps(experiment))
+    return path
+
+
+@pytest.mark.first_tier
+def test_two_real_stacks_decode_one_model_and_the_page_has_both(
+    harness, path, tmp_path, llamacpp_interpreter, hf_interpreter
+):
+    rows = {row["stack"]: row for row in harness("run", path, "--json").json}
+    assert failures(rows.values()) == []
+    assert {row["tokens"] for row in rows.values()} == {24}
+    assert (rows["llamacpp"]["kv_read"], rows["hf"]["kv_read"]) == ("padded256", "copied")
+    assert rows["llamacpp"]["bpw"] < 6 < rows["hf"]["bpw"] == 16
+    records = [json.loads(found.read_text()) for found in tmp_path.glob("results/**/record.json")]
+    assert len({tuple(record["workload"]["prompt"]) for record in records}) == 1
+    page = (tmp_path / "reports" / "both.html").read_text()
+    assert all(row["cell"] in page or row["variant"] in page for row in rows.values())
+
+
+@pytest.mark.first_tier
+def test_weights_that_llama_cpp_quantized_are_the_model_that_transformers_decodes(
+    harness, path, llamacpp_interpreter, hf_interpreter
+):
+    checks = harness("check-weights", path, "--json").json
+    assert {check["stack"]: check["verdict"] for check in checks} == {"llamacpp": "agrees", "hf": "agrees"}
+
+
+@pytest.mark.first_tier
+def test_the_longest_context_of_llama_cpp_is_found_within_a_budget(harness, path, llamacpp_interpreter):
+    budget = ["--set", "memory_budget=512MiB", "--no-fill"]
+    (row,) = harness("max-ctx", path, "--only", "*llamacpp*", *budget, "--json").json
+    assert failures([row]) == []
+    assert row["verified_n_ctx"] >= 256

@@ -21,7 +21,7 @@ import coverage
 import forked
 import psutil
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from harness import cli, launch, machine
 from harness.analysis.verdicts import FINE
@@ -41,6 +41,7 @@ _PROPERTIES = settings(
     deadline=None,
     derandomize=False,
     print_blob=True,
+    phases=set(Phase) - {Phase.explain},  # minutes, for a comment on each argument
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.register_profile("fast", _PROPERTIES, max_examples=50)

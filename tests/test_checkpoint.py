@@ -526,7 +526,12 @@ HOSTILE: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+COSTLY = pytest.mark.slow("4 MiB of JSON, traced: seconds")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=COSTLY) if name in ("empties", "keys") else name for name in HOSTILE]
+)
 def test_a_hostile_safetensors_header_is_one_sentence_in_bounded_time_and_memory(tmp_path, name):
     header, sentence = HOSTILE[name]
     path = write_raw(tmp_path / "hostile.safetensors", header, 4)
@@ -824,6 +829,7 @@ def test_a_thousand_shards_are_looked_for_and_no_more(tmp_path, index, count, se
         read(tmp_path)
 
 
+@pytest.mark.slow("100,000 tensors are read twice: 5 s")
 def test_a_hundred_thousand_tensors_are_read_and_no_more(tmp_path):
     def shard(number: int, count: int) -> None:
         empty = b'{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'

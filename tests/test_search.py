@@ -32,7 +32,6 @@ def searched(
     truth: Callable[[float], float] = true_need,
     doubt: float = 0,
     space: Space = SPACE,
-    most: int = 2 * 18,  # bits of the space, twice
 ) -> tuple[int | None, list[int]]:
     """The answer, and what was tried for it."""
     tries: list[Try] = []
@@ -42,7 +41,7 @@ def searched(
         assert n_ctx not in [each.n_ctx for each in tries]
         fits = truth(n_ctx) <= limit
         tries.append(Try(n_ctx, fits, round(truth(n_ctx)) if fits and measured else None))
-        assert len(tries) <= most
+        assert len(tries) <= 2 * 18  # bits of the space, twice
     return longest(space, tries), [each.n_ctx for each in tries]
 
 
@@ -155,9 +154,7 @@ def test_whatever_an_account_is_the_answer_is_the_longest_that_fits(
     space: Space, share: float, fixed: float, slope: float, doubt: float, switches: tuple[bool, bool]
 ) -> None:
     limit, (accounted, measured) = true_need(space.lowest + share * (space.highest - space.lowest)), switches
-    answer, _ = searched(
-        limit, lambda n: fixed + slope * n, accounted, measured, doubt=doubt, space=space, most=10**4
-    )
+    answer, _ = searched(limit, lambda n: fixed + slope * n, accounted, measured, doubt=doubt, space=space)
     fitting = range(space.lowest, space.highest + 1, space.granule)
     assert answer == max((n for n in fitting if true_need(n) <= limit), default=None)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.theory import demand, floors, llama_arithmetic, published
@@ -106,6 +106,7 @@ DEMANDS = st.builds(
 
 
 @given(DEMANDS, st.floats(0.2, 200), st.sampled_from(["every", "last"]))
+@example(Demand(1000, 0, 2000.0, 0.0, 0, 2.0, 1.0, 400), 5.0, "every")  # the second, past the window
 def test_knees_are_where_a_count_token_by_token_sees_them(asked: Demand, flops: float, lm_head: str) -> None:
     ceiling = Ceiling(1, flops)
     knees = floors.prefill_knees(asked, ceiling, lm_head)
@@ -114,7 +115,7 @@ def test_knees_are_where_a_count_token_by_token_sees_them(asked: Demand, flops: 
 
 @pytest.mark.parametrize(
     ("flops", "window", "expected"),
-    [(1e9, None, None), (5.0, None, [False, False]), (5.0, 4, [False, True])],
+    [(1e9, None, None), (5.0, None, [False, False]), (5.0, 4, [False, True]), (5.0, 800, [False, False])],
 )
 def test_there_may_be_no_knee_one_or_two(flops: float, window: int | None, expected: Any) -> None:
     asked = Demand(1000, 0, 2000.0, 0.0, 0, 1.0, 1.0, window)

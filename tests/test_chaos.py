@@ -23,6 +23,7 @@ def chaos() -> ModuleType:
     return module
 
 
+@pytest.mark.slow("each kill waits for a campaign to be under way")
 def test_kills_in_campaigns_of_fake_cells_lose_nothing(chaos, tmp_path, fake_interpreter):
     report = chaos.run(kills=4, seed=1, fake_only=True, folder=tmp_path)
     assert report.problems == []

@@ -198,7 +198,7 @@ def test_an_environment_that_an_earlier_version_built_is_found(environment):
     assert (found.lock, found.imports, found.lacking) == (made.lock, {}, {})
 
 
-def test_env_says_which_kernels_load_and_why_others_do_not(environment, harness, tmp_path):
+def test_env_says_which_kernels_load_and_why_others_do_not(environment, command, tmp_path):
     if machine.facts()["gpus"]:
         pytest.skip("a machine with an NVIDIA GPU")
     environment()
@@ -209,18 +209,18 @@ def test_env_says_which_kernels_load_and_why_others_do_not(environment, harness,
     variables = {"PYTHONPATH": str(ours)}
 
     for device in ("cpu", "cuda"):
-        created = harness("env", "create", "tiny", "--device", device, **variables)
+        created = command("env", "create", "tiny", "--device", device, **variables)
         assert created.code == 0
         assert f"kernel module tiny_absent of tiny/{device} does not load: No module" in created.out
         assert f"tiny/{device} lacks nice-to-have: " in created.out
 
-    listed, _ = harness("env", "list", "tiny", "--json", **variables).json
+    listed, _ = command("env", "list", "tiny", "--json", **variables).json
     assert listed["imports"] | GOOD == listed["imports"]
     assert listed["imports"]["tiny_absent"] == "No module named 'tiny_absent'"
     assert list(listed["lacking"]) == ["nice-to-have"]
     assert listed["kernels"] is None
 
-    checked = harness("env", "check", "tiny", "--json", **variables)
+    checked = command("env", "check", "tiny", "--json", **variables)
     assert checked.code == 0  # what it lacks is no failure of what it has
     cpu, cuda = checked.json
     assert (cpu["state"], cpu["unavailable"]) == ("works", None)
@@ -228,7 +228,7 @@ def test_env_says_which_kernels_load_and_why_others_do_not(environment, harness,
     assert cuda["unavailable"] == "no NVIDIA GPU or driver on this machine"
     assert (cuda["kernels"], cuda["imports"]) == (None, cpu["imports"])
 
-    lines = harness("env", "check", "tiny", **variables).out.splitlines()
+    lines = command("env", "check", "tiny", **variables).out.splitlines()
     of_cpu, of_cuda = (lines[: len(lines) // 2 + 1], lines[len(lines) // 2 + 1 :])
     assert "    kernel fast: works" in of_cpu
     assert "    kernel marlin: needs compute capability 8.0; this GPU has 7.5" in of_cpu

@@ -15,6 +15,8 @@ import psutil
 import pytest
 from conftest import Ran, gone
 
+pytestmark = pytest.mark.slow("each runs pytest several times")
+
 FLAKE = Path(__file__).parent.parent / "ci" / "flake.py"
 IN_ORDER = "--randomly-dont-reorganize"
 PYTEST = [sys.executable, "-m", "pytest", "-q"]

@@ -214,6 +214,7 @@ def test_how_a_checkpoint_is_packed_is_downloaded_with_it(hub, fetch, repository
     assert (snapshot(tmp_path) / "quantize_config.json").exists()
 
 
+@pytest.mark.slow("several downloads, each by a process of its own")
 def test_a_connection_that_breaks_is_taken_up_where_it_was(hub, start, repository):
     _enlarge(repository)
     hub.stop_after, hub.hangs = 15_000_000, False
@@ -224,6 +225,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_was(hub, start, repositor
     assert max(begun) >= 10_000_000
 
 
+@pytest.mark.slow("several downloads, each by a process of its own")
 def test_what_a_killed_download_left_is_never_taken_for_whole_and_its_whole_files_are_kept(
     hub, start, fetch, repository, tmp_path
 ):
@@ -244,6 +246,7 @@ def test_what_a_killed_download_left_is_never_taken_for_whole_and_its_whole_file
     assert fetched == {"model-00001-of-00002.safetensors"}
 
 
+@pytest.mark.slow("several downloads, each by a process of its own")
 def test_a_shard_that_the_cache_lost_is_fetched_again(hub, fetch, tmp_path):
     whole = fetch(hub.address)
     lost = snapshot(tmp_path) / "model-00002-of-00002.safetensors"
@@ -288,6 +291,7 @@ def test_a_refusal_by_the_hub_keeps_what_is_wrong_with_the_cache(hub, fetch, rep
     assert said.startswith("hub org/name: has no file mine-f16.gguf in revision main; what the cache has ")
 
 
+@pytest.mark.slow("several downloads, each by a process of its own")
 def test_shards_without_their_index_are_not_taken_for_whole(hub, fetch, repository, tmp_path):
     cache_by_hand(repository, snapshot(tmp_path), "[cm]o*[0-9g].[js]*[sn]")
     assert {path.suffix for path in snapshot(tmp_path).iterdir()} == {".json", ".safetensors"}

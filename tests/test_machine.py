@@ -61,6 +61,7 @@ def test_machine_prints_a_block_that_names_the_cpu_and_its_memory(harness):
     assert "GB/s" not in ran.out
 
 
+@pytest.mark.slow("measures the machine, for seconds")
 def test_measure_gives_rates_of_named_kernels_of_which_the_best_counts(harness, tmp_path):
     ran = harness("machine", "--measure", "--json", HARNESS_CACHE=str(tmp_path / "nothing built"))
     assert ran.code == 0
@@ -103,6 +104,7 @@ def test_a_device_that_a_campaign_holds_is_not_measured(harness):
 # The probes of a CPU
 
 
+@pytest.mark.slow("measures the machine, for seconds")
 def test_every_kind_of_kernel_reads_by_one_thread_or_more(cache):
     for threads in (1, 3):  # 3: more than there may be CPUs
         probe = machine.read_bandwidth(threads)

@@ -72,7 +72,7 @@ def test_an_account_that_is_off_is_corrected(searched, off_mib: int) -> None:
         ("abort", "SIGABRT"),
         ("kill", "SIGKILL"),
         ("segfault", "SIGSEGV"),
-        ("hang", "not finished within"),
+        pytest.param("hang", "not finished within", marks=pytest.mark.slow("waits for time limits")),
     ],
 )
 def test_every_way_of_not_fitting_gives_the_same_answer(searched, way: str, said: str) -> None:
@@ -135,6 +135,7 @@ def test_a_stack_that_grows_has_no_context_to_search(harness: Callable[..., Ran]
     assert row["reasons"] == [expected]
 
 
+@pytest.mark.slow("waits for probes, and for a kill")
 def test_a_killed_search_goes_on_from_its_probes(
     config: Callable[..., Path],
     harness: Callable[..., Ran],

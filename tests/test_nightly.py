@@ -83,6 +83,7 @@ def test_a_night_without_a_night_before_it_is_not_green(nightly, config, tmp_pat
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.slow("nights of whole campaigns, each by the script")
 @pytest.mark.parametrize("first", [[], ["--first"]])
 def test_nights_of_other_cells_are_not_compared_with_and_no_first_ones(nightly, config, tmp_path, first):
     assert nightly(config(CELL, **SHORT | {"repeats": 1}), "--first").returncode == 0
@@ -94,6 +95,7 @@ def test_nights_of_other_cells_are_not_compared_with_and_no_first_ones(nightly, 
     assert {"report.html", "history.html"} <= pages(tmp_path)
 
 
+@pytest.mark.slow("nights of whole campaigns, each by the script")
 def test_a_night_waits_for_the_one_before_it_and_is_compared_with_it(nightly, config, tmp_path):
     """What the other has in OUT is left alone, and its records are looked for when it has ended."""
     cells = config(CELL, **SHORT)
@@ -131,6 +133,7 @@ def test_a_device_that_is_not_here_ends_it_before_anything_is_measured(nightly, 
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.slow("nights of whole campaigns, each by the script")
 def test_a_failing_cell_is_told_and_the_rest_is_compared_all_the_same(nightly, config, tmp_path):
     dies = {"name": "dies", "die_at_token": 5}
     cells = config(CELL, dies, **SHORT | {"repeats": 2})

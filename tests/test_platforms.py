@@ -39,6 +39,7 @@ def resolved(
     return ran
 
 
+@pytest.mark.network
 @pytest.mark.parametrize(("glibc", "python"), SYSTEMS)
 def test_all_that_make_installs_for_the_controller_has_wheels_for_a_raspberry_pi(glibc, python):
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
@@ -48,6 +49,7 @@ def test_all_that_make_installs_for_the_controller_has_wheels_for_a_raspberry_pi
     assert "\nnumpy==" in f"\n{found.stdout}"
 
 
+@pytest.mark.network
 @pytest.mark.parametrize(("glibc", "python"), SYSTEMS)
 def test_the_environment_of_llama_cpp_has_wheels_but_for_what_is_compiled(glibc, python):
     environment = stacks()["llamacpp"].environments["cpu"]
@@ -57,6 +59,7 @@ def test_the_environment_of_llama_cpp_has_wheels_but_for_what_is_compiled(glibc,
     assert set(environment.dependencies) <= set(found.stdout.splitlines())
 
 
+@pytest.mark.network
 def test_a_package_without_such_a_wheel_does_not_resolve():
     found = resolved(["mkl==2024.2.2"], *SYSTEMS[0])  # Intel's, for x86 alone
     assert found.returncode

@@ -76,10 +76,12 @@ def newer_than_the_linter(finding: dict[str, Any]) -> bool:
     return finding["message"].startswith(('undefined variable "vars"', *ours))
 
 
+@pytest.mark.network
 def test_actionlint_finds_nothing(lint):
     assert lint(*WORKFLOWS) == []
 
 
+@pytest.mark.network
 def test_actionlint_would_find_a_mistake(lint, tmp_path):
     text = (ROOT / ".github" / "workflows" / "nightly.yml").read_text()
     broken = tmp_path / "broken.yml"

@@ -83,10 +83,11 @@ def test_a_resumed_cell_counts_to_the_campaign_that_began_it():
 
 
 def test_a_disturbed_cell_is_wide_and_its_neighbours_are_not():
-    disturbed, neighbour, *_ = intervals.of_cells([cell(10.0, 10.0, 12.0), *quiet(9)])
-    (alone,) = intervals.of_cells(quiet(1))
+    chance = np.random.default_rng(0)
+    others = [cell(*(10 * np.exp(chance.normal(0, 0.01, 3)))) for _ in range(20)]
+    disturbed, *neighbours = intervals.of_cells([cell(10.0, 10.0, 10.6), *others])
     assert disturbed["B_ci95_ms"][0] < 10.0
-    assert relative_width(neighbour) < relative_width(alone)
+    assert max(map(relative_width, neighbours)) < 0.04
 
 
 def test_no_interval_of_a_latency_reaches_below_zero():
@@ -137,5 +138,7 @@ def test_a_spread_is_drawn_to_the_usual_by_as_much_as_spreads_are_alike():
     for name, drawn in moderated(differ).items():
         assert drawn.variance == pytest.approx(differ[name].variance, rel=0.1)
         assert 100 < drawn.freedom < 101
+    hardly = moderated({"a": Spread(1.0, 1), "b": Spread(25.0, 1)})
+    assert [each.freedom for each in hardly.values()] == [2, 2]
     assert moderated({"a": Spread(1.0, 2), "b": None}) == {"a": Spread(1.0, 2)}
     assert within([[1.0], [2.0]]) is None

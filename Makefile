@@ -11,7 +11,7 @@ export UV_FIND_LINKS ?= $(subst $(empty) $(empty),$(comma),$(strip $(PIP_FIND_LI
 PYTEST = .venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadgroup --durations 20
 RESULTS = build/tests
 
-.PHONY: setup demo demo-all test test-rest test-all test-stack coverage flake lint clean
+.PHONY: setup demo demo-all test test-rest test-all test-stack test-other coverage flake lint clean
 
 setup: .venv/.ready
 
@@ -46,6 +46,10 @@ test-all: test test-rest
 test-stack: .venv/.ready
 	-.venv/bin/harness env create llamacpp hf $(STACK)
 	$(PYTEST) -m "stack(name='$(STACK)')"
+
+# What is neither in the first tier nor of a stack.
+test-other: .venv/.ready
+	HYPOTHESIS_PROFILE=all $(PYTEST) -m "(slow or browser or network or hypothesis) and not stack"
 
 # Branch coverage of both tiers, the processes that the tests start included.
 coverage: .venv/.ready

@@ -85,6 +85,20 @@ def test_a_tier_may_call_pytest_several_times(flake, tmp_path):
     assert "(run 1): test_one.py::test_one\n" in ran.out
 
 
+def test_tests_in_several_processes_are_counted_once(flake, tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import os, pytest\n"
+        "@pytest.mark.parametrize('n', range(6))\n"
+        "def test_it(n): assert n\n"
+        "def test_dies(): os._exit(1)\n"
+    )
+    ran = flake("--runs", "1", command=[*PYTEST, "-n", "2"])
+    assert ran.code == 1
+    assert [row[4:] for row in rows(ran)] == [["5", "2", "0"]]
+    assert "(run 1): test_it.py::test_dies\n" in ran.out
+    assert "(run 1): test_it.py::test_it[0]\n" in ran.out
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [

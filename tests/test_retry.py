@@ -105,6 +105,7 @@ def test_only_what_the_machine_alone_did_is_a_disturbance(changes, by):
     found = verdict(record(**changes))
     assert found.disturbed == by
     assert (found.status == "ok") == (not changes)
+    assert verdict(record(**changes), has_series=False).disturbed is None
 
 
 def test_throttling_is_a_disturbance():

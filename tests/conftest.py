@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import io
 import json
@@ -225,10 +226,11 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 def own_interpreter(own_processes: None) -> Callable[[str], Interpreter]:
     """The environment of a stack whose workers are no forks: `own_interpreter("hf")`."""
 
-    return _built
+    return built
 
 
-def _built(stack: str) -> Interpreter:
+def built(stack: str) -> Interpreter:
+    """A stack's environment for CPUs; skips where there is none."""
     if found := build.find(stacks()[stack].environments["cpu"]):
         return found
     pytest.skip(f"the environment of {stack} is not built: harness env create {stack}")
@@ -244,7 +246,7 @@ def _interpreter_of(stack: str) -> Any:
 
     @pytest.fixture(scope="session", name=f"{stack}_interpreter")
     def found(cache: Path) -> Interpreter:
-        return _built(stack)
+        return built(stack)
 
     return found
 
@@ -302,12 +304,27 @@ def checkpoint(hf_interpreter: Interpreter, tmp_path_factory: pytest.TempPathFac
     return made
 
 
-@pytest.fixture
-def worker(tmp_path: Path) -> Callable[..., list[Event | Died]]:
-    """Runs one Request in an interpreter and returns everything the worker said."""
+@pytest.fixture(scope="session")
+def answers() -> dict[str, list[Event | Died]]:
+    """What workers of real stacks have answered in this session, by interpreter and Request."""
+    return {}
 
-    def run(request: Request, interpreter: Interpreter, timeout_s: float = 300) -> list[Event | Died]:
-        return list(launch.run_job(request, interpreter, tmp_path, timeout_s, threads=2))
+
+@pytest.fixture
+def worker(tmp_path: Path, answers: dict[str, list[Event | Died]]) -> Callable[..., list[Event | Died]]:
+    """Runs one Request in an interpreter and returns all events of the worker. A real stack is asked the same
+    once a session, unless `fresh`."""
+
+    def run(
+        request: Request, interpreter: Interpreter, timeout_s: float = 300, fresh: bool = False
+    ) -> list[Event | Died]:
+        variables = launch.recorded_variables(dict(os.environ))
+        key = json.dumps([str(interpreter.python), asdict(request), variables])
+        if request.stack not in REAL_STACKS or request.files or fresh:
+            return list(launch.run_job(request, interpreter, tmp_path, timeout_s, threads=2))
+        if key not in answers:
+            answers[key] = list(launch.run_job(request, interpreter, tmp_path, timeout_s, threads=2))
+        return copy.deepcopy(answers[key])
 
     return run
 
@@ -327,14 +344,15 @@ def job(llamacpp_interpreter: Interpreter, tmp_path: Path) -> Callable[..., dict
     return run
 
 
+def settled(row: dict[str, Any], undisturbed: str = "ok") -> str:
+    """A row's status, or what it is without the machine's disturbance: a test of a real stack cannot rule
+    that out."""
+    return undisturbed if row.get("disturbed") else str(row["status"])
+
+
 def failures(rows: Iterable[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
-    """The rows that are neither ok nor disturbed by the machine alone, which a test of a real stack cannot
-    rule out: cell, status, reasons."""
-    return [
-        (row["cell"], row["status"], row["reasons"])
-        for row in rows
-        if row["status"] not in FINE and not row.get("disturbed")
-    ]
+    """The rows that are neither ok nor disturbed by the machine alone: cell, status, reasons."""
+    return [(row["cell"], row["status"], row["reasons"]) for row in rows if settled(row) not in FINE]
 
 
 def gone(pid: int) -> bool:

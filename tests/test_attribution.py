@@ -255,7 +255,13 @@ def test_what_others_published_are_sizes_and_no_parts_of_a_total(harness):
 
 def real(harness: Callable[..., Any], tmp_path: Path, *variants: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Rows by variant of real runs of the tiny model, as `harness memory` tells them."""
-    protocol = {"new_tokens": 40, "repeats": 1, "measure_bandwidth": False, "timeout_s": 120}
+    protocol = {
+        "new_tokens": 40,
+        "repeats": 1,
+        "measure_bandwidth": False,
+        "retry_disturbed": 0,
+        "timeout_s": 120,
+    }
     config = tmp_path / "real.yaml"
     experiment = {"protocol": protocol, "models": [{"shape": "tiny-qwen2"}], "variants": list(variants)}
     config.write_text(json.dumps(experiment))

@@ -79,5 +79,5 @@ def test_double_quantization_of_int8_is_refused(worker, checkpoint, bnb_interpre
 
 
 def test_no_line_is_logged_for_every_product(worker, checkpoint, bnb_interpreter, tmp_path):
-    worker(request_of(checkpoint("tiny-qwen2"), "bnb", new=40, quant="int8"), bnb_interpreter)
+    worker(request_of(checkpoint("tiny-qwen2"), "bnb", new=40, quant="int8"), bnb_interpreter, fresh=True)
     assert "will be cast" not in (tmp_path / "worker.log").read_text()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 from test_hf import PROMPT, request_of, said
@@ -23,7 +25,7 @@ FUSED = {"kernel": "gemm", "fuse_layers": True}
 
 
 @pytest.fixture(scope="module")
-def interpreter(autoawq_interpreter, tmp_path_factory) -> Interpreter:
+def interpreter(autoawq_interpreter, tmp_path_factory) -> Iterator[Interpreter]:
     """autoawq's environment for CPUs, with stand-ins for the extension and flash-attn."""
     folder = tmp_path_factory.mktemp("fused") / "env"
     base = autoawq_interpreter.python
@@ -31,7 +33,9 @@ def interpreter(autoawq_interpreter, tmp_path_factory) -> Interpreter:
     (theirs,) = base.parent.parent.glob("lib/python*/site-packages")
     (ours,) = folder.glob("lib/python*/site-packages")
     (ours / "both.pth").write_text(f"{STAND_INS}\n{theirs}\n")
-    return replace(autoawq_interpreter, python=folder / "bin" / "python")
+    server = forked.Server(folder, "autoawq", tmp_path_factory.mktemp("forked") / "env")
+    yield replace(autoawq_interpreter, python=server.python)
+    server.stop()
 
 
 @pytest.fixture

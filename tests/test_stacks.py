@@ -12,7 +12,13 @@ from harness.config import load
 
 def written(tmp_path: Path, models: list[dict], variants: list[dict], **protocol: object) -> Path:
     # One thread, and windows that agree at once: other processes may be running.
-    settings = {"new_tokens": 30, "repeats": 1, "threads": 1, "measure_bandwidth": False} | protocol
+    settings = {
+        "new_tokens": 30,
+        "repeats": 1,
+        "threads": 1,
+        "measure_bandwidth": False,
+        "retry_disturbed": 0,
+    } | protocol
     settings |= {"warmup": {"window_tokens": 4, "tolerance": 0.9}}
     path = tmp_path / "stacks.yaml"
     path.write_text(json.dumps({"protocol": settings, "models": models, "variants": variants}))

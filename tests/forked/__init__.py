@@ -31,13 +31,13 @@ class Server:
         for path in real.iterdir():
             if path.name != "bin":
                 (folder / path.name).symlink_to(path)
-        python, client = real / "bin" / "python", folder / "bin" / "python"
+        python, self.python = real / "bin" / "python", folder / "bin" / "python"
         address = f"harness-{os.getpid()}-{folder.name}"  # in Linux' abstract namespace: no path, no limit
         settings = f"REAL, ADDRESS = {str(python)!r}, {address!r}\n"
         # A shell starts it, as pip does where a path is long or has spaces; Python reads that as a string.
         begin = "#!/bin/sh\n'''exec' " + shlex.quote(str(python)) + ' -IS "$0" "$@"\n' + "' '''\n"
-        client.write_text(f"{begin}{settings}{(HERE / 'client.py').read_text()}")
-        client.chmod(0o755)
+        self.python.write_text(f"{begin}{settings}{(HERE / 'client.py').read_text()}")
+        self.python.chmod(0o755)
         self._process = subprocess.Popen(
             [python, "-I", "-X", "utf8", HERE / "server.py", address, *IMPORTS[stack]],
             stdin=subprocess.PIPE,  # it ends when this closes, however this process ends

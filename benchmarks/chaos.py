@@ -168,8 +168,10 @@ def experiment(campaign: int, fake_only: bool) -> dict[str, object]:
     # A busy machine must not make a cell invalid: what is tested is what is kept, not how fast it was.
     warmup = {"window_tokens": 4, "max_windows": 2, "tolerance": 0.99}
     protocol = {"new_tokens": NEW_TOKENS + campaign, "repeats": REPEATS, "timeout_s": 60, "warmup": warmup}
+    protocol["retry_disturbed"] = 0  # no campaign waits for a quiet moment
     variants: list[dict[str, object]] = [
-        {"stack": "fake", "name": f"fake{i}", "B_ms": 3.0 + i, "load_ms": 100.0} for i in range(FAKE_CELLS)
+        {"stack": "fake", "name": f"fake{i}", "B_ms": 3.0 + i, "load_ms": 100.0, "clock": "real"}
+        for i in range(FAKE_CELLS)
     ]
     if not fake_only:
         variants.append({"stack": "llamacpp", "name": "real", "quant": [*REAL_QUANTS]})

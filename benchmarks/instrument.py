@@ -72,7 +72,7 @@ def main() -> int:
 def clock(folder: Path) -> None:
     """(a): a quick cell, which flushes every 512 tokens, and slower ones, which flush every 0.25 s."""
     for milliseconds, new_tokens in ((0.1, 9975), (10.0, 1000), (100.0, 100)):
-        variant = {"stack": "fake", "B_ms": milliseconds, "name": "clock"}
+        variant = {"stack": "fake", "B_ms": milliseconds, "name": "clock", "clock": "real"}
         config = experiment(folder, f"clock-{milliseconds:g}", new_tokens, variant)
         done = measured(config, folder / config.stem).record["done"]
         flushes = [ns / 1e3 for _, ns in done["flushes"]]
@@ -91,7 +91,7 @@ def clock(folder: Path) -> None:
 def controller(folder: Path, seconds: float) -> None:
     """(b): the real command on a terminal; its CPU clock is read as each line of progress is drawn."""
     new_tokens = int(seconds * 1e3 / TOKEN_MS)
-    variant = {"stack": "fake", "B_ms": TOKEN_MS, "name": "slow"}
+    variant = {"stack": "fake", "B_ms": TOKEN_MS, "name": "slow", "clock": "real"}
     config = experiment(folder, "controller", new_tokens, variant)
     ours, theirs = pty.openpty()
     process = subprocess.Popen(

@@ -66,6 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         used = [stack for stack in REAL_STACKS if stack in asked]
         if used:
             item.add_marker(pytest.mark.xdist_group(used[-1]))
+            item.add_marker(pytest.mark.timeout(900), append=False)
         if not item.get_closest_marker("first_tier"):
             for stack in used:
                 item.add_marker(pytest.mark.stack(name=stack))

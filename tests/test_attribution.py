@@ -301,7 +301,9 @@ def test_the_parts_of_a_real_llama_cpp_sum_to_what_it_holds(harness, tmp_path, l
     assert "~: told by nobody" in table
 
 
-def test_the_parts_of_a_real_transformers_sum_to_what_it_holds(harness, tmp_path, hf_interpreter):
+def test_the_parts_of_a_real_transformers_sum_to_what_it_holds(
+    harness, tmp_path, hf_interpreter, own_processes
+):
     found = real(harness, tmp_path, {"stack": "hf", "cache": ["dynamic", "static"]})
     for row in found.values():
         sound(row)

@@ -28,7 +28,7 @@ from harness.machine.limits import cgroups_of, free_memory_bytes
 from runners.protocol import Loaded, Phase, Tokens
 
 TINY = """\
-protocol: {new_tokens: 40, repeats: 1, measure_bandwidth: false, timeout_s: 200}
+protocol: {new_tokens: 40, repeats: 1, measure_bandwidth: false, retry_disturbed: 0, timeout_s: 200}
 models:
   - shape: tiny-qwen2
 variants:
@@ -186,10 +186,12 @@ def test_an_interrupt_leaves_no_cgroup(background, config, tmp_path):
     assert gone(pid)
 
 
-def test_real_stacks_load_with_mmap_off_and_say_so(harness, tmp_path, hf_interpreter, llamacpp_interpreter):
+def test_real_stacks_load_with_mmap_off_and_say_so(
+    harness, tmp_path, hf_interpreter, llamacpp_interpreter, own_processes
+):
     path = written(tmp_path, "{stack: llamacpp, quant: q4_0}", "{stack: hf}", "{stack: hf, cache: static}")
     budget = min(2 << 30, free_memory_bytes() // 2)
-    assert harness("run", path, "--set", f"memory_budget={budget}B").code in (0, 1)  # 1: a busy machine
+    harness("run", path, "--set", f"memory_budget={budget}B")
     found = records(tmp_path / "results")
     assert len(found) == 3
     for each in found:
@@ -202,10 +204,10 @@ def test_real_stacks_load_with_mmap_off_and_say_so(harness, tmp_path, hf_interpr
 
 @pytest.mark.parametrize("stack", ["hf", "bnb"])
 def test_without_mmap_a_checkpoint_is_read_and_is_the_same_model(
-    tmp_path, checkpoint, stack, hf_interpreter, bnb_interpreter
+    tmp_path, checkpoint, stack, own_interpreter
 ):
     """By the kernel's own list of what is mapped, and by the tokens."""
-    interpreter = {"hf": hf_interpreter, "bnb": bnb_interpreter}[stack]
+    interpreter = own_interpreter(stack)
     path, ids, facts = checkpoint("tiny-llama", tied=True), {}, {}
     for mmap in (True, False):
         worker = launch.Worker(request_of(path, stack, new=50, mmap=mmap), interpreter, tmp_path)

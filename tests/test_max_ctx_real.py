@@ -111,10 +111,10 @@ def test_a_budget_below_the_weights_is_refused_before_anything_is_tried(found, t
 
 
 def test_a_static_cache_without_an_account_takes_five_probes_at_most(
-    found, hf_interpreter: Interpreter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found, hf_interpreter, own_interpreter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With AMX oneDNN's scratch is on no line over the context's length: on such a CPU it takes six.
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     answer = found(WIDE, "420MiB", stack="hf", cache="static")
     assert len(answer["probes"]) <= 5
-    is_the_longest(answer, hf_interpreter, tmp_path)
+    is_the_longest(answer, own_interpreter("hf"), tmp_path)

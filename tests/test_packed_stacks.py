@@ -275,7 +275,8 @@ def test_one_campaign_has_each_kernel_as_it_ran_and_says_why_the_others_did_not(
     assert "QuantLinear[exllamav2] was asked for and" in whys["gptq exllamav2-4"]
     assert "max_seq_len 32 does not cover the 55 tokens" in whys["autoawq window"]
     assert "Marlin kernel requires CUDA" in whys["gptqm awq-marlin-4"]
-    assert whys["gptq exllamav2-4"].endswith("QuantLinear[torch] ran known beforehand: needs a GPU (cuda)")
+    assert "QuantLinear[torch] ran" in whys["gptq exllamav2-4"]
+    assert whys["gptq exllamav2-4"].endswith("known beforehand: needs a GPU (cuda)")
     assert whys["gptqm awq-marlin-4"].endswith("known beforehand: needs a GPU (cuda)")
     assert rows["gptq torch-4"]["nominal_bits"] == 4
     assert rows["gptq torch-4"]["bpw"] > 6

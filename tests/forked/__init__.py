@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import subprocess
 from pathlib import Path
 
@@ -38,11 +39,15 @@ class Server:
         begin = "#!/bin/sh\n'''exec' " + shlex.quote(str(python)) + ' -IS "$0" "$@"\n' + "' '''\n"
         self.python.write_text(f"{begin}{settings}{(HERE / 'client.py').read_text()}")
         self.python.chmod(0o755)
-        self._process = subprocess.Popen(
-            [python, "-I", "-X", "utf8", HERE / "server.py", address, *IMPORTS[stack]],
-            stdin=subprocess.PIPE,  # it ends when this closes, however this process ends
-            start_new_session=True,
-        )
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(f"\0{address}")
+            listening.listen(16)
+            self._process = subprocess.Popen(
+                [python, "-I", "-X", "utf8", HERE / "server.py", str(listening.fileno()), *IMPORTS[stack]],
+                stdin=subprocess.PIPE,  # it ends when this closes, however this process ends
+                pass_fds=[listening.fileno()],
+                start_new_session=True,
+            )
 
     def stop(self) -> None:
         self._process.communicate()

@@ -1,4 +1,4 @@
-"""Imports what workers need, then forks one for each client: `server.py ADDRESS MODULE...`. Ends when its
+"""Imports what workers need, then forks one for each client: `server.py LISTENING_FD MODULE...`. Ends when its
 standard input closes."""
 
 import contextlib
@@ -18,7 +18,10 @@ def received(client):
     head, descriptors, _, _ = socket.recv_fds(client, 8, 5)
     size, words = int.from_bytes(head, "big"), b""
     while len(words) < size:
-        words += client.recv(size - len(words))
+        more = client.recv(size - len(words))
+        if not more:
+            raise ConnectionError("it was killed before it had said all")
+        words += more
     return list(descriptors), json.loads(words)
 
 
@@ -63,10 +66,8 @@ def forked(descriptors, words, ours):
 
 
 def main():
-    address, *names = sys.argv[1:]
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(f"\0{address}")
-    listening.listen(16)
+    descriptor, *names = sys.argv[1:]
+    listening = socket.socket(fileno=int(descriptor))
     ready, _, _ = select.select([0, listening], [], [])  # what nobody asks for is not imported
     for name in names if listening in ready else []:
         importlib.import_module(name)
@@ -95,7 +96,7 @@ def main():
             client, _ = listening.accept()
             try:
                 descriptors, words = received(client)
-            except OSError:  # killed before it had said all
+            except OSError:
                 client.close()
                 continue
             workers[client] = forked(descriptors, words, [listening, client, *workers])

@@ -1,5 +1,5 @@
-"""Imports what workers need, then forks one for each client: `server.py LISTENING_FD MODULE...`. Ends when its
-standard input closes."""
+"""Imports what workers need, then forks one for each client: `server.py LISTENING_FD MODULE...`. Ends when
+its standard input closes."""
 
 import contextlib
 import importlib

@@ -107,6 +107,8 @@ DEMANDS = st.builds(
 
 @given(DEMANDS, st.floats(0.2, 200), st.sampled_from(["every", "last"]))
 @example(Demand(1000, 0, 2000.0, 0.0, 0, 2.0, 1.0, 400), 5.0, "every")  # the second, past the window
+@example(Demand(1, 2, 1.0, 0.0, 0, 1.0, 2.0), 0.5, "last")  # bound by compute from the first token on
+@example(Demand(1, 1000, 1.0, 0.0, 0, 9.0, 1.0), 1.0, "last")  # and no longer from some token on
 def test_knees_are_where_a_count_token_by_token_sees_them(asked: Demand, flops: float, lm_head: str) -> None:
     ceiling = Ceiling(1, flops)
     knees = floors.prefill_knees(asked, ceiling, lm_head)

@@ -193,7 +193,10 @@ def _roots(quadratic: float, linear: float, constant: float) -> tuple[float, flo
     """Where quadratic n**2 + linear n + constant rises through zero, and where it falls again."""
     square = linear * linear - 4 * quadratic * constant
     if linear <= 0 or square < 0:
-        return None
+        if constant <= 0:
+            return None
+        falling = math.sqrt(square) - linear if square >= 0 else 0.0
+        return 0.0, 2 * constant / falling if falling else None  # above zero from the start
     first = -2 * constant / (linear + math.sqrt(square))  # the form that does not cancel
     if quadratic >= 0 or first == 0:  # attending costs more than reading the cache: nothing ends it
         return first, None if quadratic >= 0 else -linear / quadratic

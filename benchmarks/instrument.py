@@ -179,7 +179,8 @@ def experiment(
     folder: Path, name: str, new_tokens: int, variant: dict[str, Any], shape: str = "tiny-qwen2"
 ) -> Path:
     """Write the config of one cell."""
-    protocol = {"new_tokens": new_tokens, "repeats": 1, "warmup": WARMUP, "measure_bandwidth": False}
+    protocol = {"new_tokens": new_tokens, "repeats": 1, "warmup": WARMUP}
+    protocol |= {"measure_bandwidth": False, "retry_disturbed": 0}
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps({"protocol": protocol, "models": [{"shape": shape}], "variants": [variant]}))
     return path

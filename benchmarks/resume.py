@@ -76,7 +76,7 @@ def resume(folder: Path, cells: int, new_tokens: int) -> None:
 
 
 def campaign(cells: int, new_tokens: int) -> dict[str, object]:
-    protocol = {"new_tokens": new_tokens, "repeats": 1, "measure_bandwidth": False}
+    protocol = {"new_tokens": new_tokens, "repeats": 1, "measure_bandwidth": False, "retry_disturbed": 0}
     warmup = {
         "window_tokens": 4,
         "max_windows": 2,

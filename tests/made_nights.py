@@ -20,6 +20,7 @@ FIRST = datetime(2026, 9, 1, 2, tzinfo=timezone.utc)
 def measured(folder: Path) -> list[Path]:
     """The records of one real run of the fake stack's variants a and b, twice each."""
     protocol = {"new_tokens": 600, "repeats": 2, "timeout_s": 20, "measure_bandwidth": False}
+    protocol["retry_disturbed"] = 0
     variants = [{"stack": "fake", "name": name, "B_ms": 0.1} for name in "ab"]
     config = {"protocol": protocol, "models": [{"shape": "tiny-qwen2"}], "variants": variants}
     (folder / "fake.yaml").write_text(json.dumps(config))

@@ -22,7 +22,7 @@ def gpu(harness, tmp_path):
     def run(*variants, **protocol):
         experiment = {
             "device": "cuda",
-            "protocol": {"new_tokens": 600, "repeats": 1} | protocol,
+            "protocol": {"new_tokens": 600, "repeats": 1, "retry_disturbed": 0} | protocol,
             "models": [{"shape": "qwen1.5-0.5b"}],
             "variants": list(variants),
         }

@@ -433,7 +433,7 @@ def test_a_format_that_is_not_named_fails_its_cells_and_the_campaign_goes_on(
     tmp_path, harness, hf_interpreter
 ):
     write_packed(tmp_path / "m", GPTQ)
-    settings = {"new_tokens": 8, "repeats": 1, "measure_bandwidth": False}
+    settings = {"new_tokens": 8, "repeats": 1, "measure_bandwidth": False, "retry_disturbed": 0}
     models = [{"name": "m", "weights": {"gptq": "m"}}]
     variants = [{"stack": "hf"}, {"stack": "fake", "name": "f"}]
     text = json.dumps({"protocol": settings, "models": models, "variants": variants})

@@ -636,9 +636,9 @@ BOMB = "a0: &a0 [lol, lol]\n" + "".join(f"a{i + 1}: &a{i + 1} [*a{i}, *a{i}]\n" 
     ids=lambda text: text[:12].strip(),
 )
 def test_a_hostile_file_is_refused_in_bounded_time_and_words(tmp_path: Path, text: str) -> None:
-    start = time.monotonic()
+    start = time.process_time()  # what others take of the CPU is not in it
     said = mistake(tmp_path, text)
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
     assert len(said) < 3000
     assert len(said.splitlines()) <= 11
 

@@ -200,7 +200,7 @@ def test_where_memory_of_a_device_may_spill_it_is_said_why(family, variables, ve
     assert found is None if why is None else why in str(found)
 
 
-def until(true: Callable[[], bool], seconds: float = 5) -> None:
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):

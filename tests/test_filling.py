@@ -4,7 +4,6 @@ memory ends it."""
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 from hypothesis import example, given
@@ -107,12 +106,10 @@ def test_what_allocates_and_cannot_be_filled_is_told_apart_without_filling(worke
 
 
 def test_a_fill_that_would_take_too_long_is_estimated_and_left_out(worker, fake_interpreter):
-    began = time.monotonic()
     done = worker(fit_of(262_144, prefill_ms=100.0, most_s=20), fake_interpreter)[-1]
-    assert time.monotonic() - began < 15
     assert done.facts["estimate_s"] == pytest.approx(51, rel=0.2)  # 512 chunks of 100 ms
     assert done.facts["held"] == 0
-    assert 0 < done.facts["fill_s"] < 30  # what it took until it was given up
+    assert 0 < done.facts["fill_s"] < 1  # what it took until it was given up, of virtual time
     said = r"filling 262144 tokens would take about 5\d s, more than the 20 s allowed"
     assert re.fullmatch(said, done.facts["left_out"])
 

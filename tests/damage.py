@@ -38,7 +38,7 @@ def edits(
     ways: Sequence[Place], junk: Sequence[Any], min_size: int = 1, max_size: int = 5
 ) -> st.SearchStrategy[Edits]:
     """What to put at which places; GONE: take it out."""
-    instead = st.just(GONE) | st.sampled_from(junk) | JSON
+    instead = st.just(GONE) | st.sampled_from(junk) | st.integers(0, 64) | JSON
     return st.lists(st.tuples(st.sampled_from(ways), instead), min_size=min_size, max_size=max_size)
 
 

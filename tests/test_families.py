@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from damage import Edits, edited, edits
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.theory import tensors
@@ -365,13 +365,23 @@ KEYS = [
 ]
 KEYS += ["quantization_config", "quantization", "sliding_window", "use_sliding_window", "tie_word_embeddings"]
 ALL_KEYS = sorted({*KEYS, *(key for config in CONFIGS.values() for key in config)})
-PLACES = [(key,) for key in ALL_KEYS] + [("text_config", key) for key in ALL_KEYS]
 
 
-@given(st.sampled_from(sorted(CONFIGS)), st.booleans(), edits(PLACES, JUNK))
+@st.composite
+def hostile_configs(draw: st.DrawFn) -> tuple[str, bool, Edits]:
+    """A config by name, whether it is a wrapper's `text_config`, and what to change in it."""
+    name, wrapped = draw(st.sampled_from(sorted(CONFIGS))), draw(st.booleans())
+    keys = sorted({*KEYS, *CONFIGS[name]})
+    ways = [("text_config", key) for key in keys] + [("model_type",)] if wrapped else [(key,) for key in keys]
+    return name, wrapped, draw(edits(ways, JUNK))
+
+
+@given(hostile_configs())
+@example(("llama-2-7b", False, [(("num_key_value_heads",), 3)]))
 def test_a_hostile_config_gives_a_shape_that_makes_sense_or_one_sentence(
-    name: str, wrapped: bool, changes: Edits
+    hostile: tuple[str, bool, Edits],
 ) -> None:
+    name, wrapped, changes = hostile
     config = {"model_type": "mistral3", "text_config": CONFIGS[name]} if wrapped else CONFIGS[name]
     gives_sense_or_a_sentence(edited(config, changes))
 

@@ -215,7 +215,7 @@ def test_a_stack_says_of_each_kernel_why_it_does_not_run_here(harness, stack):
     assert all(why for name, why in line["kernels"].items() if name not in runs)
 
 
-def test_layers_that_call_another_kernel_than_the_rest_are_left_over(interpreters):
+def test_layers_that_call_another_kernel_than_the_rest_are_left_over(hf_interpreter):
     code = """
 from types import SimpleNamespace
 from torch import nn
@@ -236,7 +236,7 @@ kernels = {model.fast: "fast", model.slow: "slow"}
 print(*kernel_facts(model, kernels.get, "fast")["leftovers"])
 print(*kernel_facts(model, kernels.get, "none of these")["leftovers"])
 """
-    assert told(built("hf"), code) == ["plain slow", ""]
+    assert told(hf_interpreter, code) == ["plain slow", ""]
 
 
 def test_a_gpu_of_too_low_a_compute_capability_is_a_reason(gptqm_interpreter):

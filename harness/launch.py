@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import resource
@@ -18,7 +19,9 @@ from typing import Any, BinaryIO
 from harness.envs.build import Interpreter
 from harness.envs.header import RUNNERS
 from harness.fence import Fence
+from harness.machine.limits import cgroups_of
 from harness.results import tail
+from harness.small_files import counters
 from runners.protocol import (
     MAX_LINE_BYTES,
     Died,
@@ -282,12 +285,13 @@ def _own_max_rss() -> int:
 
 
 def _oom_kills() -> int:
-    """How often the kernel has killed for memory, on this machine, since boot."""
-    try:
-        with Path("/proc/vmstat").open() as lines:
-            return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-    except OSError:
-        return 0
+    """How often the kernel has killed for memory in this process's cgroup, where its workers are too; if none
+    counts, on this machine."""
+    for cgroup in itertools.islice(cgroups_of("memory"), 1):
+        name = {1: "memory.oom_control", 2: "memory.events.local"}[cgroup.version]
+        if (kills := counters(cgroup.folder / name).get("oom_kill")) is not None:
+            return kills
+    return counters(Path("/proc/vmstat")).get("oom_kill", 0)
 
 
 def facts_of(

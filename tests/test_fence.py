@@ -83,6 +83,18 @@ def test_no_cgroup_is_left_of_an_interrupt_while_it_is_made(monkeypatch):
 
 
 @with_cgroup
+def test_a_kill_for_memory_elsewhere_is_not_taken_for_the_workers(tmp_path, fake_interpreter):
+    worker = launch.Worker(request_of(hang_at_token=1), fake_interpreter, tmp_path)
+    with Fence(30 * MIB) as elsewhere:
+        hog = [*elsewhere.prefix, sys.executable, "-c", "bytearray(2**28)"]
+        assert subprocess.run(hog).returncode == -signal.SIGKILL
+        assert elsewhere.oom_kills()
+    os.kill(worker.pid, signal.SIGKILL)
+    *_, last = worker.events(60)
+    assert last == Died("crash", "killed by SIGKILL")
+
+
+@with_cgroup
 def test_what_is_still_in_it_at_the_end_is_killed():
     with Fence(200 * MIB) as fence:
         strays = subprocess.Popen([*fence.prefix, "setsid", "sleep", "100"])

@@ -44,7 +44,7 @@ test-all: test test-rest
 
 # One stack's tests alone: make test-stack STACK=bnb
 test-stack: .venv/.ready
-	-.venv/bin/harness env create llamacpp hf $(STACK)
+	.venv/bin/harness env create llamacpp hf $(STACK)
 	$(PYTEST) -m "stack(name='$(STACK)')"
 
 # What is neither in the first tier nor of a stack.

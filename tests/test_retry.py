@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from test_analysis import record
 
 from harness import config as configs
 from harness import plan
@@ -36,18 +36,6 @@ def hash_on():
 threads = [threading.Thread(target=hash_on) for _ in range(4 * os.cpu_count())]
 [thread.start() for thread in threads]
 """
-
-
-def record(**changes: object) -> dict:
-    """The golden record with parts changed, as `done__major_faults=3`."""
-    changed = copy.deepcopy(GOLDEN)
-    for path, value in changes.items():
-        *parents, last = path.split("__")
-        place = changed
-        for name in parents:
-            place = place[name]
-        place[last] = value
-    return changed
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ empty :=
 comma := ,
 export UV_FIND_LINKS ?= $(subst $(empty) $(empty),$(comma),$(strip $(PIP_FIND_LINKS)))
 
-# On as many cores as there are, four at most; tests of one stack stay in one process, which has it loaded.
-PYTEST = .venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadgroup --durations 20
+# In four processes, also on two cores: tests often wait for others. Those of a stack stay in one, which has it loaded.
+PYTEST = .venv/bin/python -m pytest -n 4 --dist loadgroup --durations 20
 RESULTS = build/tests
 
 .PHONY: setup demo demo-all test test-rest test-all test-stack test-other coverage flake lint clean

@@ -42,7 +42,7 @@ from harness.models import weights
 from harness.results import ResultsError
 
 HARNESS = Path(sys.executable).parent / "harness"
-DIE_WITHIN_S = 2.0
+DIE_WITHIN_S = 20.0
 WORKER_WITHIN_S = 3.0  # how long to wait for a worker to kill before killing the controller instead
 END_WITHIN_S = 300.0
 NEW_TOKENS = 80

@@ -357,8 +357,8 @@ def failures(rows: Iterable[dict[str, Any]]) -> list[tuple[str, str, list[str]]]
 
 
 def gone(pid: int) -> bool:
-    """Whether a process ends within 5 s. One whose parent ended first is a zombie until init reaps it."""
-    for _ in range(100):
+    """Whether a process ends within a minute. One whose parent ended first is a zombie until init reaps it."""
+    for _ in range(1200):
         with contextlib.suppress(psutil.NoSuchProcess):
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
                 time.sleep(0.05)

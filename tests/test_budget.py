@@ -181,7 +181,7 @@ def test_an_interrupt_leaves_no_cgroup(background, config, tmp_path):
     until(looked)
     ((cgroup, pid),) = found
     campaign.send_signal(signal.SIGINT)
-    campaign.communicate(timeout=30)
+    campaign.communicate(timeout=120)
     assert not cgroup.exists()
     assert gone(pid)
 
@@ -267,7 +267,7 @@ def test_pressure_within_a_budget_is_the_workers_own_where_its_cgroup_tells(tmp_
     assert any("memory pressure stalled" in reason for reason in reasons)
 
 
-def until(true: Callable[[], bool], seconds: float = 30) -> None:
+def until(true: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "waited in vain"

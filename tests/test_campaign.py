@@ -19,7 +19,7 @@ STATUSES = {
     "good": ({}, "ok", ""),
     "segfault": ({"die_at_token": 30}, "crash", "killed by SIGSEGV"),
     "abort": ({"die_at_token": 30, "die_by": "abort"}, "crash", "SIGABRT"),
-    "hang": ({"hang_at_token": 30}, "timeout", "not finished within 6 s"),
+    "hang": ({"hang_at_token": 30}, "timeout", "not finished within 10 s"),
     "oom": ({"oom_above_n_ctx": 64}, "oom", "does not fit"),
     "error": ({"die_at_token": 30, "die_by": "error"}, "error", "failed, as asked"),
     "nonsense": ({"garbage_at_token": 30}, "error", "nonsense"),
@@ -46,7 +46,7 @@ def records(root: Path) -> list[dict]:
 
 def test_every_failure_is_a_result_and_the_campaign_goes_on(harness, config):
     variants = [options | {"name": name} for name, (options, _, _) in STATUSES.items()]
-    ran = harness("run", config(*variants, timeout_s=6), "--json")
+    ran = harness("run", config(*variants, timeout_s=10), "--json")
     assert ran.code == 1
     rows = {row["variant"]: row for row in ran.json}
     assert set(rows) == set(STATUSES)
@@ -228,7 +228,7 @@ def test_ctrl_c_ends_the_campaign_cleanly(background, config, tmp_path):
     _wait_for_tokens(tmp_path)
     time.sleep(0.2)  # they are written first, and counted then
     controller.send_signal(signal.SIGINT)
-    _, err = controller.communicate(timeout=30)
+    _, err = controller.communicate(timeout=120)
     assert controller.returncode == 130, err
     assert "Traceback" not in err
     assert not [pid for pid in workers if psutil.pid_exists(pid)]
@@ -262,8 +262,8 @@ def test_a_second_campaign_on_the_device_is_refused_or_waits_as_asked(harness, b
     waiting = background("run", other, "--out", tmp_path / "elsewhere", "--wait")
     assert next(line for line in waiting.stderr if "waiting for another campaign" in line)
     first.send_signal(signal.SIGINT)
-    assert first.wait(timeout=30) == 130
-    _, err = waiting.communicate(timeout=60)
+    assert first.wait(timeout=120) == 130
+    _, err = waiting.communicate(timeout=120)
     assert waiting.returncode == 0, err
 
 
@@ -318,7 +318,7 @@ def _wait_for_worker(controller: int, folder: Path) -> list[int]:
 
 
 def _wait_for_tokens(folder: Path) -> None:
-    for _ in range(400):
+    for _ in range(2400):
         for path in folder.rglob("events.jsonl"):
             with contextlib.suppress(FileNotFoundError):  # packed away meanwhile
                 if '"Tokens"' in path.read_text():

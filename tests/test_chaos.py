@@ -59,7 +59,7 @@ def test_the_check_sees_an_orphan(chaos, tmp_path, fake_interpreter):
     place = chaos.Place(tmp_path, fake_only=True)
     place.prepare()
     controller = chaos.start(place, 0)
-    worker = chaos.worker_of(psutil.Process(controller.pid), within_s=20)
+    worker = chaos.worker_of(psutil.Process(controller.pid), within_s=120)
     try:
         assert worker.pid in chaos.orphans(tmp_path)
     finally:

@@ -357,7 +357,7 @@ def failures(rows: Iterable[dict[str, Any]]) -> list[tuple[str, str, list[str]]]
 
 
 def gone(pid: int) -> bool:
-    """Whether a process ends within a minute. One whose parent ended first is a zombie until init reaps it."""
+    """Whether a process ends within a minute. One whose parent ended first is a zombie until it is reaped."""
     for _ in range(1200):
         with contextlib.suppress(psutil.NoSuchProcess):
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:

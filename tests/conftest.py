@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import io
 import json
 import os
@@ -168,6 +167,12 @@ def command(tmp_path: Path) -> Callable[..., Ran]:
     return run
 
 
+def interruptible() -> None:
+    """For the start of a process that a test interrupts: where SIGINT is ignored, as under nohup, it must not
+    inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def background(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts the real command beside the test, and kills it when the test ends, passed or failed."""
@@ -176,8 +181,6 @@ def background(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]
     def start(*arguments: str | Path) -> subprocess.Popen[str]:
         command = [HARNESS, *map(str, arguments)]
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        # Where SIGINT is ignored, as under nohup, a process that is to be interrupted must not inherit that.
-        interruptible = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         started.append(subprocess.Popen(command, cwd=tmp_path, text=True, preexec_fn=interruptible, **pipes))
         return started[-1]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Ran, gone
+from conftest import Ran, gone, interruptible
 
 pytestmark = pytest.mark.slow("each runs pytest several times")
 
@@ -181,7 +181,8 @@ def test_interrupted_it_tells_what_failed_so_far_and_leaves_no_process(tmp_path,
         "    time.sleep(600)\n"
     )
     command = [sys.executable, FLAKE, "--runs", runs, "--busy", "1", "--no-disk", "--", *PYTEST, IN_ORDER]
-    process = subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "text": True, "preexec_fn": interruptible}
+    process = subprocess.Popen(command, cwd=tmp_path, env=variables, **pipes)
     try:
         while not (tmp_path / "reached").exists():
             assert process.poll() is None
@@ -189,7 +190,7 @@ def test_interrupted_it_tells_what_failed_so_far_and_leaves_no_process(tmp_path,
         started = psutil.Process(process.pid).children(recursive=True)
     finally:
         process.send_signal(signum)
-        out, _ = process.communicate()
+        out, _ = process.communicate(timeout=200)
     assert process.returncode == 128 + signum
     assert "failed 1 of 1 (run 1): test_it.py::test_1\n" in out
     assert f"interrupted in run 1 of {runs}" in out

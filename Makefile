@@ -10,6 +10,8 @@ export UV_FIND_LINKS ?= $(subst $(empty) $(empty),$(comma),$(strip $(PIP_FIND_LI
 # In four processes, also on two cores: tests often wait for others. Those of a stack stay in one, which has it loaded.
 PYTEST = .venv/bin/python -m pytest -n 4 --dist loadgroup --durations 20
 RESULTS = build/tests
+# How properties are tried beyond the first tier: all (thousands of examples, always the same) or random.
+HYPOTHESIS_PROFILE ?= all
 
 .PHONY: setup demo demo-all test test-rest test-all test-stack test-other coverage flake lint clean
 
@@ -37,7 +39,7 @@ test: .venv/.ready
 
 test-rest: .venv/.ready
 	-.venv/bin/harness env create
-	HYPOTHESIS_PROFILE=all $(PYTEST) --junitxml $(RESULTS)/rest.xml \
+	HYPOTHESIS_PROFILE=$(HYPOTHESIS_PROFILE) $(PYTEST) --junitxml $(RESULTS)/rest.xml \
 	  -m "slow or stack or browser or network or gpu or hypothesis"
 
 test-all: test test-rest
@@ -49,7 +51,7 @@ test-stack: .venv/.ready
 
 # What is neither in the first tier nor of a stack.
 test-other: .venv/.ready
-	HYPOTHESIS_PROFILE=all $(PYTEST) -m "(slow or browser or network or hypothesis) and not stack"
+	HYPOTHESIS_PROFILE=$(HYPOTHESIS_PROFILE) $(PYTEST) -m "(slow or browser or network or hypothesis) and not stack"
 
 # Branch coverage of both tiers, the processes that the tests start included.
 coverage: .venv/.ready

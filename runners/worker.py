@@ -276,7 +276,7 @@ def warm_up(
     window_tokens: int,
     max_windows: int,
     tolerance: float,
-    clock: Clock = time.perf_counter_ns,
+    clock: Clock,
 ) -> dict[str, Any]:
     """Generate short windows on the timed path until two in a row agree, or `max_windows` are spent.
 

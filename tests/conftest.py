@@ -39,13 +39,14 @@ HARNESS = str(Path(sys.executable).parent / "harness")
 # Properties: a file of a test's folder is written anew by every example, so one folder serves them all.
 _PROPERTIES = settings(
     deadline=None,
-    derandomize=False,
+    derandomize=True,  # the same examples in each run: what new ones find is no fault of the change at hand
     print_blob=True,
     phases=set(Phase) - {Phase.explain},  # minutes, for a comment on each argument
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.register_profile("fast", _PROPERTIES, max_examples=50)
 settings.register_profile("all", _PROPERTIES, max_examples=2000)
+settings.register_profile("random", _PROPERTIES, max_examples=2000, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 

@@ -8,9 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.config.mistakes import shortened
+
 
 class ResultsError(RuntimeError):
-    """The results folder cannot be read or written; the message is a sentence."""
+    """The results folder cannot be read or written; the message is a sentence, in one printable line whatever
+    a damaged record holds."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(shortened(sentence, most=1000))
 
 
 def read_columns(path: Path, whole: Sequence[str]) -> dict[str, list[int]]:

@@ -16,8 +16,9 @@ from harness.cli import NOT_STARTED, OK
 from harness.cli.names import printable, unknown
 from harness.theory import gguf_types
 from harness.theory.families import SHAPES
+from harness.theory.fits import Form
 from harness.theory.machines import MACHINES, Figure, Machine
-from harness.theory.rows import Ask, Form, Row, row, row_without_shape
+from harness.theory.rows import Ask, Row, row, row_without_shape
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, streamed_bytes
 from harness.theory.units import PUBLISHED, UNITS

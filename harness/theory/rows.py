@@ -87,16 +87,8 @@ OF_SHAPE = (
     *("window", "flop_per_byte", "speculative_speedup"),
 )
 ON_MACHINE = (
-    *(
-        "bytes_per_s",
-        "flops",
-        "rate",
-        "rates",
-        "memory_bytes",
-        "reserve_bytes",
-        "balance_flop_per_byte",
-        "fits",
-    ),
+    *("bytes_per_s", "flops", "rate", "rates", "balance_flop_per_byte"),
+    *("memory_bytes", "reserve_bytes", "reserve_for", "fits", "reached"),
     *("kv_read", "W_tokens_per_ms", "B_ms", "compute_ms", "bound", "tokens_per_s"),
     *("context", "latency_ms_at_context", "tokens_per_s_at_context"),
     *("compute_bound_batch", "prompt_tokens", "prefill_ms", "prefill_knees", "chunked_prefill"),
@@ -148,6 +140,7 @@ def _on_machine(shape: Shape, form: Form, asked: Demand, machine: Machine, ask: 
         "rates": {name: figure.value * scale for name, figure in machine.rates.items()},
         "memory_bytes": machine.memory_bytes,
         "reserve_bytes": machine.reserve.value,
+        "reserve_for": machine.reserve.source,
         "balance_flop_per_byte": flops / ceiling.bytes_per_s if rate else None,
         "fits": fits,
         "kv_read": ask.kv_read,

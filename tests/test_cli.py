@@ -71,6 +71,33 @@ def test_a_dry_run_tells_where_weights_come_from_and_what_they_take(harness):
         assert line["seconds"] > 0
 
 
+@pytest.mark.parametrize("name", ["quickstart", "quickstart.yaml"])
+def test_a_name_is_a_file_where_the_user_stands_else_a_shipped_config(harness, config, tmp_path, name):
+    (tmp_path / "quickstart").mkdir()  # no file, and so no config
+    shipped = harness("validate", name)
+    assert shipped.code == 0, shipped.err
+    assert shipped.out.startswith(str(CONFIGS / "quickstart.yaml"))
+    config({}, name="quickstart")
+    assert harness("validate", name).out.startswith("quickstart.yaml: ok")
+
+
+def test_a_name_of_no_config_is_met_with_the_closest_that_is_shipped(harness):
+    ran = harness("run", "quikstart")
+    assert (ran.code, ran.err) == (
+        2,
+        "quikstart: no such file, nor a shipped config; did you mean quickstart?\n",
+    )
+    assert harness("run", "elsewhere/quickstart").err == "elsewhere/quickstart: no such file\n"
+
+
+def test_a_published_study_is_a_folder_where_the_user_stands_else_the_shipped_one(harness, tmp_path):
+    memory = "memory", "published/rtx4090-qwen1.5"
+    assert harness(*memory, "--json").code == 0
+    (tmp_path / "published" / "rtx4090-qwen1.5").mkdir(parents=True)
+    assert "no records" in harness("report", "published/rtx4090-qwen1.5").err
+    assert "no such results folder" in harness("report", "published/../configs").err
+
+
 BAD = {
     "unknown key": ("protocol: {new_token: 3}\nmodels: []\nvariants: []\n", "new_tokens"),
     "not yaml": ("{[", "bad.yaml:1"),

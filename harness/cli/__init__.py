@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import harness
+from harness import shipped
 from harness.cli import theory_options
 
 OK, NOT_OK, NOT_STARTED, REGRESSION, INTERRUPTED = 0, 1, 2, 3, 130
+CONFIG = "a YAML file, or the name of a shipped one, as in quickstart"
 WAIT = "wait for another campaign on this device, else refuse"
 
 
@@ -111,15 +113,15 @@ def _parser() -> argparse.ArgumentParser:
     longest.add_argument("--json", action="store_true", help="print one array of searches")
 
     listing = _command(commands, "list", "the records of a results folder")
-    listing.add_argument("dir", nargs="?", type=Path, default=Path("results"), metavar="DIR")
+    listing.add_argument("dir", nargs="?", type=shipped.results, default=Path("results"), metavar="DIR")
     listing.add_argument("--json", action="store_true", help="one array, one object per record")
 
     memory = _command(commands, "memory", "where the memory of each cell of a results folder goes")
-    memory.add_argument("dir", nargs="?", type=Path, default=Path("results"), metavar="DIR")
+    memory.add_argument("dir", nargs="?", type=shipped.results, default=Path("results"), metavar="DIR")
     memory.add_argument("--json", action="store_true", help="one array, one object per cell")
 
     validate = _command(commands, "validate", "check a config; print its cells")
-    validate.add_argument("config", type=Path, metavar="CONFIG")
+    validate.add_argument("config", type=shipped.config, metavar="CONFIG", help=CONFIG)
     _settable(validate)
 
     synth = _command(commands, "synth", "make random weights of a shape's exact size, and print their path")
@@ -144,10 +146,12 @@ def _parser() -> argparse.ArgumentParser:
     theory_options.add(_command(commands, "theory", "what the hardware allows, before anything runs"))
 
     report = _command(commands, "report", "one page, or tables alone, from folders of records")
-    report.add_argument("dir", nargs="+", type=Path, metavar="DIR", help="a results folder")
+    report.add_argument(
+        "dir", nargs="+", type=shipped.results, metavar="DIR", help="a results folder, or published/NAME"
+    )
     report.add_argument("-o", "--output", type=Path, metavar="FILE", help="the page (default: in reports/)")
     report.add_argument(
-        "--baseline", type=Path, metavar="DIR", help="records to show beside these, cell by cell"
+        "--baseline", type=shipped.results, metavar="DIR", help="records to show beside these, cell by cell"
     )
     report.add_argument("--format", choices=["md", "csv", "json"], help="print the tables alone")
     report.add_argument("--png", type=Path, metavar="DIR", help="write the figures as PNG files")
@@ -175,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there")
 
     history = _command(commands, "history", "every cell over time, and the steps that its figures took")
-    history.add_argument("dir", nargs="?", type=Path, default=Path("results"), metavar="DIR")
+    history.add_argument("dir", nargs="?", type=shipped.results, default=Path("results"), metavar="DIR")
     history.add_argument(
         "-o",
         "--output",
@@ -187,7 +191,7 @@ def _parser() -> argparse.ArgumentParser:
     history.add_argument("--json", action="store_true", help="one array, one object per step")
 
     export = _command(commands, "export", "the ok repeats of a results folder, in the formats of others")
-    export.add_argument("dir", nargs="?", type=Path, default=Path("results"), metavar="DIR")
+    export.add_argument("dir", nargs="?", type=shipped.results, default=Path("results"), metavar="DIR")
     export.add_argument(
         "--to",
         required=True,
@@ -216,7 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "config",
         nargs="?",
-        type=Path,
+        type=shipped.config,
         metavar="CONFIG",
         help="look at its device alone; end with 2 if that is not here",
     )
@@ -231,7 +235,7 @@ def _command(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
 
 def _of_config(parser: argparse.ArgumentParser) -> None:
     """What commands have that take a config's cells in turn and keep records."""
-    parser.add_argument("config", type=Path, metavar="CONFIG")
+    parser.add_argument("config", type=shipped.config, metavar="CONFIG", help=CONFIG)
     parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="results folder (default: results)")
     parser.add_argument(
         "--only", action="append", default=[], metavar="GLOB", help="only cells whose id matches"

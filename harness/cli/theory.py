@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.cache import CacheError
-from harness.cli import NOT_STARTED, OK
+from harness.cli import NOT_STARTED, OK, reached
 from harness.cli.names import printable, unknown
 from harness.theory import gguf_types
 from harness.theory.families import SHAPES
@@ -110,6 +110,8 @@ def _rows(
                     line = row(name, model.shape, form, machine_name, machine, ask)
                 else:
                     line = row_without_shape(name, form, model.tied, machine_name, machine, ask)
+                if model.shape and machine and ask.units.name != PUBLISHED.name:
+                    reached.add(line, model.shape, machine)
                 if arguments.tensors or (arguments.json and form is model.stored):
                     line["tensors"] = [_tensor(tensor, model.tied) for tensor in form.tensors]
                 found.append(line)
@@ -254,7 +256,10 @@ def _flat(row: Row) -> Row:
                 flat |= {f"prefill_knee_{which}_{end}": ends[i] for i, end in enumerate(("from", "to"))}
         elif key == "prefill_ms":
             flat |= {f"prefill_{which}_ms": (value or {}).get(which) for which in ("every", "last")}
-        elif key not in ("bytes_by_part", "bytes_by_type", "chunked_prefill", "rates", "tensors"):
+        elif key == "fits":
+            for stack, fit in (value or {}).items():
+                flat |= {f"{stack} {figure}": number for figure, number in (fit or {}).items()}
+        elif key not in ("bytes_by_part", "bytes_by_type", "chunked_prefill", "rates", "reached", "tensors"):
             flat[key] = value
     return flat
 

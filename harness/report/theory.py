@@ -49,6 +49,12 @@ def longest(row: Row, stack: str) -> str:
     return whole(fit and (fit["longest"] or 0))
 
 
+def reached(row: Row) -> str:
+    """Of the ceiling, and tokens a second; a dash where nobody has measured it."""
+    found = row["reached"]
+    return f"{found['share']:.0%} ({short(found['tokens_per_s'])})" if found else "-"
+
+
 def span(knees: list[int | None] | None) -> str:
     """`99 to 553`; `99 on` where nothing ends it."""
     if not knees:
@@ -88,7 +94,7 @@ FLOORS: Columns = (
     ("tok/s", lambda row: short(row["tokens_per_s"])),
     ("at n", lambda row: short(row["tokens_per_s_at_context"])),
     ("bound by", lambda row: row["bound"] or "-"),
-    ("reached", lambda row: reached(row)),
+    ("reached", reached),
     ("computing", lambda row: row["rate"] or "unknown"),
     ("batch", lambda row: short(row["compute_bound_batch"])),
     ("prefill ms", lambda row: short((row["prefill_ms"] or {}).get("last"))),
@@ -196,6 +202,9 @@ def _legend(rows: Sequence[Row]) -> None:
     )
     for model, window in {row["model"]: row["window"] for row in rows if row["window"]}.items():
         _say(f"{model} attends to {window:,} tokens.")
+    for source in dict.fromkeys(row["reached"]["source"] for row in rows if row["reached"]):
+        by = {f"{r['reached']['stack']} {r['reached']['variant']}": None for r in rows if r["reached"]}
+        _say(f"reached: of the ceiling, and tok/s, by {', '.join(by)}: {source}")
     for row in {(row["machine"], row["rate"]): row for row in rows}.values():
         _say(f"{row['machine']}: {_limits(row)}")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.theory import demand, floors
-from harness.theory.fits import Form, by_stack
+from harness.theory.fits import IDEAL, Form, by_stack
 from harness.theory.floors import Ceiling, Demand
 from harness.theory.machines import Machine
 from harness.theory.shapes import (
@@ -147,7 +147,8 @@ def _on_machine(shape: Shape, form: Form, asked: Demand, machine: Machine, ask: 
         "context": ask.context,
         "prompt_tokens": ask.prompt,
     }
-    held = max((fit["longest_uncapped"] or 0 for fit in fits.values() if fit), default=0)
+    stacks = [fit for stack, fit in fits.items() if fit and stack != IDEAL] or [fits[IDEAL]]
+    held = max((fit["longest_uncapped"] or 0) for fit in stacks)
     if not ask.units.data_sheet_rate and held < ask.prompt:
         return found
     found |= _decode(asked, ceiling, ask, bool(rate), held)

@@ -163,10 +163,10 @@ def generate(
         # One token more than asked is enough to show that a stack does not stop.
         stream = itertools.islice(session.generate(prompt, new_tokens), new_tokens + 1)
         growth = Growth(session, len(prompt), does_not_fit) if workload.get("kind") == "grow" else None
+        emit(Phase("generate", clock()))
         with uncollected():
             before, faults = resource.getrusage(resource.RUSAGE_SELF), instruments.page_faults()
             waited_ns = instruments.cpu_wait_ns()
-            emit(Phase("generate", clock()))
             timing = growth.stamped(stream, emit, clock) if growth else stamp(stream, emit, clock)
         waited_since_ns = instruments.cpu_wait_ns()
         after, faults_since = resource.getrusage(resource.RUSAGE_SELF), instruments.page_faults()

@@ -217,7 +217,8 @@ def watched(gpu_uuid: str | None) -> Iterator[Vram]:
 
 
 def pressure() -> dict[str, int]:
-    """Counters that rise when memory or CPU time is short; what counts is how much, over a run."""
+    """Counters of the whole machine that rise when memory or CPU time is short, for whomever; what counts is
+    how much, over a run."""
     counted = counters(Path("/proc/vmstat"))
     found = {name: counted[name] for name in (*REFAULTS, "pswpin", "pswpout") if name in counted}
     with contextlib.suppress(OSError):

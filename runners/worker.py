@@ -127,7 +127,15 @@ def fit(request: Request, runner: Any, emit: Emit, instruments: Instruments) -> 
         say("fill")
         left_s = asked["most_s"] - (clock() - began) / 1e9
         with uncollected():
-            told = filling.fill(session, asked["tokens"], asked["prompt"], left_s, say, instruments)
+            told = filling.fill(
+                session,
+                asked["tokens"],
+                asked["prompt"],
+                left_s,
+                say,
+                instruments,
+                request.options["threads"],
+            )
     say("finish")
     taken = {"data_bytes": data_bytes(), "peak_rss_bytes": peak_rss_bytes()}
     emit(Done({**told, **taken, "facts_after": session.facts()}))
@@ -155,10 +163,10 @@ def generate(
         # One token more than asked is enough to show that a stack does not stop.
         stream = itertools.islice(session.generate(prompt, new_tokens), new_tokens + 1)
         growth = Growth(session, len(prompt), does_not_fit) if workload.get("kind") == "grow" else None
+        emit(Phase("generate", clock()))
         with uncollected():
             before, faults = resource.getrusage(resource.RUSAGE_SELF), instruments.page_faults()
             waited_ns = instruments.cpu_wait_ns()
-            emit(Phase("generate", clock()))
             timing = growth.stamped(stream, emit, clock) if growth else stamp(stream, emit, clock)
         waited_since_ns = instruments.cpu_wait_ns()
         after, faults_since = resource.getrusage(resource.RUSAGE_SELF), instruments.page_faults()

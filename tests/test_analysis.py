@@ -13,6 +13,8 @@ from harness.analysis.verdicts import invalid_because, status
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 
+THROTTLED = {"conditions__pressure": {"cgroup_throttled_us": 10**6}}  # of the cgroup, which others share
+MB = 10**6
 SERIES = {"n": [26, 27, 28], "latency_ns": [9_000_000, 1_000_000, 2_000_000]}
 
 
@@ -44,8 +46,6 @@ def test_the_golden_record_stands():
         ({"loaded__kernel_asked": "marlin"}, "kernel marlin was asked for"),
         ({"loaded__options__flash_attn": True}, "flash_attn false was asked for and true ran"),
         ({"loaded__options__threads": 7}, "threads 1 was asked for and 7 ran"),
-        ({"conditions__pressure": {"cgroup_throttled_us": 10**6}}, "the CPU quota throttled it"),
-        ({"conditions__pressure": {"workingset_refault_file": 10**5}}, "evicted file pages"),
         ({"device": "GPU-1", "loaded__devices": {"layers": {"CPU": 2, "CUDA0": 1}}}, "layers: 2 on the CPU"),
         ({"device": "GPU-1", "loaded__devices": {"parameters": {"cpu": 1}}}, "parameters: 1 on the CPU"),
         ({"device": "GPU-1", "loaded__devices": {"buffers": {"meta": 7}}}, "offloaded, not all on the"),
@@ -70,8 +70,13 @@ def test_the_golden_record_stands():
         ({"done__counters__stack_decode_ms": 1e4}, "two clocks differ"),
         ({"done__major_faults": 3}, "3 major page faults while timing"),
         ({"done__cpu_wait_ns": 10**9}, "waited for a CPU"),
-        ({"conditions__pressure": {"pswpin": 9}}, "9 pages were swapped in"),
-        ({"conditions__pressure": {"memory_stall_us": 10**9}}, "memory pressure stalled"),
+        ({"conditions__worker_pressure": {"workingset_refault_file": 10**5}}, "410 MB of evicted file pages"),
+        (
+            {"conditions__worker_pressure": {"memory_stall_us": 10**9}},
+            "memory pressure stalled it for 1000.00",
+        ),
+        (THROTTLED | {"done__cpu_wait_ns": 10**6}, "the CPU quota throttled it for 1.00 s"),
+        (THROTTLED | {"done__cpu_wait_ns": None}, "the CPU quota throttled it for 1.00 s"),
     ],
 )
 def test_every_known_lie_makes_a_record_invalid_with_its_reason(changes, reason):
@@ -118,6 +123,61 @@ def test_bytes_are_held_against_the_header_where_it_has_the_types_that_were_load
     assert invalid_because(of_checkpoint({"bf16": 1000}, 600, quant="nf4"), None) == []
     as_gguf = of_checkpoint(mixed, 1000, model__weights__format="gguf")  # held as stored
     assert "model_bytes is 1000 in the stack and 1020" in invalid_because(as_gguf, None)[0]
+
+
+def marks_of(warmed: int | None, finished: int | None) -> list[dict]:
+    """Marks of memory with so many bytes of the weights in RAM, before and after timing."""
+    bare = {"rss_anon_bytes": 0, "rss_file_bytes": 0, "vram_bytes": None}
+    of = {"warmed": warmed, "finished": finished}
+    return [{"at": at, "rss_weights_bytes": held} | bare for at, held in of.items()]
+
+
+def test_weights_that_came_into_memory_while_timing_are_caught_and_rows_of_an_embedding_are_not():
+    def reasons(came: int, **sizes: object) -> list[str]:
+        header = GOLDEN["model"]["weights"]["header"] | {"model_bytes": 10**9} | sizes
+        of = {"model__weights__header": header, "loaded__model_bytes": 10**9}
+        return invalid_because(record(memory={"marks": marks_of(10**8, 10**8 + came)}, **of), None)
+
+    tied, untied = {"tied": True}, {"tied": False, "input_embedding_bytes": 2 * 10**8}
+    assert reasons(10 * MB, **tied) == []
+    assert reasons(11 * MB, **tied) == ["11 MB of its weights came into memory while timing"]
+    assert reasons(208 * MB, **untied) == []
+    assert reasons(209 * MB, **untied) == ["209 MB of its weights came into memory while timing"]
+    assert reasons(-(10**8), **tied) == []  # given back: what is needed again would be faults
+    for marks in ([], marks_of(None, 10**9), marks_of(0, None)):
+        assert invalid_because(record(memory={"marks": marks}), None) == []
+
+
+@pytest.mark.parametrize(
+    ("pressure", "said"),
+    [
+        ({"workingset_refault_file": 10**5}, "410 MB of evicted file pages were read again"),
+        ({"pswpin": 9}, "9 pages were swapped in"),
+        ({"memory_stall_us": 10**9}, "memory pressure stalled it for 1000.00 s of 0.00"),
+        ({"cgroup_throttled_us": 10**6}, "the CPU quota throttled the cgroup around it for 1.00 s of 0.00"),
+    ],
+)
+def test_what_rose_on_the_whole_machine_is_a_remark_and_never_a_reason(pressure, said):
+    """A 2 MB model was invalid for 289 MB that something else read. Older records have no counters of their
+    own cgroup; of newer ones, and of those with a cgroup of their own, it is the same."""
+    remark = {"machine_under_pressure": f"the whole machine, while timing: {said}"}
+    for own in ({}, {"conditions__worker_pressure": {}}, {"conditions__worker_pressure": {"pswpin": 1}}):
+        assert flags_of(conditions__pressure=pressure, **own) == remark
+    assert invalid_because(record(conditions__pressure=pressure, done__major_faults=1), None) == [
+        "1 major page fault while timing"
+    ]
+
+
+def test_of_an_older_record_within_a_budget_its_cgroups_counters_decide():
+    def reasons(means: str, **pressure: int) -> list[str]:
+        budget = {"bytes": 1 << 30, "means": means}
+        return invalid_because(record(conditions__pressure=pressure, memory_budget=budget), None)
+
+    for means in ("cgroup v1", "cgroup v2"):
+        assert reasons(means, workingset_refault_file=10**5) != []
+    assert reasons("cgroup v2", memory_stall_us=10**9) != []
+    assert reasons("cgroup v1", memory_stall_us=10**9) == []
+    assert reasons("RLIMIT_DATA", workingset_refault_file=10**5, memory_stall_us=10**9) == []
 
 
 def flags_of(**changes: object) -> dict[str, str]:

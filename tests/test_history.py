@@ -93,7 +93,7 @@ def test_nights_without_a_run_are_a_gap_too(grown: Grown):
 def test_an_invalid_repeat_is_left_out_of_its_night(grown: Grown):
     for night in range(4):
         grown.add(night)
-    grown.add(4, 9.0, conditions__pressure={"pswpin": 4000})
+    grown.add(4, 9.0, done__major_faults=4000)
     (series,) = [s for s in grown.history().series if (s.name, s.metric.name) == (A, "tokens_per_s")]
     assert series.nights[-1].value is None
     assert series.nights[-1].why.startswith("invalid: ")

@@ -107,10 +107,11 @@ def test_memory_is_read_as_the_worker_tells_of_a_moment_and_never_while_it_is_ti
     (path,) = (tmp_path / "results").rglob("record.json")
     record = json.loads(path.read_text())
     marks = record["memory"]["marks"]
-    assert [each["at"] for each in marks] == ["started", "imported", "loaded", "finished"]
-    started, _, loaded, finished = marks
+    assert [each["at"] for each in marks] == ["started", "imported", "loaded", "warmed", "finished"]
+    started, _, loaded, warmed, finished = marks
     assert set(started.values()) == {"started", None}  # there was no process yet
-    # Before the warm-up, and before the fake gives its 200 tokens' back.
+    # Before and after the warm-up, and before the fake gives its 200 tokens' back.
+    assert warmed["rss_anon_bytes"] < finished["rss_anon_bytes"] - 30 * MB
     assert finished["rss_anon_bytes"] - loaded["rss_anon_bytes"] == pytest.approx(40 * MB, abs=4 * MB)
     assert record["memory"]["after_load_rss_bytes"] == loaded["rss_anon_bytes"] + loaded["rss_file_bytes"]
     assert record["memory"]["after_load_vram_bytes"] is None

@@ -1,6 +1,7 @@
 """What the machine, not the stack, did to a repeat: why it is invalid, and what to do about it. Pure.
 
-A repeat that is invalid for nothing else is measured again.
+A repeat that is invalid for nothing else is measured again. The worker's own faults, waits and memory decide;
+what is counted of the whole machine, and others may have caused, is a remark.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from harness.analysis import throttling
+from harness.analysis import throttling, traffic
+from harness.analysis.flags import Flag
 
 CONTENTION_TOLERANCE = 0.05  # of threads x time; 0.1% is usual on a quiet machine
 CONTENTION_FLOOR_NS = 50_000_000  # a wait or two, which any machine has, is a large share of a very short run
@@ -19,7 +21,9 @@ STALLED_SHARE = 0.01  # of the timed part
 STALLED_FLOOR_US = 10_000
 PAGE_BYTES = 4096
 REFAULT_FLOOR_BYTES = 64 << 20
-REFAULT_TOLERANCE = 0.05  # of the model: the counter is the machine's, and others read files too
+REFAULT_TOLERANCE = 0.05  # of the model
+PAGED_IN_FLOOR_BYTES = 4 << 20
+PAGED_IN_TOLERANCE = 0.01  # of the weights that each step reads: the warm-up has read all of them
 NAMED_CPUS = 0.1  # a process that used less disturbed nobody
 
 Record = dict[str, Any]
@@ -54,8 +58,26 @@ def reasons(record: Record) -> list[Reason]:
     if not record["done"]["warmup"]["agreed"]:
         found.append(Reason("warm-up never settled: no two windows in a row agreed", "warmup"))
     found += _paging(record)
+    found += _quota(record)
     found += _contention(record)
     return found + [Reason(text, "heat") for text in throttling.invalid_because(record)]
+
+
+def remarks(record: Record) -> list[Flag]:
+    """What rose on the machine while a repeat was timed, and is no sign that it met the worker."""
+    if record["outcome"] != "ok" or not record.get("done"):
+        return []
+    _, machine = _pressures(record)
+    said = _memory_was_short(record, machine)
+    if machine.get("pswpin"):
+        said.append(f"{machine['pswpin']} pages were swapped in")
+    if not _quota(record) and (stalled := _stalled(record, machine, "cgroup_throttled_us")):
+        said.append(f"the CPU quota throttled the cgroup around it for {stalled}")
+    if not said:
+        return []
+    return [
+        Flag("machine_under_pressure", f"the whole machine, while timing: {'; '.join(said)}", spoils=None)
+    ]
 
 
 def _paging(record: Record) -> list[Reason]:
@@ -63,25 +85,78 @@ def _paging(record: Record) -> list[Reason]:
     kind: Kind | None = None if record.get("memory_budget") else "memory"
     found = []
     if faults := record["done"]["major_faults"]:
-        found.append(Reason(f"{faults} major page faults while timing", kind))
-    pressure = record["conditions"].get("pressure", {})
-    if pressure.get("pswpin"):
-        found.append(Reason(f"{pressure['pswpin']} pages were swapped in while timing", kind))
+        found.append(f"{faults} major page fault{'s' if faults > 1 else ''} while timing")
+    own, _ = _pressures(record)
+    found += [f"its own cgroup, while timing: {text}" for text in _memory_was_short(record, own)]
+    if came := _weights_that_came(record):
+        found.append(f"{came / 1e6:.0f} MB of its weights came into memory while timing")
+    return [Reason(text, kind) for text in found]
+
+
+def _pressures(record: Record) -> tuple[Record, Record]:
+    """What rose while timing: of the worker's own cgroup, where it had one, and of the machine. Older records
+    have both under one name: within a budget a cgroup's own counters took the place of the machine's."""
+    conditions = record.get("conditions") or {}
+    machine = conditions.get("pressure") or {}
+    if (own := conditions.get("worker_pressure")) is not None:
+        return own, machine
+    names = _OWN_IN_OLDER.get((record.get("memory_budget") or {}).get("means", ""), ())
+    own = {name: rise for name, rise in machine.items() if name in names}
+    return own, {name: rise for name, rise in machine.items() if name not in names}
+
+
+_OWN_IN_OLDER = {
+    "cgroup v2": ("workingset_refault_file", "memory_stall_us"),
+    "cgroup v1": ("workingset_refault_file",),  # which has no PSI
+}
+
+
+def _memory_was_short(record: Record, pressure: Record) -> list[str]:
     page_bytes = record["machine"].get("page_bytes") or PAGE_BYTES
     refaulted = page_bytes * pressure.get("workingset_refault_file", 0)
-    allowed = REFAULT_TOLERANCE * (record["loaded"].get("model_bytes") or math.inf)
+    allowed = REFAULT_TOLERANCE * ((record.get("loaded") or {}).get("model_bytes") or math.inf)
+    found = []
     if refaulted > max(allowed, REFAULT_FLOOR_BYTES):
-        text = f"{refaulted / 1e6:.0f} MB of evicted file pages were read again while timing"
-        found.append(Reason(text, kind))
-    timed_us = (record["timing"].get("last_token_ns") or 0) / 1e3
-    stalls: tuple[tuple[str, str, Kind | None], ...] = (
-        ("memory_stall_us", "memory pressure stalled the machine", kind),
-        ("cgroup_throttled_us", "the CPU quota throttled it", "cpu"),
-    )
-    for name, what, of in stalls:
-        if pressure.get(name, 0) > max(STALLED_SHARE * timed_us, STALLED_FLOOR_US):
-            found.append(Reason(f"{what} for {pressure[name] / 1e6:.2f} s of {timed_us / 1e6:.2f}", of))
+        found.append(f"{refaulted / 1e6:.0f} MB of evicted file pages were read again")
+    if stalled := _stalled(record, pressure, "memory_stall_us"):
+        found.append(f"memory pressure stalled it for {stalled}")
     return found
+
+
+def _stalled(record: Record, pressure: Record, name: str) -> str | None:
+    """How long, where that counts."""
+    timed_us, stalled_us = _timed_ns(record) / 1e3, pressure.get(name, 0)
+    if stalled_us <= max(STALLED_SHARE * timed_us, STALLED_FLOOR_US):
+        return None
+    return f"{stalled_us / 1e6:.2f} s of {timed_us / 1e6:.2f}"
+
+
+def _timed_ns(record: Record) -> int:
+    return record["timing"].get("last_token_ns") or 0
+
+
+def _weights_that_came(record: Record) -> int | None:
+    """Bytes of the mapped weights that were not in the worker's memory when timing began, though the warm-up
+    had read them, and were at its end: a page that another read is on its way makes a token wait, and is no
+    major fault. Rows of an input embedding come as their tokens do. Null: as many as may."""
+    marks = {mark["at"]: mark for mark in (record.get("memory") or {}).get("marks") or []}
+    before, after = (marks.get(at, {}).get("rss_weights_bytes") for at in ("warmed", "finished"))
+    model_bytes, step_bytes = traffic.model_bytes(record), traffic.weight_bytes_per_token(record)
+    if before is None or after is None or model_bytes is None or step_bytes is None:
+        return None
+    allowed = model_bytes - step_bytes + max(PAGED_IN_TOLERANCE * step_bytes, PAGED_IN_FLOOR_BYTES)
+    return int(after - before) if after - before > allowed else None
+
+
+def _quota(record: Record) -> list[Reason]:
+    """A quota is of a cgroup that others may share: the worker's own waiting must bear it out, where that is
+    known."""
+    _, machine = _pressures(record)
+    waited_ns = record["done"].get("cpu_wait_ns")
+    stalled = _stalled(record, machine, "cgroup_throttled_us")
+    if not stalled or (waited_ns is not None and waited_ns <= STALLED_SHARE * _timed_ns(record)):
+        return []
+    return [Reason(f"the CPU quota throttled it for {stalled}", "cpu")]
 
 
 def _contention(record: Record) -> list[Reason]:

@@ -145,7 +145,7 @@ def remarks(record: Record) -> list[Flag]:
         more = f" and {len(retries) - NAMES_SHOWN} more places" if len(retries) > NAMES_SHOWN else ""
         detail = f"{sum(count for _, count in retries)} times the allocator had to free memory and try again"
         said.append(Flag("allocator_retries", f"{detail}, at n = {places}{more}", spoils=None))
-    return [*said, *throttling.remarks(record)]
+    return [*said, *throttling.remarks(record), *disturbances.remarks(record)]
 
 
 def other_kernels(facts: Record) -> list[str]:

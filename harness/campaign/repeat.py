@@ -23,7 +23,7 @@ from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, 
 SAID_AT_THE_END = {"counters", "warmup", "facts_after", "major_faults", "start_ns", "flushes"}
 
 # The moments that memory is read at, none of them timed, by the phase that the worker enters then.
-MOMENTS = {"load": "imported", "finish": "finished"}
+MOMENTS = {"load": "imported", "generate": "warmed", "finish": "finished"}
 
 # The phases before and after what is timed, at whose beginning all sensors are read.
 AROUND = ("warmup", "finish")
@@ -113,7 +113,8 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
         if worker is not None:
             worker.stop()
     record = begun | seen.record()
-    record["conditions"] = begun["conditions"] | {"pressure": seen.pressure}
+    pressures = {"pressure": seen.pressure, "worker_pressure": seen.worker_pressure}
+    record["conditions"] = begun["conditions"] | pressures
     record["timing"] = {
         "started_utc": begun["started_utc"],
         "wall_s": (time.perf_counter_ns() - started_ns) / 1e9,
@@ -190,24 +191,27 @@ class Seen:
     """What the worker has said so far, and how memory and CPU pressure rose while it was timing."""
 
     def __init__(self, fence: Fence | None = None) -> None:
-        """`fence`: whose own pressure is taken in place of the machine's, where it has it."""
+        """`fence`: of the worker, whose own pressure is taken beside the machine's."""
         self._fence = fence
         self.phases: list[Phase] = []
         self.tokens: list[Tokens] = []
         self.loaded: dict[str, Any] | None = None
         self.ended: Done | Failed | Died | None = None
         self.pressure: dict[str, int] = {}
-        self._at_start: dict[str, int] = {}
+        self.worker_pressure: dict[str, int] = {}
+        self._before: tuple[dict[str, int], dict[str, int]] = {}, {}
         self._count, self._last_ns = 0, 0
 
     def add(self, event: Event | Died, on_tokens: OnTokens) -> None:
         if isinstance(event, Phase):
             self.phases.append(event)
             if event.name == "generate":
-                self._at_start = self._pressure()
+                self._before = self._pressures()
             elif event.name == "finish":
-                after = self._pressure()
-                self.pressure = {k: after[k] - v for k, v in self._at_start.items() if k in after}
+                self.pressure, self.worker_pressure = (
+                    {name: after[name] - count for name, count in before.items() if name in after}
+                    for before, after in zip(self._before, self._pressures(), strict=True)
+                )
         elif isinstance(event, Loaded):
             self.loaded = event.facts
         elif isinstance(event, Tokens):
@@ -221,8 +225,9 @@ class Seen:
         else:
             self.ended = event
 
-    def _pressure(self) -> dict[str, int]:
-        return pressure() | (self._fence.pressure() if self._fence else {})
+    def _pressures(self) -> tuple[dict[str, int], dict[str, int]]:
+        """The machine's, and that of the worker's own cgroup; empty where it has none."""
+        return pressure(), self._fence.pressure() if self._fence else {}
 
     def record(self) -> Record:
         """Outcome, phase, reason, and what the worker said of itself."""

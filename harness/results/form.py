@@ -98,6 +98,7 @@ COUNTERS = {
     "allocator?": Maybe(dict.fromkeys(("peak_allocated_bytes?", "peak_reserved_bytes?"), Maybe(COUNT))),
     "allocator_retries?": Maybe(PAIRS),
 }
+PRESSURES = {"pressure?": {...: NUMBER}, "worker_pressure?": {...: NUMBER}}
 MARKED = ("rss_anon_bytes", "rss_file_bytes", "vram_bytes")
 MEASURED = _COMMON | {
     "asked": {"device": TEXT},
@@ -158,7 +159,7 @@ FINISHED = {
     "device": TEXT,
     "options": MAPPING,
     "threads": POSITIVE,
-    "conditions": {"pressure?": {...: NUMBER}},
+    "conditions": PRESSURES,
     "loaded": LOADED,
     "done": {
         "counters": COUNTERS,

@@ -137,8 +137,8 @@ def _timed_ns(record: Record) -> int:
 
 def _weights_that_came(record: Record) -> int | None:
     """Bytes of the mapped weights that were not in the worker's memory when timing began, though the warm-up
-    had read them, and were at its end: a page that another read is on its way makes a token wait, and is no
-    major fault. Rows of an input embedding come as their tokens do. Null: as many as may."""
+    had read them, and were at its end: a page whose read is under way already makes a token wait without a
+    major fault. Rows of an input embedding come as their tokens do. Null: no more than may, or not known."""
     marks = {mark["at"]: mark for mark in (record.get("memory") or {}).get("marks") or []}
     before, after = (marks.get(at, {}).get("rss_weights_bytes") for at in ("warmed", "finished"))
     model_bytes, step_bytes = traffic.model_bytes(record), traffic.weight_bytes_per_token(record)

@@ -61,7 +61,10 @@ def test_few_figures_are_from_memory():
     ]
     assert unchecked == [
         ("rpi-4", pytest.approx(48e9)),
+        ("rpi-4", pytest.approx(48e9)),
         ("rpi-5", pytest.approx(153.6e9)),
+        ("rpi-5", pytest.approx(307.2e9)),
+        ("rpi-5", pytest.approx(614.4e9)),
         ("ryzen-7950x", 128 * 2**30),
     ]
 

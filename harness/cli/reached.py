@@ -1,5 +1,5 @@
-"""What has been reached of a ceiling: the fastest decode of the same model, weights and machine that is published
-here, or was measured here."""
+"""What has been reached of a ceiling: the fastest decode of the same model, weights and machine that is
+published, or was measured here."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _BITS = {"w16": 16, "w8": 8, "w4": 4}  # forms that stand for whatever has so ma
 
 
 def add(row: Row, shape: Shape, machine: Machine) -> None:
-    """Set `reached`: tokens_per_s, `share` of the ceiling at the same context, `stack`, `variant`, `source`; null
-    where nobody has measured it, or the ceiling is not known."""
+    """Set `reached`: tokens_per_s, `share` of the ceiling at the same context, `stack`, `variant`, `source`;
+    null where nobody has measured it, or the ceiling is not known."""
     B_ms, W = row["B_ms"], row["W_tokens_per_ms"]
     if B_ms is None:
         return

@@ -139,6 +139,14 @@ MACHINES: Columns = (
 )
 
 
+FITS_MEANING = (
+    "longest: the longest context, at most the trained one. ideal: weights and KV cache alone, in all of the "
+    "memory; no stack reaches it. llama.cpp: without flash attention. transformers: 5.x (bf16; 8 and 4 bits "
+    "by bitsandbytes), not yet measured on a GPU; in early 2024 it held the cache twice, which halves its "
+    "context."
+)
+
+
 def show(rows: Sequence[Row]) -> None:
     """Counts, then what fits and how fast (or weights alone, without a machine), then chunks, and where bytes
     go, if asked."""
@@ -170,11 +178,7 @@ def _show_on_machines(rows: Sequence[Row]) -> None:
     if shaped:
         _say(f"Does it fit, with {shaped[0]['context']:,} tokens of context?")
         table(FITS, shaped)
-        _say(
-            "longest: the longest context, at most the trained one. ideal: weights and KV cache alone, in all of the "
-            "memory; no stack reaches it. llama.cpp: without flash attention. transformers: 5.x (bf16; 8 and 4 bits by "
-            "bitsandbytes), not yet measured on a GPU; in early 2024 it held the cache twice, which halves its context."
-        )
+        _say(FITS_MEANING)
         for name, row in {row["machine"]: row for row in shaped}.items():
             reserve = f"{row['reserve_bytes'] / 1e9:.1f} GB of its {row['memory_bytes'] / 1e9:.1f} GB"
             _say(f"{name}: {reserve} are kept {row['reserve_for']}.")
@@ -193,9 +197,9 @@ def _legend(rows: Sequence[Row]) -> None:
         + (f"; at n: at n = {first['context']:,}, if it fits" if first["context"] else "")
         + ". A dash: it does not fit, or is not known. computing: the rate counted with."
         + (
-            f" batch: sequences from which decode is compute-bound. prefill: of {first['prompt_tokens']:,} tokens, "
-            "lm_head on the last. compute-bound: prompt lengths, with the lm_head on every or on the last token, "
-            "the cache read once per token."
+            f" batch: sequences from which decode is compute-bound. prefill: of {first['prompt_tokens']:,} "
+            "tokens, lm_head on the last. compute-bound: prompt lengths, with the lm_head on every or on the "
+            "last token, the cache read once per token."
             if first["prompt_tokens"]
             else ""
         )
@@ -214,7 +218,8 @@ def _limits(row: Row) -> str:
     giga = _giga(row)
     prefix, tera = ("i", 2.0**40) if giga == 2**30 else ("", 1e12)
     computing = (
-        f"{row['flops'] / tera:,.4g} T{prefix}FLOP/s {row['rate']}, {row['balance_flop_per_byte']:.3g} flop/byte"
+        f"{row['flops'] / tera:,.4g} T{prefix}FLOP/s {row['rate']}, "
+        f"{row['balance_flop_per_byte']:.3g} flop/byte"
         if row["rate"]
         else "compute bound unknown: no source for the rate of its matrix units"
     )

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.theory import footprint
+from harness.theory.floors import Demand
 from harness.theory.footprint import Engine, Ideal, LlamaCpp, Model, Torch
 from harness.theory.gguf_types import QUANTS
 from harness.theory.loaded import loaded_bytes
 from harness.theory.machines import Machine
-from harness.theory.shapes import Shape, lm_head_params, parameters
+from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, of_shape
 
 IDEAL, LLAMA_CPP, TRANSFORMERS = "ideal", "llama.cpp", "transformers"
@@ -31,21 +32,22 @@ class Form:
 
 
 def by_stack(
-    shape: Shape, form: Form, kv_bytes_per_token: float, machine: Machine, context: int
+    shape: Shape, form: Form, asked: Demand, machine: Machine, context: int
 ) -> dict[str, dict[str, Any] | None]:
     """By stack, whether `context` tokens fit: `need_bytes`, `spare_bytes` (negative: short), `longest` (at
     most the trained context) and `longest_uncapped`; null where the stack cannot load the form.
 
     The ideal has all of the memory; the others what the machine's reserve leaves of it.
     """
-    ideal = _model(shape, form, kv_bytes_per_token)
+    weights_bytes = asked.weight_bytes_per_token + asked.embedding_bytes
+    ideal = Model(shape, weights_bytes, asked.embedding_bytes, asked.kv_bytes_per_token)
     on_gpu = machine.compute_capability is not None or machine.unified
     beside: dict[str, tuple[Engine, Model] | None] = {LLAMA_CPP: None, TRANSFORMERS: None}
     if _in_gguf(form):
         beside[LLAMA_CPP] = LlamaCpp(on_gpu), ideal
     if (weights := _in_torch(shape, form)) is not None:
         engine = Torch(machine.compute_capability is not None)
-        beside[TRANSFORMERS] = engine, Model(shape, weights, 0.0, kv_bytes_per_token)
+        beside[TRANSFORMERS] = engine, Model(shape, weights, 0.0, asked.kv_bytes_per_token)
     found: dict[str, dict[str, Any] | None] = {
         IDEAL: _fit(Ideal(), ideal, float(machine.memory_bytes), context)
     }
@@ -61,15 +63,6 @@ def _fit(engine: Engine, model: Model, available: float, context: int) -> dict[s
         "longest": fit.longest,
         "longest_uncapped": fit.uncapped,
     }
-
-
-def _model(shape: Shape, form: Form, kv_bytes_per_token: float) -> Model:
-    if form.bits is not None:
-        weights, embedding = parameters(shape) * form.bits / 8, lm_head_params(shape) * form.bits / 8
-    else:
-        weights = float(sum(tensor.bytes for tensor in form.tensors))
-        embedding = float(sum(tensor.bytes for tensor in form.tensors if tensor.part == "embedding"))
-    return Model(shape, weights, 0.0 if shape.tied else embedding, kv_bytes_per_token)
 
 
 def _is_gguf(tensors: tuple[Tensor, ...]) -> bool:

@@ -82,7 +82,7 @@ class LlamaCpp:
         ]
         found = {"kv": model.kv_bytes_per_token * n, "weights": model.weight_bytes}
         if self.on_gpu:
-            moments.append(F32 * u * (shape.vocab_size + 3 * hidden))
+            moments.append(F32 * u * (shape.vocab_size + 2 * hidden))
             found["weights"] -= model.embedding_bytes
             return found | {"compute": float(max(moments)), "runtime": CUDA_RUNTIME_BYTES}
         # ggml's CPU code converts the scores, and the inputs of a matrix, to the other factor's type.

@@ -132,7 +132,7 @@ def _on_machine(shape: Shape, form: Form, asked: Demand, machine: Machine, ask: 
     scale = ask.units.tera / 1e12
     flops = machine.rates[rate].value * scale if rate else math.inf
     ceiling = Ceiling(machine.bandwidth_bytes_per_s * ask.units.giga / 1e9, flops)
-    fits = by_stack(shape, form, asked.kv_bytes_per_token, machine, ask.context)
+    fits = by_stack(shape, form, asked, machine, ask.context)
     found: Row = {
         "bytes_per_s": ceiling.bytes_per_s,
         "flops": flops if rate else None,

@@ -147,8 +147,9 @@ def _on_machine(shape: Shape, form: Form, asked: Demand, machine: Machine, ask: 
         "context": ask.context,
         "prompt_tokens": ask.prompt,
     }
-    stacks = [fit for stack, fit in fits.items() if fit and stack != IDEAL] or [fits[IDEAL]]
-    held = max((fit["longest_uncapped"] or 0) for fit in stacks)
+    loads = any(fits[stack] for stack in fits if stack != IDEAL)
+    counted = (fit for stack, fit in fits.items() if fit and (stack != IDEAL or not loads))
+    held = max(fit["longest_uncapped"] or 0 for fit in counted)
     if not ask.units.data_sheet_rate and held < ask.prompt:
         return found
     found |= _decode(asked, ceiling, ask, bool(rate), held)

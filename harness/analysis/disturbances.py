@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from harness.analysis import throttling
+from harness.wording import plural
 
 CONTENTION_TOLERANCE = 0.05  # of threads x time; 0.1% is usual on a quiet machine
 CONTENTION_FLOOR_NS = 50_000_000  # a wait or two, which any machine has, is a large share of a very short run
@@ -115,7 +116,8 @@ def summary(cells: Iterable[Row], busiest: BusyProcess | None = None) -> str | N
         advice = "close it, or lower `threads`"
     else:
         why, advice = _CAUSES[kind]
-    return f"{stayed} of {of} repeats stayed disturbed: {why}; {advice}, then run again with --retry-failed"
+    which = f"{stayed} of {plural(of, 'repeat')} stayed disturbed"
+    return f"{which}: {why}; {advice}, then run again with --retry-failed"
 
 
 _CAUSES: dict[Kind, tuple[str, str]] = {

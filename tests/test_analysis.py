@@ -70,7 +70,7 @@ def test_the_golden_record_stands():
         ({"done__counters__stack_decode_ms": 1e4}, "two clocks differ"),
         ({"done__major_faults": 3}, "3 major page faults while timing"),
         ({"done__cpu_wait_ns": 10**9}, "waited for a CPU"),
-        ({"conditions__pressure": {"pswpin": 9}}, "9 pages were swapped in"),
+        ({"conditions__pressure": {"pswpin": 9}}, "9 pages swapped in while timing"),
         ({"conditions__pressure": {"memory_stall_us": 10**9}}, "memory pressure stalled"),
     ],
 )

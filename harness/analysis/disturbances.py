@@ -67,7 +67,7 @@ def _paging(record: Record) -> list[Reason]:
         found.append(Reason(f"{faults} major page faults while timing", kind))
     pressure = record["conditions"].get("pressure", {})
     if pressure.get("pswpin"):
-        found.append(Reason(f"{pressure['pswpin']} pages were swapped in while timing", kind))
+        found.append(Reason(f"{plural(pressure['pswpin'], 'page')} swapped in while timing", kind))
     page_bytes = record["machine"].get("page_bytes") or PAGE_BYTES
     refaulted = page_bytes * pressure.get("workingset_refault_file", 0)
     allowed = REFAULT_TOLERANCE * (record["loaded"].get("model_bytes") or math.inf)
@@ -96,7 +96,9 @@ def _contention(record: Record) -> list[Reason]:
         return []
     cpus = record["machine"].get("usable_cpus")
     many = cpus is not None and record["threads"] > cpus
-    why = f"{record['threads']} of them share {cpus} CPUs" if many else "other processes were running"
+    why = (
+        f"{record['threads']} of them share {plural(cpus, 'CPU')}" if many else "other processes were running"
+    )
     text = f"its threads waited for a CPU {share:.0%} of the time: {why}"
     return [Reason(text, None if many else "cpu")]
 

@@ -95,7 +95,7 @@ def test_a_finished_campaign_is_not_measured_again(harness, config, tmp_path):
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "results").rglob("*") if p.is_file()}
     again = harness("run", path)
     assert again.code == 1  # what is kept is still not ok
-    assert "4 repeats are measured already" in again.err
+    assert "4 repeats measured already" in again.err
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "results").rglob("*") if p.is_file()} == before
 
 

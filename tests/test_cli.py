@@ -14,6 +14,9 @@ import pytest
 from test_checkpoint import TINY, entries, write_config, write_gguf, write_safetensors
 
 import harness
+from harness import machine
+from harness.cli import init
+from harness.config import load
 from harness.envs.header import stacks
 from harness.theory import shapes
 
@@ -50,8 +53,8 @@ def test_every_shipped_config_is_valid(harness, name):
 @pytest.mark.parametrize("name", sorted(path.name for path in CONFIGS.glob("*.yaml")))
 def test_a_dry_run_prints_one_line_per_cell_and_touches_nothing(harness, name, tmp_path):
     ran = harness("run", CONFIGS / name, "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
-    cells = int(re.search(r"(\d+) cells", harness("validate", CONFIGS / name).out)[1])
-    assert ran.code == 0
+    cells = int(re.search(r"(\d+) cells?", harness("validate", CONFIGS / name).out)[1])
+    assert ran.code == ("will" in ran.err.splitlines()[-1])
     assert len(ran.out.splitlines()) == cells
     assert not (tmp_path / "results").exists()
     assert not (tmp_path / "empty").exists()
@@ -96,6 +99,42 @@ def test_a_published_study_is_a_folder_where_the_user_stands_else_the_shipped_on
     (tmp_path / "published" / "rtx4090-qwen1.5").mkdir(parents=True)
     assert "no records" in harness("report", "published/rtx4090-qwen1.5").err
     assert "no such results folder" in harness("report", "published/../configs").err
+
+
+def test_init_writes_a_config_of_this_machine_once(harness, tmp_path):
+    ran = harness("init")
+    assert ran.code == 0, ran.err
+    cpu = machine.facts()["cpu"]
+    assert ran.out.startswith(f"found: {cpu}, ")
+    assert cpu in (written := (tmp_path / "harness.yaml").read_text())
+    assert harness("validate", "harness.yaml").code == 0
+    again = harness("init", "harness.yaml")
+    assert (again.code, "exists already" in again.err) == (2, True)
+    assert (tmp_path / "harness.yaml").read_text() == written
+    assert harness("init", "nowhere/c.yaml").err == (
+        "harness: nowhere/c.yaml: cannot be written: No such file or directory\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("capability", "memory", "shape", "dtype"),
+    [("8.9", 25.8e9, "qwen1.5-1.8b", "bf16"), ("7.5", 6e9, "qwen1.5-0.5b", "fp16")],
+)
+def test_the_config_of_a_machine_with_a_gpu_is_for_the_gpu(tmp_path, capability, memory, shape, dtype):
+    gpu = {"name": 'NVIDIA "X" 1', "memory_bytes": memory, "compute_capability": capability}
+    (tmp_path / "gpu.yaml").write_text(init.text(machine.facts() | {"gpus": [gpu]}, "gpu.yaml"))
+    made = load(tmp_path / "gpu.yaml")
+    assert (made.device, made.gpu, made.models[0].name) == ("cuda", gpu["name"], shape)
+    assert {variant.stack for variant in made.variants} == {"llamacpp", "hf", "bnb"}
+    assert {variant.options.get("dtype") for variant in made.variants} == {None, dtype}
+
+
+def test_what_a_made_config_has_in_comments_is_right_too(tmp_path):
+    rows = re.sub(r"(?m)^  # ", "  ", init.text(machine.facts() | {"gpus": []}, "all.yaml"))
+    (tmp_path / "all.yaml").write_text(rows)
+    made = load(tmp_path / "all.yaml")
+    assert len(made.models) == 3
+    assert {variant.stack for variant in made.variants} == {"llamacpp", "hf", "bnb"}
 
 
 BAD = {
@@ -177,6 +216,8 @@ def test_env_create_builds_once_and_says_where(harness):
             "no environment for device tpu; there are cpu, cuda",
         ),
         (("run",), "CONFIG"),
+        (("run", "x", "--fast"), "usage: harness run "),
+        (("theory", "qwen1.5-7b", "--fast"), "usage: harness theory "),
         (("fly",), "invalid choice"),
     ],
 )
@@ -274,6 +315,46 @@ def test_of_what_is_interrupted_it_is_said_that_the_same_command_goes_on(
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "what was finished is kept, the same command goes on" in err
+
+
+def test_a_dry_run_of_cells_that_cannot_be_ends_with_1_and_says_so_last(harness, tmp_path):
+    rows = {"models": [{"weights": "nowhere.gguf"}], "variants": [{"stack": "llamacpp", "quant": "q4_0"}]}
+    (tmp_path / "c.yaml").write_text(json.dumps(rows))
+    for options in ([], ["--json"]):
+        ran = harness("run", "c.yaml", "--dry-run", *options)
+        assert (ran.code, ran.err.splitlines()[-1]) == (1, "harness: of 1 cell, 1 will fail (exit code 1)")
+
+
+def test_validate_names_weights_that_are_not_there(harness, tmp_path):
+    (tmp_path / "there.gguf").write_bytes(b"")
+    (tmp_path / "mine-q4_0.gguf").write_bytes(b"")
+    (tmp_path / "c.yaml").write_text("""\
+models:
+  - {name: one, weights: there.gguf}
+  - {name: two, weights: "mine-{quant}.gguf"}
+  - {name: three, weights: {hf: {repo: a/b}, gguf: nowhere.gguf}}
+  - {name: four, weights: {gptq: "four-{bits}"}}
+variants:
+  - {stack: llamacpp, quant: [q4_0, q8_0, q6_k], models: ["*o*"]}
+  - {stack: gptq, models: [four]}
+exclude:
+  - {model: two, quant: q6_k}
+""")
+    ran = harness("validate", "c.yaml")
+    missing = "no such file or directory"
+    assert (ran.code, ran.err.splitlines()) == (
+        2,
+        [
+            f"c.yaml:3: models.1.weights: {tmp_path}/mine-q8_0.gguf: {missing}",
+            f"c.yaml:4: models.2.weights.gguf: {tmp_path}/nowhere.gguf: {missing}",
+            f"c.yaml:5: models.3.weights.gptq: {tmp_path}/four-4: {missing}",
+        ],
+    )
+
+
+def test_one_cell_is_no_cells(harness, config):
+    assert "ok, 1 cell x 1 repeat\n" in harness("validate", config({})).out
+    assert "ok, 2 cells x 3 repeats\n" in harness("validate", config({}, {}, repeats=3)).out
 
 
 def test_synth_makes_a_checkpoint_or_ggufs_of_it(harness, llamacpp_interpreter):

@@ -183,7 +183,7 @@ def planned(harness, tmp_path: Path, models: list[dict], variants: list[dict], *
     path = tmp_path / "planned.yaml"
     path.write_text(json.dumps(given | {"models": models, "variants": variants}))
     ran = harness("run", path, "--dry-run", "--json", HARNESS_CACHE=str(tmp_path / "empty"))
-    assert ran.code == 0, ran.err
+    assert ran.code == any(line["note"] for line in ran.json), ran.err
     return {tuple(line["cell"].split(".decode.")[0].rsplit(".", 2)[::2]): line for line in ran.json}
 
 
@@ -298,8 +298,9 @@ def test_a_gpu_that_is_not_here_is_said_once_beside_one_line_a_cell(harness, tmp
     rows = {"models": [{"shape": "qwen1.5-32b"}], "variants": [{"stack": "bnb", "quant": ["int8", "nf4"]}]}
     (tmp_path / "c.yaml").write_text(json.dumps({"device": "cuda", "gpu": "RTX 4090"} | rows))
     ran = harness("run", "c.yaml", "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
-    said, counted = ran.err.splitlines()
-    assert counted.startswith("harness: 2 cells, 1 will not fit; ")
+    said, counted, last = ran.err.splitlines()
+    assert counted.startswith("harness: 2 cells; ")
+    assert (ran.code, last) == (1, "harness: of 2 cells, 1 will not fit (exit code 1)")
     assert said.endswith("; planned for the RTX 4090, which has 25.8 GB")
     int8, nf4 = ran.out.splitlines()
     assert int8.endswith("(will not fit: 25.8 GB on the RTX 4090)")

@@ -11,6 +11,7 @@ import numpy as np
 from harness.analysis.line import Floats
 from harness.analysis.series import Analysis, jump, plateau
 from harness.analysis.shapes import Segment, is_flat
+from harness.wording import plural
 
 CEILING_TOLERANCE = 1.05  # faster than the ceiling by more than this is no measurement
 # The same of figures without a series, whose ceiling is a data sheet's: for their rounding.
@@ -74,7 +75,9 @@ def flags(
     """
     raised = [*(_first_token(found) if kv_read != "full" else []), *_shape(found, kv_read == "window")]
     if expected_tokens is not None and found.n_tokens != expected_tokens:
-        raised.append(Flag("early_stop", f"{found.n_tokens} tokens of {expected_tokens}", spoils=None))
+        raised.append(
+            Flag("early_stop", f"{plural(found.n_tokens, 'token')} of {expected_tokens}", spoils=None)
+        )
     if limit is not None:
         raised += _faster_than(found, limit)
     return raised

@@ -26,7 +26,9 @@ WAIT = "wait for another campaign on this device, else refuse"
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand and return its exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    arguments = _parser().parse_args(argv)
+    arguments, strange = _parser().parse_known_args(argv)
+    if strange:  # parse_args would show the usage of `harness` itself
+        arguments.parser.error(f"unrecognized arguments: {' '.join(strange)}")
     arguments.command_line = ["harness", *argv]
     # A service manager's stop is a user's stop: the record in hand is written, workers end.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -123,6 +125,16 @@ def _parser() -> argparse.ArgumentParser:
     validate = _command(commands, "validate", "check a config; print its cells")
     validate.add_argument("config", type=shipped.config, metavar="CONFIG", help=CONFIG)
     _settable(validate)
+
+    init = _command(commands, "init", "write a first config for this machine")
+    init.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        default=Path("harness.yaml"),
+        metavar="FILE",
+        help="(default: harness.yaml)",
+    )
 
     synth = _command(commands, "synth", "make random weights of a shape's exact size, and print their path")
     synth.add_argument("shape", metavar="SHAPE", help="e.g. qwen1.5-0.5b")
@@ -230,6 +242,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
+    parser.set_defaults(parser=parser)
     return parser
 
 

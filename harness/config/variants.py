@@ -12,6 +12,7 @@ from harness.config.experiment import Exclude, Scalar, Variant
 from harness.config.forms import VariantRow
 from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
 from harness.envs.header import Option, stacks
+from harness.theory.packed import FORMATS
 
 EXCLUDED_BY = ("model", "stack", "variant", "workload")  # globs; other keys are values of options
 MAX_CELLS = 10_000  # more is a slip in a matrix: at a minute each, a week
@@ -82,6 +83,25 @@ def weights_format(variant: Variant) -> str:
         return header.weights
     option = header.options[header.weights[1:-1]]
     return str(variant.options.get(option.name, option.default))
+
+
+def quant_of(variant: Variant) -> str | None:
+    """The quantization asked for, the stack's default included; null: as stored."""
+    quant = _option_of(variant, "quant")
+    return None if quant is None else str(quant)
+
+
+def bits_of(variant: Variant) -> int | None:
+    """The bits asked of GPTQ or AWQ weights, 4 by default; null for stacks of others."""
+    if weights_format(variant) not in FORMATS:
+        return None
+    bits = _option_of(variant, "bits")
+    return 4 if bits is None else int(bits)
+
+
+def _option_of(variant: Variant, name: str) -> Any:
+    option = stacks()[variant.stack].options.get(name)
+    return variant.options.get(name, option.default if option else None)
 
 
 def _variant_name(

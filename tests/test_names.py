@@ -38,7 +38,7 @@ GIB = 2**30
         ("mistral-nemo", "mistral-nemo-12b"),
         ("Mistral-Nemo-Instruct-2407", "mistral-nemo-12b"),
         ("Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
-        ("qwen1.5-110b", "qwen1.5-110b"),
+        ("qwen 110b", "qwen1.5-110b"),
     ],
 )
 def test_a_model_is_understood_as_the_hub_and_ollama_write_it(typed, name):
@@ -193,6 +193,26 @@ def test_memory_chooses_a_size_or_sets_another(typed, gib, found):
 def test_a_memory_that_no_size_has_needs_one_machine():
     with pytest.raises(NotUnderstood, match="name one of a100-40gb, a100-80gb-pcie and a100-80gb-sxm"):
         machine_names.machines("a100", memory=60)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["RTX", "4060", "Ti", "16GB", "a100"], ["RTX 4060 Ti 16GB", "a100"]),
+        (["m2", "pro", "m2"], ["m2 pro", "m2"]),
+        (["m2 pro", "16gb", "4090"], ["m2 pro 16gb", "4090"]),
+        (["rtx-4090", "llama-7b", "pi", "5"], ["rtx-4090", "llama-7b", "pi 5"]),
+        ([*MACHINES], [*MACHINES]),
+    ],
+)
+def test_words_that_the_shell_has_split_are_joined_and_names_are_not(words, found):
+    def is_machine(name: str) -> bool:
+        try:
+            return bool(machine_names.machines(name))
+        except NotUnderstood:
+            return False
+
+    assert machine_names.joined(words, is_machine) == found
 
 
 # --- numbers

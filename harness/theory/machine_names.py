@@ -115,10 +115,10 @@ def joined(words: Sequence[str], is_name: Callable[[str], bool]) -> list[str]:
     """Words that the shell has split, as names: `RTX 4060 Ti 16GB` is one, `m2 4090` two."""
     found, at = [], 0
     while at < len(words):
-        runs = [" ".join(words[at:end]) for end in range(min(len(words), at + 6), at + 1, -1)]
-        name = next((run for run in runs if is_name(run)), words[at])
-        found.append(name)
-        at += name.count(" ") + 1 if name in runs else 1
+        ends = range(min(len(words), at + 6), at + 1, -1)
+        end = next((end for end in ends if is_name(" ".join(words[at:end]))), at + 1)
+        found.append(" ".join(words[at:end]))
+        at = end
     return found
 
 

@@ -733,7 +733,6 @@ def test_the_shipped_schema_is_current() -> None:
         ("q4_0", "Q4_0"),
         ("q4_0", "[q4_0, 4]"),
         ("llamacpp", "llama.cpp"),
-        ("qwen1.5-0.5b", "qwen1.5-0.6b"),
         ("models:", "workloads: [{kind: decod}]\nmodels:"),
         ("models:", "exclude: [{}]\nmodels:"),
     ],

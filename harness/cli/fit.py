@@ -13,10 +13,11 @@ from harness.analysis.flags import Flag, Limit, flags, identical
 from harness.analysis.line import Floats
 from harness.analysis.series import Unusable
 from harness.cli import NOT_STARTED, OK
-from harness.cli.names import printable, unknown
-from harness.theory import demand, floors
-from harness.theory.families import SHAPES
-from harness.theory.machines import MACHINES
+from harness.cli.names import printable, shortened, unknown
+from harness.theory import demand, floors, machine_names, names
+from harness.theory.machines import Machine
+from harness.theory.names import NotUnderstood
+from harness.theory.shapes import Shape
 from harness.theory.units import UNITS, Units
 
 COLUMNS = ("variant", "n", "latency_ms")
@@ -51,10 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
 class Theory:
     """A model on a machine: what its ceiling allows at some bits per weight."""
 
-    def __init__(self, model: str, machine: str, units: Units) -> None:
-        card = MACHINES[machine]
-        self._shape, self._units = SHAPES[model], units
-        self._ceiling = floors.Ceiling(card.bandwidth_bytes_per_s * units.giga / 1e9, card.flops)
+    def __init__(self, shape: Shape, machine: Machine, units: Units) -> None:
+        self._shape, self._units = shape, units
+        self._ceiling = floors.Ceiling(machine.bandwidth_bytes_per_s * units.giga / 1e9, machine.flops)
 
     def limit(self, bpw: float | None) -> Limit:
         """B is 0 where the bits per weight are not known."""
@@ -144,10 +144,14 @@ def _theory(model: str | None, machine: str | None, units: Units) -> Theory | No
         return None
     if model is None or machine is None:
         raise Mistake("--model and --machine go together")
-    for kind, name, known in (("model", model, [*SHAPES]), ("machine", machine, [*MACHINES])):
-        if name.lower() not in known:
-            raise Mistake(unknown(kind, name, known, f"see harness theory --list-{kind}s"))
-    return Theory(model.lower(), machine.lower(), units)
+    try:
+        shape = names.model(model).shape
+    except NotUnderstood as why:
+        raise Mistake(why.sentence("model", shortened(model))) from why
+    try:
+        return Theory(shape, machine_names.one(machine, any_size=True), units)
+    except NotUnderstood as why:
+        raise Mistake(why.sentence("machine", shortened(machine))) from why
 
 
 def _bpw(given: list[str]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
-from harness.config.experiment import Exclude, Scalar, Variant
+from harness.config.experiment import Exclude, Scalar, Variant, tokens_of
 from harness.config.forms import VariantRow
 from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
 from harness.envs.header import Option, stacks
@@ -51,7 +51,7 @@ def expanded(given: Any, loc: Loc, names: list[str], mistakes: Mistakes) -> list
         if key not in header.options:
             mistakes.add((*loc, key), "unknown key" + suggestion(key, [*header.options, *keys]))
             continue
-        values[key] = value if isinstance(value, list) else [value]
+        values[key] = _values(value, header.options[key].type == "int")
         if not values[key]:
             mistakes.add((*loc, key), "an empty list gives no variants")
         for index, item in enumerate(values[key]):
@@ -73,6 +73,12 @@ def expanded(given: Any, loc: Loc, names: list[str], mistakes: Mistakes) -> list
             return []
         found.append(Variant(stack=row.stack, name=name, options=options, models=tuple(row.models)))
     return found
+
+
+def _values(given: Any, whole: bool) -> list[Any]:
+    """The values of an option; 32k is 32,768 where they are whole numbers."""
+    values = given if isinstance(given, list) else [given]
+    return [tokens_of(value) for value in values] if whole else values
 
 
 def weights_format(variant: Variant) -> str:
@@ -151,11 +157,11 @@ def exclusion(given: Any, loc: Loc, used: set[str], mistakes: Mistakes) -> Exclu
     before = len(mistakes.found)
     names = {key: given[key] for key in EXCLUDED_BY if key in given}
     options = {key: value for key, value in given.items() if key not in names}
-    known = {key for stack in used for key in stacks()[stack].options}
+    known = {key: option.type for stack in used for key, option in stacks()[stack].options.items()}
     for key, glob in names.items():
         if not isinstance(glob, str):
             mistakes.add((*loc, key), expected("text", glob))
-    wanted = {key: tuple(value) if isinstance(value, list) else (value,) for key, value in options.items()}
+    wanted = {key: tuple(_values(value, known.get(key) == "int")) for key, value in options.items()}
     for key, values in wanted.items():
         if key not in known:
             hint = suggestion(key, [*sorted(known), *EXCLUDED_BY])

@@ -234,11 +234,10 @@ _A100_RATES = {
 }
 _HOPPER = {"fp16": 989.5, "bf16": 989.5, "fp32": 67, "fp8": 1979, "int8": 1979}
 _RTX_4060_TI_RATES = {"fp16": (22.06, _4060_TI_PLAIN), "fp32": (22.06, _4060_TI_PLAIN)}
-_RTX_4060_TI = _card("GeForce RTX 4060 Ti 8 GB", _4060_TI, (8, 9), 8, 288, _RTX_4060_TI_RATES)
 
-# The plain rtx-4060-ti is the card with less memory, so that nothing is said to fit that may not. Of each of
-# Apple's chips: the largest memory sold and all GPU cores. The FP16 rates published for M1 and M2 are about
-# twice their FP32 rates; github.com/philipturner/metal-benchmarks found FP16 no faster than FP32 on M1.
+# Of each of Apple's chips: the largest memory sold (machine_names has the others) and all GPU cores. The FP16
+# rates published for M1 and M2 are about twice their FP32 rates; github.com/philipturner/metal-benchmarks
+# found FP16 no faster than FP32 on M1.
 MACHINES: dict[str, Machine] = {
     "rtx-3090": _card(
         "GeForce RTX 3090",
@@ -248,8 +247,7 @@ MACHINES: dict[str, Machine] = {
         936,
         {"fp16": 35.6, "fp32": 35.6, "fp16-tensor": 142, "fp16-tensor-fp32": 71, "int8": 284},
     ),
-    "rtx-4060-ti": _RTX_4060_TI,
-    "rtx-4060-ti-8gb": _RTX_4060_TI,
+    "rtx-4060-ti-8gb": _card("GeForce RTX 4060 Ti 8 GB", _4060_TI, (8, 9), 8, 288, _RTX_4060_TI_RATES),
     "rtx-4060-ti-16gb": _machine(
         "GeForce RTX 4060 Ti 16 GB",
         (16, _4060_TI_16),

@@ -128,7 +128,9 @@ def same_changes(found: Mapping[str, Analysis]) -> dict[str, Flag]:
     for name, at in changes.items():
         alike = sum(abs(other - at) <= SAME_N for other in changes.values())
         if alike > 1:
-            detail = f"a change at the same n ({at:,}) in {alike} series of this stack: a change of kernel"
+            detail = (
+                f"at n = {at:,}: a change at the same n in {alike} series of this stack: a change of kernel"
+            )
             raised[name] = Flag("kernel_change", detail, spoils=None)
     return raised
 

@@ -17,6 +17,7 @@ CEILING_TOLERANCE = 1.05  # faster than the ceiling by more than this is no meas
 # The same of figures without a series, whose ceiling is a data sheet's: for their rounding.
 DATA_SHEET_TOLERANCE = 1.02
 UNSYNCHRONISED = 0.9  # a prefill reads all weights too: it cannot take less than this of the steps after it
+SAME_N = 3  # tokens: to within which the place of a change is found
 SECOND_TOKEN = 5.0  # times the steps after it: where the time of an unsynchronised first token went
 
 
@@ -117,6 +118,28 @@ def identical(series: Mapping[str, Floats]) -> dict[str, Flag]:
     }
 
 
+def same_changes(found: Mapping[str, Analysis]) -> dict[str, Flag]:
+    """By name: series of one stack whose mode changes at the same n as another's.
+
+    A machine that heats up or is disturbed changes at another token in each series; a kernel that is chosen
+    by the length of the context changes at the same one.
+    """
+    changes = {}
+    for name, each in found.items():
+        shape, level = each.shape, each.median_ms
+        if shape and level and shape.name == "mode change" and plateau(shape, level) is None:
+            changes[name] = shape.segments[1].from_n
+    raised = {}
+    for name, at in changes.items():
+        alike = sum(abs(other - at) <= SAME_N for other in changes.values())
+        if alike > 1:
+            detail = (
+                f"at n = {at:,}: a change at the same n in {alike} series of this stack: a change of kernel"
+            )
+            raised[name] = Flag("kernel_change", detail, spoils=None)
+    return raised
+
+
 def _first_token(found: Analysis) -> list[Flag]:
     first, second, settled = found.first_token_ms, found.second_ms, found.settled_ms
     if first is None or second is None or settled is None or first >= UNSYNCHRONISED * settled:
@@ -139,8 +162,8 @@ def _shape(found: Analysis, slides: bool) -> list[Flag]:
         return [Flag("plateau_past_window", detail)]
     if levels := jump(found.shape):
         at = found.shape.segments[1].from_n
-        detail = f"latency jumps from {levels[0]:.2f} to {levels[1]:.2f} ms at n = {at}"
-        return [Flag("drift", f"{detail}: the machine changed, not the work", spoils=None)]
+        detail = f"latency jumps from {levels[0]:.2f} to {levels[1]:.2f} ms at n = {at:,}"
+        return [Flag("drift", f"{detail}: the machine or the kernel changed, not the work", spoils=None)]
     return []
 
 

@@ -159,7 +159,11 @@ def _parser() -> argparse.ArgumentParser:
 
     report = _command(commands, "report", "one page, or tables alone, from folders of records")
     report.add_argument(
-        "dir", nargs="+", type=shipped.results, metavar="DIR", help="a results folder, or published/NAME"
+        "dir",
+        nargs="+",
+        type=shipped.results,
+        metavar="DIR",
+        help="a results folder, published/NAME, or one log that `harness fit` reads",
     )
     report.add_argument("-o", "--output", type=Path, metavar="FILE", help="the page (default: in reports/)")
     report.add_argument(
@@ -214,8 +218,26 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", metavar="FILE", help="(default, and -: standard output; parquet needs a file)"
     )
 
-    fit = _command(commands, "fit", "line, interval, shape and faults of any per-token log")
-    fit.add_argument("series", type=Path, metavar="SERIES", help="a .csv or .csv.gz: variant, n, latency_ms")
+    fit = _command(commands, "fit", "line, interval, shape and faults of a log of any tool")
+    fit.add_argument(
+        "log",
+        type=Path,
+        metavar="LOG",
+        help="CSV or JSON, a row a token; or of vLLM, llama-server, GuideLLM, AIPerf; may be gzipped",
+    )
+    values = fit.add_mutually_exclusive_group()
+    values.add_argument("--latency-column", metavar="NAME", help="of a table (default: latency_ms)")
+    values.add_argument("--time-column", metavar="NAME", help="timestamps, of which gaps are formed")
+    fit.add_argument(
+        "--group-column", metavar="NAME", help="one series each value (default: variant, if any)"
+    )
+    fit.add_argument(
+        "--unit",
+        choices=["s", "ms", "us", "ns"],
+        help="of that column (default: by its name or its values, else asked)",
+    )
+    fit.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a page as well")
+    fit.add_argument("--png", type=Path, metavar="FILE", help="draw latency against position as well")
     fit.add_argument("--model", metavar="NAME", help="with --machine: what the hardware allows, beside it")
     fit.add_argument("--machine", metavar="NAME")
     fit.add_argument(

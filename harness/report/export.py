@@ -126,13 +126,30 @@ def png(folder: Path, study: Study) -> list[Path]:
             opts = {"format": "png", "width": WIDTH, "height": figure.height, "scale": SCALE}
             wanted.append({"fig": _whole(figure, title), "path": path, "opts": opts})
             opts["height"] = wanted[-1]["fig"]["layout"]["height"]
+    _make(folder)
+    if wanted:
+        _draw(wanted)
+    return [each["path"] for each in wanted]
+
+
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as refusal:
         raise ResultsError(f"{folder}: the figures cannot be written: {refusal.strerror}") from refusal
-    if wanted:
-        _draw(wanted)
-    return [each["path"] for each in wanted]
+
+
+def latency_png(path: Path, study: Study) -> None:
+    """Draw latency against position of a study of one model. Raises as png() does."""
+    for title, drawn in figures.sections(study).values():
+        for figure in drawn:
+            if figure.name == "latency":
+                fig = _whole(figure, title)
+                opts = {"format": "png", "width": WIDTH, "height": fig["layout"]["height"], "scale": SCALE}
+                _make(path.parent)
+                _draw([{"fig": fig, "path": path, "opts": opts}])
+                return
+    raise FiguresError("nothing to draw: no series has latencies of single tokens")
 
 
 def _draw(wanted: Sequence[dict[str, Any]]) -> None:

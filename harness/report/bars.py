@@ -111,8 +111,7 @@ def _bars(
     return Figure(
         name,
         title,
-        f"{title}, of each variant of {model}: bars with their 95% intervals (an open end has no"
-        " whisker), beside the limits.",
+        f"{title}, of each variant of {model}{_drawn([*low, *high], overlays)}.",
         data,
         layout(
             "",
@@ -143,6 +142,12 @@ def _bars(
         across=2,
         overlays=overlays,
     )
+
+
+def _drawn(ends: Sequence[float | None], overlays: Mapping[str, str]) -> str:
+    """What stands at the bars; many a published figure has neither interval nor limit."""
+    whiskers = ", with 95% intervals (an open end has no whisker)" if any(e is not None for e in ends) else ""
+    return whiskers + (f", beside: {', '.join(overlays)}" if overlays else "")
 
 
 def short(label: str) -> str:

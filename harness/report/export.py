@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.report import agreement, chapters, columns, figures
+from harness.report import agreement, chapters, columns, figures, summary
 from harness.report.chapters import Chapter
 from harness.report.columns import Column
 from harness.report.drawing import Figure, plain
@@ -50,14 +50,15 @@ FIELDS = (
         "B_theory_ms",
         "B_ratio",
     ),
-    *("B_measured_ratio", "shape", "slow_from_n", "last_n", "start_tokens_per_s", "end_tokens_per_s"),
+    *("B_measured_ratio", "shape", "slow_from_n", "last_n"),
+    *("tokens_per_s", "tokens_per_s_ci95", "start_tokens_per_s", "end_tokens_per_s"),
     *("file_bytes", "model_bytes", "weight_bytes_per_token", "kv_bytes_per_token", "loaded_bytes"),
     *("kv_read", "peak_rss_bytes", "peak_vram_bytes", "peak_allocator_bytes", "kv_buffer_bytes"),
     *("compute_buffer_bytes", "max_ctx"),
     *("bandwidth_share", "bandwidth_bytes_per_s", "fixed_ms", "dominated_by", "flags"),
     *("weights_check", "baseline_B_ms", "baseline_W_tokens_per_ms"),
 )
-INTERVALS = ("W_ci95", "B_ci95_ms")
+INTERVALS = ("W_ci95", "B_ci95_ms", "tokens_per_s_ci95")
 
 
 class FiguresError(Exception):
@@ -72,7 +73,7 @@ def markdown(
     tables: list[tuple[str, Sequence[Column], Sequence[Row]]] = []
     tables += [(title, columns.used(every, rows), rows) for title, every in columns.TABLES.items()]
     tables += [table for chapter in (told or {}).values() for table in chapters.lines(chapter)]
-    parts = []
+    parts = [f"> {_in_markdown(line)}" for line in summary.third_party(rows)]
     for title, chosen, of in tables:
         if not chosen:
             continue

@@ -81,7 +81,7 @@ def test_no_published_prefill_is_faster_than_what_its_kernels_multiply_with():
     ("name", "sixteen_bits", "quantized"),
     [
         ("rtx-4090", "fp16-tensor", "int8"),
-        ("rtx-4060-ti", None, None),  # its tensor cores' rate has no source here
+        ("rtx-4060-ti-8gb", None, None),  # its tensor cores' rate has no source here
         ("l4", "fp16", "int8"),
         ("apple-m2", "fp16", "fp16"),
         ("apple-m2-max", "fp32", "fp32"),

@@ -331,9 +331,9 @@ def test_an_own_machine_is_like_a_known_one(harness, tmp_path):
         (row,) = harness("theory", "half", "--machine", "mine", "--from", own, "--bpw", "4", "--json").json
         return row["memory_bytes"] / GIB, row["bytes_per_s"] / 1e9, row["rate"]
 
-    assert rows("{like: rtx 4090, memory_gib: 48}") == (48, 1008, "fp16")
+    assert rows("{like: rtx 4090, memory_gib: 48}") == (48, 1008, "int8")
     assert rows("{like: m2, memory_gib: 12, tflops: 3.6}") == (12, 100, "own")
-    assert rows("{like: pi 5 8gb, bandwidth_gb_per_s: 10}") == (8, 10, "fp32")
+    assert rows("{like: pi 5 8gb, bandwidth_gb_per_s: 10}") == (8, 10, "int8")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness.theory import gguf_types
+from harness.theory.families import SHAPES
 from harness.theory.footprint import Engine, LlamaCpp, Model, Torch, exllama_v2_scratch, longest
 from harness.theory.loaded import loaded_bytes
 from harness.theory.machines import MACHINES
@@ -65,3 +68,13 @@ def test_the_longest_contexts_of_the_published_study_are_predicted_within_5_perc
     assert len(errors) >= 70
     assert statistics.median(errors.values()) <= 0.05
     assert max(errors.values()) <= 0.15, max(errors.items(), key=lambda each: each[1])
+
+
+@pytest.mark.parametrize(("quant", "searched"), [("q8_0", 2304), ("q4_k_m", 4096), ("q4_0", 4096)])
+def test_the_longest_contexts_searched_on_a_cpu_are_predicted_within_a_granule_and_1_percent(quant, searched):
+    """What `harness max-ctx configs/quickstart.yaml --set memory_budget=1GiB` found and proved: README.md."""
+    shape, tensors = SHAPES["qwen1.5-0.5b"], gguf_types.quantized(SHAPES["qwen1.5-0.5b"], quant)
+    model = Model(shape, sum(tensor.bytes for tensor in tensors), 0, kv_bytes_per_token(shape))
+    found = longest(LlamaCpp(on_gpu=False), model, 2**30)
+    assert found is not None
+    assert abs(found - searched) <= 256 + 0.01 * searched

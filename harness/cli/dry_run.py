@@ -50,8 +50,7 @@ def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
         print("  ".join(parts + ([f"({line['note']})"] if line["note"] else [])))
     seconds = [line["seconds"] for line in lines if line["seconds"] is not None]
     takes = f", {duration_of(seconds, experiment)}" if seconds else ""
-    roughly = "roughly: a cache that is copied takes up to twice its own"
-    print(f"harness: {plural(len(lines), 'cell')}{takes}; {roughly}", file=sys.stderr)
+    print(f"harness: {plural(len(lines), 'cell')}{takes}", file=sys.stderr)
     counts = {what: sum(bool(line[what]) for line in lines) for what in NOT_OK_AS}
     if not any(counts.values()):
         return OK

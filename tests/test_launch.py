@@ -49,7 +49,7 @@ def test_a_worker_stands_still_at_a_moment_until_it_was_seen_to(tmp_path, fake_i
             time.sleep(0.05)
             seen_to_ns = time.perf_counter_ns()
             waited.append(getattr(event, "name", "loaded"))
-    assert waited == ["load", "loaded", "finish"]
+    assert waited == ["load", "loaded", "generate", "finish"]
     assert isinstance(event, Done)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from harness.envs.header import Header, Limit
 from harness.theory.packed import Packing, linears
 from harness.theory.shapes import Shape
+from harness.wording import plural
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def _reasons(limit: Limit, options: Mapping[str, Any], known: Known) -> Iterator
         yield "its weights are in several files"
     if limit.covers is not None and options[limit.covers] < known.tokens:
         held = f"{limit.covers} {options[limit.covers]}"
-        yield f"{held} does not cover the {known.tokens} tokens of prompt and decode"
+        yield f"{held} does not cover the {plural(known.tokens, 'token')} of prompt and decode"
 
 
 def _features(limit: Limit, shape: Shape) -> Iterator[str]:

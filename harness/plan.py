@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.config import Experiment, MaxCtx, Model, Variant, Weights, Workload
-from harness.config.variants import weights_format
+from harness.config.variants import bits_of, quant_of, weights_format
 from harness.envs.header import Header, stacks
 from harness.limits import Broken, Known, broken
-from harness.theory.packed import FORMATS, Packing, packed_bytes
+from harness.theory.packed import Packing, packed_bytes
 from harness.theory.shapes import Shape
 from harness.theory.tensors import of_shape
 
@@ -42,9 +42,7 @@ class Cell:
     @property
     def quant(self) -> str | None:
         """The quantization asked for, the stack's default included; null: as stored."""
-        option = self.header.options.get("quant")
-        asked = self.variant.options.get("quant", option.default if option else None)
-        return None if asked is None else str(asked)
+        return quant_of(self.variant)
 
     @property
     def weights_format(self) -> str:
@@ -54,11 +52,8 @@ class Cell:
     @property
     def packing(self) -> Packing | None:
         """What is asked of GPTQ or AWQ weights, in groups of the usual size; null for stacks of others."""
-        if self.weights_format not in FORMATS:
-            return None
-        option = self.header.options.get("bits")
-        bits = self.variant.options.get("bits", option.default if option else None)
-        return Packing(self.weights_format, 4 if bits is None else int(bits))
+        bits = bits_of(self.variant)
+        return Packing(self.weights_format, bits) if bits else None
 
     @property
     def source(self) -> Weights | None:

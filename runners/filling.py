@@ -32,15 +32,19 @@ def fill(
     most_s: float,
     say: Callable[[str], None],
     instruments: Instruments,
+    threads: int,
 ) -> dict[str, Any]:
     """Take `tokens` positions with the prompt's ids, again and again; raises what the stack raises.
 
     `held`: positions used, none where it was given up. `fill_s`: all of it, decodes included; `decode_s` and
-    `decode_wait_ns`: of these, and how long their threads were ready and had no CPU. `decode`:
-    [position of the last token, ms of the fastest step] by depth. `estimate_s`: of fill_s, from the first
+    `decode_wait_ns`: of these, and how long their threads, so many, were ready and had no CPU. `decode`:
+    [position of the last token, ms of the fastest step] by depth, less what its threads waited for a CPU in
+    the mean: a busy machine must not look like memory that spilled. `estimate_s`: of fill_s, from the first
     ENOUGH_CHUNKS chunks. A fill that would take longer than `most_s` is given up: `left_out` says so.
     """
-    waited_ns = instruments.cpu_wait_ns
+
+    def waited_ns() -> int:
+        return instruments.cpu_wait_ns() or 0
 
     def clock() -> float:
         return instruments.clock_ns() / 1e9
@@ -72,16 +76,18 @@ def fill(
             if now - said >= SAY_EVERY_S:
                 say(f"fill: {at} of {tokens} tokens, about {lasting(left_s)} left")
                 said = now
-        took, waiting_ns = [], waited_ns()
+        took = []
         while at < depth:
             token = next(ids)
-            start = clock()
+            start, waiting_ns = clock(), waited_ns()
             session.feed([token], 1)
-            took.append(clock() - start)
+            step_wait_ns = waited_ns() - waiting_ns
+            step_s = clock() - start
+            took.append(step_s - step_wait_ns / threads / 1e9)
+            decode_s += step_s
+            wait_ns += step_wait_ns
             at += 1
         decode.append([at, min(took) * 1e3])
-        decode_s += sum(took)
-        wait_ns += 0 if waiting_ns is None else (waited_ns() or 0) - waiting_ns
     busy = {"decode_s": decode_s, "decode_wait_ns": wait_ns}
     return _told(at, clock() - began, estimate_s, decode, None) | busy
 

@@ -127,7 +127,15 @@ def fit(request: Request, runner: Any, emit: Emit, instruments: Instruments) -> 
         say("fill")
         left_s = asked["most_s"] - (clock() - began) / 1e9
         with uncollected():
-            told = filling.fill(session, asked["tokens"], asked["prompt"], left_s, say, instruments)
+            told = filling.fill(
+                session,
+                asked["tokens"],
+                asked["prompt"],
+                left_s,
+                say,
+                instruments,
+                request.options["threads"],
+            )
     say("finish")
     taken = {"data_bytes": data_bytes(), "peak_rss_bytes": peak_rss_bytes()}
     emit(Done({**told, **taken, "facts_after": session.facts()}))

@@ -15,6 +15,8 @@ from harness import launch
 from harness.envs.build import Interpreter
 from harness.envs.header import stacks
 from harness.theory.families import SHAPES
+from harness.theory.footprint import LlamaCpp, Model
+from harness.theory.shapes import kv_bytes_per_token
 from runners.protocol import Done, Loaded, Phase, Request
 
 PROMPT = list(range(1, 26))
@@ -45,6 +47,26 @@ def account_of(
 ) -> dict[str, Any]:
     request = request_of(stack, "account", path, {"kind": "account", "n_ctx": contexts}, **options)
     return launch.facts_of(launch.run_job(request, interpreter, folder, 60))
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+def test_the_estimate_by_shape_is_near_what_llama_cpp_accounts_for(
+    tiny, llamacpp_interpreter, tmp_path, flash_attn
+):
+    """Of eight shapes to 32B it was seen within 1% where all is reserved, as on a GPU."""
+    said = account_of(
+        "llamacpp", llamacpp_interpreter, tmp_path, tiny, [8192, 32768], n_ubatch=512, flash_attn=flash_attn
+    )
+    shape = SHAPES["tiny-qwen2"]
+    model = Model(shape, sum(said["model"].values()), 0, kv_bytes_per_token(shape))
+    for at in said["at"]:
+        accounted = {part: sum(by_device.values()) for part, by_device in at["memory"].items()}
+        on_gpu = LlamaCpp(True, flash_attn).parts(model, at["n_ctx"])
+        assert on_gpu["kv"] == accounted["kv"]
+        assert on_gpu["compute"] == pytest.approx(accounted["compute"], rel=0.1)
+        touched = sum(at["touched"]["compute"].values()) + accounted["work"] + accounted["cells"]
+        on_cpu = LlamaCpp(False, flash_attn).parts(model, at["n_ctx"])
+        assert on_cpu["compute"] == pytest.approx(touched, rel=0.1)
 
 
 def expected(said: dict, at: dict, which: str, process: str, without: tuple[str, ...] = ()) -> int:

@@ -152,7 +152,7 @@ def test_weights_that_came_into_memory_while_timing_are_caught_and_rows_of_an_em
     ("pressure", "said"),
     [
         ({"workingset_refault_file": 10**5}, "410 MB of evicted file pages were read again"),
-        ({"pswpin": 9}, "9 pages were swapped in"),
+        ({"pswpin": 9}, "9 pages swapped in"),
         ({"memory_stall_us": 10**9}, "memory pressure stalled it for 1000.00 s of 0.00"),
         ({"cgroup_throttled_us": 10**6}, "the CPU quota throttled the cgroup around it for 1.00 s of 0.00"),
     ],

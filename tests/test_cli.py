@@ -14,6 +14,9 @@ import pytest
 from test_checkpoint import TINY, entries, write_config, write_gguf, write_safetensors
 
 import harness
+from harness import machine
+from harness.cli import init
+from harness.config import load
 from harness.envs.header import stacks
 from harness.theory import shapes
 
@@ -50,8 +53,8 @@ def test_every_shipped_config_is_valid(harness, name):
 @pytest.mark.parametrize("name", sorted(path.name for path in CONFIGS.glob("*.yaml")))
 def test_a_dry_run_prints_one_line_per_cell_and_touches_nothing(harness, name, tmp_path):
     ran = harness("run", CONFIGS / name, "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
-    cells = int(re.search(r"(\d+) cells", harness("validate", CONFIGS / name).out)[1])
-    assert ran.code == 0
+    cells = int(re.search(r"(\d+) cells?", harness("validate", CONFIGS / name).out)[1])
+    assert ran.code == ("will" in ran.err.splitlines()[-1])
     assert len(ran.out.splitlines()) == cells
     assert not (tmp_path / "results").exists()
     assert not (tmp_path / "empty").exists()
@@ -69,6 +72,69 @@ def test_a_dry_run_tells_where_weights_come_from_and_what_they_take(harness):
     for line in lines:
         assert 0.5e9 < line["memory_bytes"] < 3e9
         assert line["seconds"] > 0
+
+
+@pytest.mark.parametrize("name", ["quickstart", "quickstart.yaml"])
+def test_a_name_is_a_file_where_the_user_stands_else_a_shipped_config(harness, config, tmp_path, name):
+    (tmp_path / "quickstart").mkdir()  # no file, and so no config
+    shipped = harness("validate", name)
+    assert shipped.code == 0, shipped.err
+    assert shipped.out.startswith(str(CONFIGS / "quickstart.yaml"))
+    config({}, name="quickstart")
+    assert harness("validate", name).out.startswith("quickstart.yaml: ok")
+
+
+def test_a_name_of_no_config_is_met_with_the_closest_that_is_shipped(harness):
+    ran = harness("run", "quikstart")
+    assert (ran.code, ran.err) == (
+        2,
+        "quikstart: no such file, nor a shipped config; did you mean quickstart?\n",
+    )
+    assert harness("run", "elsewhere/quickstart").err == "elsewhere/quickstart: no such file\n"
+
+
+def test_a_published_study_is_a_folder_where_the_user_stands_else_the_shipped_one(harness, tmp_path):
+    memory = "memory", "published/rtx4090-qwen1.5"
+    assert harness(*memory, "--json").code == 0
+    (tmp_path / "published" / "rtx4090-qwen1.5").mkdir(parents=True)
+    assert "no records" in harness("report", "published/rtx4090-qwen1.5").err
+    assert "no such results folder" in harness("report", "published/../configs").err
+
+
+def test_init_writes_a_config_of_this_machine_once(harness, tmp_path):
+    ran = harness("init")
+    assert ran.code == 0, ran.err
+    cpu = machine.facts()["cpu"]
+    assert ran.out.startswith(f"found: {cpu}, ")
+    assert cpu in (written := (tmp_path / "harness.yaml").read_text())
+    assert harness("validate", "harness.yaml").code == 0
+    again = harness("init", "harness.yaml")
+    assert (again.code, "exists already" in again.err) == (2, True)
+    assert (tmp_path / "harness.yaml").read_text() == written
+    assert harness("init", "nowhere/c.yaml").err == (
+        "harness: nowhere/c.yaml: cannot be written: No such file or directory\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("capability", "memory", "shape", "dtype"),
+    [("8.9", 25.8e9, "qwen1.5-1.8b", "bf16"), ("7.5", 6e9, "qwen1.5-0.5b", "fp16")],
+)
+def test_the_config_of_a_machine_with_a_gpu_is_for_the_gpu(tmp_path, capability, memory, shape, dtype):
+    gpu = {"name": 'NVIDIA "X" 1', "memory_bytes": memory, "compute_capability": capability}
+    (tmp_path / "gpu.yaml").write_text(init.text(machine.facts() | {"gpus": [gpu]}, "gpu.yaml"))
+    made = load(tmp_path / "gpu.yaml")
+    assert (made.device, made.gpu, made.models[0].name) == ("cuda", gpu["name"], shape)
+    assert {variant.stack for variant in made.variants} == {"llamacpp", "hf", "bnb"}
+    assert {variant.options.get("dtype") for variant in made.variants} == {None, dtype}
+
+
+def test_what_a_made_config_has_in_comments_is_right_too(tmp_path):
+    rows = re.sub(r"(?m)^  # ", "  ", init.text(machine.facts() | {"gpus": []}, "all.yaml"))
+    (tmp_path / "all.yaml").write_text(rows)
+    made = load(tmp_path / "all.yaml")
+    assert len(made.models) == 3
+    assert {variant.stack for variant in made.variants} == {"llamacpp", "hf", "bnb"}
 
 
 BAD = {
@@ -150,6 +216,8 @@ def test_env_create_builds_once_and_says_where(harness):
             "no environment for device tpu; there are cpu, cuda",
         ),
         (("run",), "CONFIG"),
+        (("run", "x", "--fast"), "usage: harness run "),
+        (("theory", "qwen1.5-7b", "--fast"), "usage: harness theory "),
         (("fly",), "invalid choice"),
     ],
 )
@@ -201,8 +269,9 @@ def test_a_dry_run_counts_weights_as_each_stack_holds_them(harness, tmp_path):
     assert [line["weights"] for line in (fp32, nf4, static)] == ["synthetic, made already or above"] * 3
     assert q8_0["weights"] == "convert f16, quantize q8_0"
     kv = 2 * 24 * 1024 * 2  # bytes a token, in 16 bits
-    assert fp32["memory_bytes"] - bf16["memory_bytes"] == 2 * 619_570_176 + 125 * kv
-    assert static["memory_bytes"] - bf16["memory_bytes"] == (8000 - 125) * kv
+    growing = 125 * kv * 25 // 24  # one layer of a cache that grows is held twice
+    assert fp32["memory_bytes"] - bf16["memory_bytes"] == 2 * 619_570_176 + growing
+    assert static["memory_bytes"] - bf16["memory_bytes"] == 8000 * kv - growing
     matrices = 24 * (4 * 1024 * 1024 + 3 * 1024 * 2816)
     assert bf16["memory_bytes"] - nf4["memory_bytes"] == matrices * 2 - matrices // 2 - matrices // 64 * 4
 
@@ -230,7 +299,7 @@ def test_a_dry_run_looks_at_weights_that_are_given(harness, tmp_path):
         f"{tmp_path}/nowhere: no such file or directory",
     ]
     assert lines[0]["disk_bytes"] == 0
-    kv_bytes = 2 * TINY.layers * TINY.kv_heads * TINY.head_dim * 4 * 10_000
+    kv_bytes = 2 * (TINY.layers + 1) * TINY.kv_heads * TINY.head_dim * 4 * 10_000
     assert lines[0]["memory_bytes"] == 4 * shapes.parameters(TINY) + kv_bytes + (500 << 20)
     assert lines[1]["disk_bytes"] > 2 * shapes.parameters(TINY)
 
@@ -247,6 +316,46 @@ def test_of_what_is_interrupted_it_is_said_that_the_same_command_goes_on(
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "what was finished is kept, the same command goes on" in err
+
+
+def test_a_dry_run_of_cells_that_cannot_be_ends_with_1_and_says_so_last(harness, tmp_path):
+    rows = {"models": [{"weights": "nowhere.gguf"}], "variants": [{"stack": "llamacpp", "quant": "q4_0"}]}
+    (tmp_path / "c.yaml").write_text(json.dumps(rows))
+    for options in ([], ["--json"]):
+        ran = harness("run", "c.yaml", "--dry-run", *options)
+        assert (ran.code, ran.err.splitlines()[-1]) == (1, "harness: of 1 cell, 1 will fail (exit code 1)")
+
+
+def test_validate_names_weights_that_are_not_there(harness, tmp_path):
+    (tmp_path / "there.gguf").write_bytes(b"")
+    (tmp_path / "mine-q4_0.gguf").write_bytes(b"")
+    (tmp_path / "c.yaml").write_text("""\
+models:
+  - {name: one, weights: there.gguf}
+  - {name: two, weights: "mine-{quant}.gguf"}
+  - {name: three, weights: {hf: {repo: a/b}, gguf: nowhere.gguf}}
+  - {name: four, weights: {gptq: "four-{bits}"}}
+variants:
+  - {stack: llamacpp, quant: [q4_0, q8_0, q6_k], models: ["*o*"]}
+  - {stack: gptq, models: [four]}
+exclude:
+  - {model: two, quant: q6_k}
+""")
+    ran = harness("validate", "c.yaml")
+    missing = "no such file or directory"
+    assert (ran.code, ran.err.splitlines()) == (
+        2,
+        [
+            f"c.yaml:3: models.1.weights: {tmp_path}/mine-q8_0.gguf: {missing}",
+            f"c.yaml:4: models.2.weights.gguf: {tmp_path}/nowhere.gguf: {missing}",
+            f"c.yaml:5: models.3.weights.gptq: {tmp_path}/four-4: {missing}",
+        ],
+    )
+
+
+def test_one_cell_is_no_cells(harness, config):
+    assert "ok, 1 cell x 1 repeat\n" in harness("validate", config({})).out
+    assert "ok, 2 cells x 3 repeats\n" in harness("validate", config({}, {}, repeats=3)).out
 
 
 def test_synth_makes_a_checkpoint_or_ggufs_of_it(harness, llamacpp_interpreter):

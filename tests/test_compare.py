@@ -234,7 +234,7 @@ def test_a_record_that_cannot_be_read_counts_as_long_as_it_is_compared_with(harn
     assert harness("compare", folder, "--baseline", "last:14").code == 1
     ran = harness("compare", folder, "--baseline", "last:2")
     assert ran.code == 0
-    assert "1 records of earlier campaigns cannot be read" in ran.err
+    assert "1 record of earlier campaigns cannot be read" in ran.err
 
 
 def test_a_day_stands_for_the_campaigns_that_began_on_it(harness, runs):

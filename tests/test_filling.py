@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.envs.header import stacks
 from runners import filling
-from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens
+from runners.protocol import Died, Done, Failed, Instruments, Loaded, Phase, Request, Tokens
 
 PROMPT = [1, 2, 3]
 WARMUP = {"window_tokens": 4, "max_windows": 5, "tolerance": 0.5}
@@ -63,6 +63,30 @@ def test_decode_is_timed_on_the_way_and_tells_a_context_that_is_slow_at_its_end(
     assert all(decode[n] == pytest.approx(1.0, rel=0.2) for n in (512, 1024, 2048, 3072))
     assert decode[4096] == pytest.approx(10.0, rel=0.2)
     assert last.facts["fill_s"] < 2  # the rest in chunks; one by one it would be 4 s
+
+
+def test_what_threads_wait_for_a_cpu_is_no_part_of_a_decode_at_depth():
+    """Both threads of a step of 10 ms wait for 30 of the 40 ms that it takes at the end of the context."""
+    now_ns, wait_ns = 0, 0
+
+    class Crowded:
+        chunk = 512
+
+        def empty(self, tokens: int) -> None:
+            self.at = 0
+
+        def feed(self, ids: list[int], last: int) -> None:
+            nonlocal now_ns, wait_ns
+            self.at += len(ids)
+            waited = 30_000_000 if self.at > 4000 else 0
+            now_ns += 10_000_000 + waited
+            wait_ns += 2 * waited
+
+    instruments = Instruments(lambda: now_ns, lambda: wait_ns, lambda: (0, 0))
+    said = filling.fill(Crowded(), 4096, PROMPT, 60.0, lambda line: None, instruments, threads=2)
+    assert [ms for _, ms in said["decode"]] == pytest.approx([10.0] * 5)
+    assert said["decode_s"] == pytest.approx(0.01 * 40 + 0.03 * 8)
+    assert said["decode_wait_ns"] == 2 * 8 * 30_000_000
 
 
 @given(st.integers(1, 600) | st.integers(1, 1 << 20))

@@ -13,7 +13,9 @@ from harness import results
 from harness.envs.header import HeaderError, parse, stacks
 from harness.limits import Known, broken
 from harness.theory.families import SHAPES
+from harness.theory.footprint import Model, Torch, exllama_v2_scratch, total
 from harness.theory.packed import Packing, packed_bytes
+from harness.theory.shapes import Shape, kv_bytes_per_token
 from harness.theory.tensors import of_shape
 
 PUBLISHED = Path(__file__).parent.parent / "results" / "published"
@@ -183,7 +185,7 @@ def planned(harness, tmp_path: Path, models: list[dict], variants: list[dict], *
     path = tmp_path / "planned.yaml"
     path.write_text(json.dumps(given | {"models": models, "variants": variants}))
     ran = harness("run", path, "--dry-run", "--json", HARNESS_CACHE=str(tmp_path / "empty"))
-    assert ran.code == 0, ran.err
+    assert ran.code == any(line["note"] for line in ran.json), ran.err
     return {tuple(line["cell"].split(".decode.")[0].rsplit(".", 2)[::2]): line for line in ran.json}
 
 
@@ -202,6 +204,12 @@ def test_what_marlin_cannot_do_is_known_from_shape_size_and_bits(harness, tmp_pa
     assert {line["will_not_fit"] for line in lines.values()} == {False}
 
 
+def on_a_gpu(shape: Shape, stored: int) -> int:
+    """What the estimator says of 10,000 tokens by ExLlamaV2's kernels, of weights of so many bytes."""
+    engine = Torch(True, "dynamic", exllama_v2_scratch(shape))
+    return round(total(engine, Model(shape, stored, 0, kv_bytes_per_token(shape)), 10_000))
+
+
 def test_a_named_gpu_that_is_too_old_or_no_gpu_at_all_is_known_too(harness, tmp_path):
     models, variants = [{"shape": "qwen1.5-4b"}], [{"stack": "gptq", "kernel": ["marlin", "torch"]}]
     old = planned(harness, tmp_path, models, variants, gpu="T4")
@@ -212,7 +220,7 @@ def test_a_named_gpu_that_is_too_old_or_no_gpu_at_all_is_known_too(harness, tmp_
     assert none["qwen1.5-4b", "torch-4"]["will_fail"] == []
     several = planned(harness, tmp_path, [{"shape": "qwen1.5-7b"}], [{"stack": "hf"}], gpu="rtx 4060 ti")
     (line,) = several.values()  # of 8 GB and of 16
-    assert line["note"] == "will not fit: 8.6 GB on the rtx 4060 ti"
+    assert line["note"] == "will not fit: 8.6 GB on the rtx 4060 ti, 0.8 of them kept for others"
     unknown = planned(harness, tmp_path, models, variants, gpu="Graphics 9000")
     assert {line["will_not_fit"] for line in unknown.values()} == {None}
 
@@ -237,7 +245,10 @@ def test_a_fused_window_below_the_workload_is_refused_unless_it_is_asked_for(har
     per_token = 2 * 40 * 2560 * 2  # bytes of K and V in 16 bits
     window, whole = lines["m", "window"]["memory_bytes"], lines["m", "whole"]["memory_bytes"]
     assert whole - window == (10_000 - 2048) * per_token
-    assert lines["m", "plain"]["memory_bytes"] == whole
+    growing = (
+        lines["m", "plain"]["memory_bytes"] - whole
+    )  # in CUDA's blocks of 2 MiB, and a layer of it twice
+    assert 10_000 * per_token / 40 < growing < 10_000 * per_token / 40 + 80 * (2 << 20)
 
 
 def test_packed_weights_are_planned_to_the_byte_and_made_once_for_each_packing(harness, tmp_path):
@@ -255,8 +266,7 @@ def test_packed_weights_are_planned_to_the_byte_and_made_once_for_each_packing(h
     }
     stored = sum(packed_bytes(of_shape(SHAPES["qwen1.5-0.5b"]), GPTQ).values())
     assert lines["m", "exllamav2-4"]["disk_bytes"] == 2 * 619_570_176 + stored
-    cache = 10_000 * 2 * 24 * 1024 * 2
-    assert lines["m", "exllamav2-4"]["memory_bytes"] == stored + cache + (700 << 20)
+    assert lines["m", "exllamav2-4"]["memory_bytes"] == on_a_gpu(SHAPES["qwen1.5-0.5b"], stored)
 
 
 def test_nothing_is_said_not_to_fit_that_the_study_ran_and_llamacpp_fits_where_it_did(harness, tmp_path):
@@ -291,18 +301,19 @@ def test_a_part_of_the_layers_on_the_gpu_is_not_said_not_to_fit(harness, tmp_pat
     variants = [{"stack": "llamacpp", "quant": "q8_0", "gpu_layers": [-1, 20]}]
     whole, part = planned(harness, tmp_path, [{"shape": "qwen1.5-32b"}], variants).values()
     assert (whole["will_not_fit"], part["will_not_fit"]) == (True, None)
-    assert whole["note"] == "will not fit: 25.8 GB on the RTX 4090"
+    assert whole["note"] == "will not fit: 25.8 GB on the RTX 4090, 0.8 of them kept for others"
 
 
 def test_a_gpu_that_is_not_here_is_said_once_beside_one_line_a_cell(harness, tmp_path):
     rows = {"models": [{"shape": "qwen1.5-32b"}], "variants": [{"stack": "bnb", "quant": ["int8", "nf4"]}]}
     (tmp_path / "c.yaml").write_text(json.dumps({"device": "cuda", "gpu": "RTX 4090"} | rows))
     ran = harness("run", "c.yaml", "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
-    said, counted = ran.err.splitlines()
-    assert counted.startswith("harness: 2 cells, 1 will not fit; ")
+    said, counted, last = ran.err.splitlines()
+    assert counted.startswith("harness: 2 cells; ")
+    assert (ran.code, last) == (1, "harness: of 2 cells, 1 will not fit (exit code 1)")
     assert said.endswith("; planned for the RTX 4090, which has 25.8 GB")
     int8, nf4 = ran.out.splitlines()
-    assert int8.endswith("(will not fit: 25.8 GB on the RTX 4090)")
+    assert int8.endswith("(will not fit: 25.8 GB on the RTX 4090, 0.8 of them kept for others)")
     assert nf4.endswith("time ?")
     assert not (tmp_path / "empty").exists()
 
@@ -335,7 +346,7 @@ def test_a_refused_cell_is_not_started_and_says_why_and_the_rest_runs(harness, c
     table = harness("list")
     assert "refused 0/1" in table.out
     again = harness("run", tmp_path / "fake.yaml")
-    assert "3 repeats are measured already" in again.err
+    assert "3 repeats measured already" in again.err
 
 
 def test_a_refused_cell_needs_no_environment(harness, config, tmp_path):
@@ -392,5 +403,4 @@ def test_weights_that_are_here_are_judged_by_what_they_are_and_not_by_what_is_us
     assert lines["one", "exllamav2-4"]["will_fail"] == []
     assert lines["one", "exllamav2-4"]["weights"] == str(one)
     stored = sum(packed_bytes(of_shape(SMALL), replace(GPTQ, group_size=32)).values())
-    cache = 10_000 * 2 * 32 * 2
-    assert lines["one", "exllamav2-4"]["memory_bytes"] == stored + cache + (700 << 20)
+    assert lines["one", "exllamav2-4"]["memory_bytes"] == on_a_gpu(SMALL, stored)

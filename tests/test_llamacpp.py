@@ -165,7 +165,8 @@ def test_llama_cpp_s_own_clock_agrees_with_ours(worker, made, llamacpp_interpret
     stamps = [t for e in events if isinstance(e, Tokens) for t in e.t_ns]
     ours_ms = (stamps[-1] - stamps[0]) / 1e6
     theirs_ms = done.facts["counters"]["stack_decode_ms"]
-    assert 0 < theirs_ms <= ours_ms <= theirs_ms * 1.02 + 0.1 * 199
+    waited_ms = done.facts["cpu_wait_ns"] / 1e6  # between their clock and ours, on a busy machine
+    assert 0 < theirs_ms <= ours_ms <= theirs_ms * 1.02 + 0.1 * 199 + waited_ms
     assert loaded.facts["parameters"] == 1_575_680
 
 

@@ -164,12 +164,13 @@ def test_what_is_more_than_the_memory_holds_is_said_to_be_not_held_and_is_not_th
     assert {row["variant"] for row in beyond} == {"gemm-fused", "exllama-fused", "exllamav2-fused"}
     column = next(column for column in longest.COLUMNS if column.key == "published_share")
     assert {column.text(row, column.key) for row in beyond} == {"429.5%, not held"}
+    column = next(column for column in longest.COLUMNS if column.key == "published_n_ctx")
+    assert {column.text(row, column.key) for row in beyond} == {"100,000+, not held"}
     (said,) = longest.remarks("qwen1.5-14b", rows)
     assert said.startswith("more than the memory holds")
     assert all(variant in said for variant in ("gemm-fused", "exllama-fused", "exllamav2-fused"))
     told = dict(summary.per_model(study))
-    assert "llamacpp q2_k" in told["qwen1.5-14b"]
-    assert "has the longest context (20,479 tokens)" in told["qwen1.5-14b"]
+    assert "longest context: llamacpp q2_k (20,479 tokens);" in told["qwen1.5-14b"]
 
 
 def test_a_search_stands_beside_what_was_published_of_its_variant_and_says_whose_memory_it_is(published):
@@ -218,7 +219,7 @@ def test_on_a_gpu_theory_leaves_the_embedding_out_and_without_sizes_there_is_non
 
 
 def test_a_run_that_grew_is_a_row_and_one_that_decoded_is_none():
-    target = grown(name="b", variant="b", max_ctx=100_000, max_ctx_is_target=True, kv_share_of_free=0.49)
+    target = grown(name="b", variant="b", max_ctx=20_000, max_ctx_is_target=True, kv_share_of_free=0.49)
     decoded = grown(name="c", variant="c", workload="decode")
     chapter = longest.chapter(Study("t", [grown(), target, decoded]))
     ended, reached = chapter.rows["qwen1.5-1.8b"]
@@ -226,7 +227,7 @@ def test_a_run_that_grew_is_a_row_and_one_that_decoded_is_none():
     assert ended["theory_n_ctx"] == (8 * GIB - 3_000_000_000) // 196_608
     here = longest.COLUMNS[0]
     assert here.text(ended, "n_ctx") == "7,000"
-    assert here.text(reached, "n_ctx") == "100,000+"
+    assert here.text(reached, "n_ctx") == "20,000+"
     assert longest.chapter(Study("t", [decoded])) is None
 
 
@@ -248,7 +249,7 @@ def test_a_search_without_an_answer_tells_what_became_of_it_and_no_length():
     ]
     assert summary.counts(study) == "2 searches for the longest context: 1 oom, 1 ok."
     assert summary.failures(study) == [("oom: not even 256 tokens fit: killed", [failed["name"]])]
-    assert summary.per_model(study) == [("qwen1.5-0.5b", "q8 has the longest context (4,096 tokens).")]
+    assert summary.per_model(study) == [("qwen1.5-0.5b", "q8: 4,096 tokens of context.")]
 
 
 def test_the_figure_has_a_dot_a_figure_and_opens_what_is_not_proved(published):

@@ -290,5 +290,5 @@ def test_a_campaign_takes_no_published_record_for_its_own(harness, config, tmp_p
     (found.parent.parent / "published" / "record.json").write_text(json.dumps(reported | same))
     ran = harness("run", path, "--out", "results", "--json")
     assert ran.code == 0
-    assert "1 repeats are measured already" in ran.err
+    assert "1 repeat measured already" in ran.err
     assert [row["started_utc"] for row in ran.json] == [measured["started_utc"]]

@@ -42,6 +42,7 @@ def test_every_subcommand_and_config_is_in_the_readme():
         "run",
         "list",
         "validate",
+        "init",
         "synth",
         "env",
         "doctor",

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from harness.report import bars, columns, comparisons, curves, document, drawing, export, figures, summary
-from harness.report.study import Curve, MemoryCurve, Study, labels
+from harness.report.study import Curve, MemoryCurve, Study, failure, labels
 from harness.results import ResultsError
 
 SYNTHETIC = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "report.py"))["study"]
@@ -74,19 +74,19 @@ def test_a_reported_row_says_so_and_a_measured_one_how_many_repeats_were_ok():
     assert columns.state(row()) == "ok 3/3"
 
 
-def test_the_summary_names_the_fastest_leanest_longest_and_what_failed():
+def test_the_summary_names_the_fastest_smallest_longest_and_what_failed():
     cells = [
-        row("m s q8", start_tokens_per_s=50.0, B_ms=20.0, peak_rss_bytes=2e9, max_ctx=100, perplexity=8.0),
-        row("m s q4", start_tokens_per_s=90.0, B_ms=11.0, peak_rss_bytes=1e9, max_ctx=200, perplexity=9.0),
-        row("m s q9", start_tokens_per_s=999.0, status="invalid", reasons=["faster than memory allows"]),
+        row("m s q8", tokens_per_s=50.0, B_ms=20.0, peak_rss_bytes=2e9, max_ctx=100, perplexity=8.0),
+        row("m s q4", tokens_per_s=90.0, B_ms=11.0, peak_rss_bytes=1e9, max_ctx=200, perplexity=9.0),
+        row("m s q9", tokens_per_s=999.0, status="invalid", reasons=["faster than memory allows"]),
     ]
     study = Study("t", cells)
     assert summary.counts(study) == "3 cells: 2 ok, 1 invalid."
     assert summary.per_model(study) == [
         (
             "m",
-            "s q4 is the fastest (90.0 tokens/s, 11.00 ms each), is the leanest (1,000 MB of memory at its"
-            " peak) and has the longest context (200 tokens); s q8 has the lowest perplexity (8.00).",
+            "fastest: s q4 (90.0 tok/s); least peak RSS: s q4 (1,000 MB, perplexity 9.00); longest context: s"
+            " q4 (200 tokens); lowest perplexity: s q8 (8.00).",
         )
     ]
     assert summary.failures(study) == [("invalid: faster than memory allows", ["m s q9"])]
@@ -179,7 +179,7 @@ def test_figures_need_no_more_than_a_row_has():
     assert figures.sections(bare) == {"m0": ("None", [])}
     assert "Nothing to draw" in document.page(bare)
     assert "No cells." in document.page(Study("t", []))
-    assert columns.failure(bare.cells[1]) == "error"
+    assert failure(bare.cells[1]) == "error"
     short = Study("t", [row()], series={row()["name"]: Curve(np.array([26.0]), np.array([1.0]))})
     memory = {row()["name"]: MemoryCurve(np.array([0.0, 1.0]), None, np.array([np.nan, 2e9]))}
     assert [f.name for f in figures.sections(replace(short, memory=memory))["m0"][1]] == ["memory"]

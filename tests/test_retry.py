@@ -257,7 +257,7 @@ def test_a_disturbed_repeat_is_measured_again_at_the_end_of_its_round(harness, c
 
     again = harness("run", path)
     assert again.code == 0
-    assert "4 repeats are measured already" in again.err
+    assert "4 repeats measured already" in again.err
     assert again.out.splitlines()[:3] == ran.out.splitlines()[:3]
     assert len(records(tmp_path / "results")) == 5
     exported = harness("export", "results", "--to", "csv")
@@ -276,7 +276,7 @@ def test_a_machine_that_stays_busy_is_one_sentence_and_exit_1(harness, config, d
     assert "  invalid 0/1 (3 disturbed)  " in ran.out
     assert ran.err.count("invalid: disturbed, measured again later") == 2
     assert ran.err.count("invalid: disturbed again") == 1
-    (sentence,) = re.findall(r"^harness: 1 of 1 repeats stayed disturbed: .*$", ran.err, re.MULTILINE)
+    (sentence,) = re.findall(r"^harness: 1 of 1 repeat stayed disturbed: .*$", ran.err, re.MULTILINE)
     assert sentence.endswith("lower `threads`, then run again with --retry-failed")
     assert "waited for a CPU" not in ran.out + ran.err
     found = records(tmp_path / "results")
@@ -311,4 +311,4 @@ def test_without_retries_nothing_is_measured_again_and_the_reason_is_in_the_line
     assert (row["status"], row["disturbed"], row["attempt"]) == ("invalid", "cpu", 1)
     assert "invalid: its threads waited for a CPU 30% of the time" in ran.err
     assert "waiting for a quiet moment" not in ran.err
-    assert ran.err.count("1 of 1 repeats stayed disturbed: other processes took the CPUs") == 1
+    assert ran.err.count("1 of 1 repeat stayed disturbed: other processes took the CPUs") == 1

@@ -1,15 +1,12 @@
-"""Series of known truth: line, interval, shape, spikes, flags; and `harness fit` on files good and bad."""
+"""Series of known truth: line, interval, shape, spikes, flags."""
 
 from __future__ import annotations
-
-import gzip
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from harness.analysis import budget
-from harness.analysis.flags import Limit, flags, identical
+from harness.analysis.flags import Limit, flags, identical, same_changes
 from harness.analysis.line import interval
 from harness.analysis.series import Unusable, analyse, row
 
@@ -172,6 +169,20 @@ def test_a_machine_that_changes_speed_is_drift_and_no_W():
     assert codes(n, flat) == []
 
 
+def test_a_change_at_the_same_n_in_several_series_is_a_change_of_kernel():
+    n = positions(9975)
+    series = {}
+    for seed, at in enumerate((2049, 2049, 5000)):
+        late = n > at
+        ms = np.where(late, 10.7 + n * 1e-3, 12 + n * 1.6e-3) + noise(9975, np.random.default_rng(seed), 0.02)
+        series[f"{seed}"] = analyse(n, np.concatenate([[60], ms[1:]]))
+    rolled = 5.7 + np.minimum(n, 2048) * 1.4e-3 + noise(9975, np.random.default_rng(4), 0.02)
+    series["rolled over"] = analyse(n, np.concatenate([[60], rolled[1:]]))
+    found = same_changes(series)
+    assert set(found) == {"0", "1"}
+    assert found["0"].detail.endswith("in 2 series of this stack: a change of kernel")
+
+
 def test_positions_with_gaps_are_a_series_like_any_other():
     n, ms = drawn()
     kept = (n < 3000) | (n > 6000)
@@ -248,90 +259,3 @@ def test_attention_has_its_own_bandwidth_across_models():
     assert (found.of, found.group) == ("W", ("s", "x", "cuda"))
     assert found.bytes_per_s == pytest.approx(1e12)  # 1e5 bytes in 0.1 us
     assert found.fixed_ms == pytest.approx(0.2e-3)
-
-
-# --- harness fit
-
-
-def write(path: Path, variants: dict[str, tuple[np.ndarray, np.ndarray]]) -> Path:
-    lines = ["variant,n,latency_ms"]
-    lines += [
-        f'"{name}",{k:.0f},{v:.6f}' for name, (n, ms) in variants.items() for k, v in zip(n, ms, strict=True)
-    ]
-    text = "\n".join(lines) + "\n"
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    return path
-
-
-def test_fit_gives_each_variant_of_a_file_with_theory_beside_it(harness, tmp_path):
-    log = write(tmp_path / "log.csv.gz", {"q4_0, mine": drawn(staircase=True), "other": drawn(4000, seed=1)})
-    asked = ("--model", "qwen1.5-14b", "--machine", "rtx-4090", "--bpw", "q4_0, mine=4.5", "--json")
-    mine, other = harness("fit", log, *asked).json
-    assert mine["variant"] == "q4_0, mine"
-    assert mine["B_ci95_ms"][0] < mine["B_ms"] < mine["B_ci95_ms"][1]
-    assert mine["W_ci95"][0] < mine["W_tokens_per_ms"] < mine["W_ci95"][1]
-    assert mine["first_token_ms"] == 60
-    assert mine["flags"] == []
-    active = 13_388_723_200  # without the embedding
-    assert mine["B_theory_ms"] == pytest.approx(active * 4.5 / 8 / 1008e9 * 1e3)
-    assert mine["B_ratio"] == pytest.approx(mine["B_theory_ms"] / mine["B_ms"])
-    assert mine["W_theory"] == pytest.approx(1008e9 / 819_200 / 1e3)
-    assert mine["B_as_w16_ms"] == pytest.approx(mine["B_ms"] * 16 / 4.5)
-    assert (other["B_theory_ms"], other["B_as_w16_ms"]) == (None, None)  # its bits per weight are not known
-    assert [flag["code"] for flag in other["flags"]] == ["early_stop"]
-    text = harness("fit", log).out
-    assert "staircase" in text
-    assert "early_stop: 4000 tokens of 9975" in text
-
-
-def test_a_variant_that_is_no_series_is_told_and_the_rest_is_analysed(harness, tmp_path):
-    n, ms = drawn(600)
-    dead = np.concatenate([ms[:500], np.zeros(100)])
-    log = write(
-        tmp_path / "log.csv", {"good": (n, ms), "dead": (n, dead), "odd": (n, -ms), "none": (n, ms * 0)}
-    )
-    with log.open("a") as file:
-        file.write("words,1,fast\n")
-    ran = harness("fit", log, "--json")
-    assert ran.code == 0
-    good, died, odd, none, words = ran.json
-    assert good["unusable"] is None
-    assert died["n_tokens"] == 500
-    assert {"died", "early_stop"} <= {flag["code"] for flag in died["flags"]}
-    assert "is -60 ms" in odd["unusable"]
-    assert "is 0 ms" in none["unusable"]
-    assert "not a number" in words["unusable"]
-    assert "odd: unusable, because the latency at n = 26 is -60 ms" in harness("fit", log).out
-
-
-@pytest.mark.parametrize(
-    ("content", "arguments", "said"),
-    [
-        ("variant,n,ms\na,1,2\n", [], "lacks the column latency_ms; it has variant, n, ms"),
-        ("", [], "is no CSV file"),
-        ("variant,n,latency_ms\n", [], "has no rows"),
-        ("variant,n,latency_ms\na,1,2\n", ["--model", "qwen1.5-7b"], "--model and --machine go together"),
-        ("variant,n,latency_ms\na,1,2\n", ["--bpw", "b=4"], "unknown variant b; there are a"),
-        ("variant,n,latency_ms\na,1,2\n", ["--bpw", "4"], "expected VARIANT=BITS"),
-        (
-            "variant,n,latency_ms\na,1,2\n",
-            ["--model", "qwen1.5-7", "--machine", "rtx-4090"],
-            "did you mean qwen1.5-7b",
-        ),
-    ],
-)
-def test_a_wrong_file_or_command_is_one_sentence(harness, tmp_path, content, arguments, said):
-    log = tmp_path / "log.csv"
-    log.write_text(content)
-    ran = harness("fit", log, *arguments)
-    assert ran.code == 2
-    assert said in ran.err
-    assert harness("fit", tmp_path / "none.csv").err.endswith("no such file\n")
-
-
-def test_extra_columns_are_told_and_not_used(harness, tmp_path):
-    log = tmp_path / "log.csv"
-    log.write_text("variant,when,n,latency_ms\na,x,1,2\na,y,2,3\na,z,3,3\n")
-    ran = harness("fit", log, "--json")
-    assert ran.json[0]["n_tokens"] == 3
-    assert "columns not used: when" in ran.err

@@ -44,9 +44,11 @@ STORED = (
 )
 
 
-def box(memory_bytes: float = 1e9) -> Machine:
+def box(memory_bytes: float = 1e12) -> Machine:
     rates = {name: Figure(value, "made up") for name, value in RATES.items()}
-    return Machine("box", Figure(memory_bytes, "made up"), Figure(BANDWIDTH, "made up"), rates, "fast")
+    return Machine(
+        "box", Figure(memory_bytes, "made up"), Figure(BANDWIDTH, "made up"), rates, "fast", (8, 9)
+    )
 
 
 def row(form: Form, shape: Shape = MODEL, machine: Machine | None = None, **asked: Any) -> dict[str, Any]:
@@ -227,12 +229,43 @@ def test_a_step_is_as_fast_as_the_slower_of_reading_and_computing(rate, bound):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_longest_context_is_told_beside_the_embedding_and_without_it(tied):
+def test_ideally_all_of_the_memory_is_weights_without_the_embedding_and_cache(tied):
     memory, token = 1_000_000, 2 * KV_ELEMENTS
-    said = row(Form("", 8), replace(MODEL, tied=tied), box(memory))
-    beside = {"max_ctx": ACTIVE, "max_ctx_with_embedding": ACTIVE if tied else ACTIVE + LM_HEAD}
-    for column, resident in beside.items():
-        assert resident + said[column] * token <= memory < resident + (said[column] + 1) * token
+    ideal = row(Form("", 8), replace(MODEL, tied=tied), box(memory))["fits"]["ideal"]
+    longest = ideal["longest_uncapped"]
+    assert ACTIVE + longest * token <= memory < ACTIVE + (longest + 1) * token
+    assert ideal["longest"] == min(longest, MODEL.context)
+
+
+def test_a_stack_takes_more_than_the_ideal_and_has_less_of_the_memory():
+    said = row(Form("w16", 16), SHAPES["qwen1.5-7b"], MACHINES["rtx-4090"])
+    fits = said["fits"]
+    assert fits["llama.cpp"]["need_bytes"] > fits["ideal"]["need_bytes"]
+    assert fits["transformers"]["need_bytes"] > fits["ideal"]["need_bytes"]
+    for stack in ("llama.cpp", "transformers"):
+        left = fits[stack]["need_bytes"] + fits[stack]["spare_bytes"]
+        assert left == pytest.approx(said["memory_bytes"] - said["reserve_bytes"])
+
+
+def test_weights_have_the_stacks_that_load_them():
+    card = MACHINES["rtx-4090"]
+    quantized = tuple(gguf_types.quantized(MODEL, "q8_0"))
+    packed = tuple(replace(t, name=t.name.replace("blk", "layers"), type="i32") for t in quantized)
+    loads = {
+        "w8": {"llama.cpp", "transformers"},
+        "5 bits": {"llama.cpp"},
+        "q8_0": {"llama.cpp"},
+        "gptq-int4": {"transformers"},
+    }
+    forms = [
+        Form("w8", 8),
+        Form("5 bits", 5),
+        Form("q8_0", tensors=quantized),
+        Form("gptq-int4", tensors=packed),
+    ]
+    for form in forms:
+        fits = row(form, machine=card)["fits"]
+        assert {stack for stack, fit in fits.items() if fit} - {"ideal"} == loads[form.label]
 
 
 def test_a_tied_embedding_is_streamed_as_the_lm_head_and_a_copy_of_it_is_not():

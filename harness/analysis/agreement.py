@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from harness.analysis.identity import identity
 from harness.analysis.traffic import nominal_bits
 from harness.analysis.verdicts import FINE, other_kernels, other_options
+from harness.wording import plural
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -176,7 +177,7 @@ def verdict(record: Record) -> tuple[str, str | None]:
         return "unchecked", f"not what was asked for: {strayed[0]}"
     for depth in check["depths"]:
         if depth["not_finite"]:
-            many = f"{depth['not_finite']} of {depth['positions']} positions up to n = {depth['n']}"
+            many = f"{depth['not_finite']} of {plural(depth['positions'], 'position')} up to n = {depth['n']}"
             return "wrong", f"not-a-number logits at {many}"
         if depth["reference_not_finite"]:
             return "unchecked", f"the reference's own logits are no numbers up to n = {depth['n']}"

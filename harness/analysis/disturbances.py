@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from harness.analysis import throttling, traffic
 from harness.analysis.flags import Flag
+from harness.wording import plural
 
 CONTENTION_TOLERANCE = 0.05  # of threads x time; 0.1% is usual on a quiet machine
 CONTENTION_FLOOR_NS = 50_000_000  # a wait or two, which any machine has, is a large share of a very short run
@@ -70,7 +71,7 @@ def remarks(record: Record) -> list[Flag]:
     _, machine = _pressures(record)
     said = _memory_was_short(record, machine)
     if machine.get("pswpin"):
-        said.append(f"{machine['pswpin']} pages were swapped in")
+        said.append(f"{plural(machine['pswpin'], 'page')} swapped in")
     if not _quota(record) and (stalled := _stalled(record, machine, "cgroup_throttled_us")):
         said.append(f"the CPU quota throttled the cgroup around it for {stalled}")
     if not said:
@@ -85,7 +86,7 @@ def _paging(record: Record) -> list[Reason]:
     kind: Kind | None = None if record.get("memory_budget") else "memory"
     found = []
     if faults := record["done"]["major_faults"]:
-        found.append(f"{faults} major page fault{'s' if faults > 1 else ''} while timing")
+        found.append(f"{plural(faults, 'major page fault')} while timing")
     own, _ = _pressures(record)
     found += [f"its own cgroup, while timing: {text}" for text in _memory_was_short(record, own)]
     if came := _weights_that_came(record):
@@ -170,7 +171,9 @@ def _contention(record: Record) -> list[Reason]:
         return []
     cpus = record["machine"].get("usable_cpus")
     many = cpus is not None and record["threads"] > cpus
-    why = f"{record['threads']} of them share {cpus} CPUs" if many else "other processes were running"
+    why = (
+        f"{record['threads']} of them share {plural(cpus, 'CPU')}" if many else "other processes were running"
+    )
     text = f"its threads waited for a CPU {share:.0%} of the time: {why}"
     return [Reason(text, None if many else "cpu")]
 
@@ -190,7 +193,8 @@ def summary(cells: Iterable[Row], busiest: BusyProcess | None = None) -> str | N
         advice = "close it, or lower `threads`"
     else:
         why, advice = _CAUSES[kind]
-    return f"{stayed} of {of} repeats stayed disturbed: {why}; {advice}, then run again with --retry-failed"
+    which = f"{stayed} of {plural(of, 'repeat')} stayed disturbed"
+    return f"{which}: {why}; {advice}, then run again with --retry-failed"
 
 
 _CAUSES: dict[Kind, tuple[str, str]] = {

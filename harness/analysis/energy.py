@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from harness.analysis.sensed import Columns, Timed
+from harness.wording import plural
 
 Record = dict[str, Any]
 
@@ -102,13 +103,13 @@ def _no_figure(energy: Record, domains: Sequence[Record], interval_s: float) -> 
         return f"energy was not read for {energy['longest_gap_s']:.1f} s: a counter may have begun anew"
     for each in domains:
         if each["failed_reads"]:
-            return f"the energy of {each['name']} could not be read at {_samples(each['failed_reads'])}"
+            return (
+                f"the energy of {each['name']} could not be read at {plural(each['failed_reads'], 'sample')}"
+            )
         if each["set_back"]:
-            return f"the energy counter of {each['name']} was set back at {_samples(each['set_back'])}"
+            return (
+                f"the energy counter of {each['name']} was set back at {plural(each['set_back'], 'sample')}"
+            )
         if each["joules"] is None:
             return f"the energy of {each['name']} was not read"
     return None if energy["tokens"] > 0 else "no token came between two readings of the energy"
-
-
-def _samples(count: int) -> str:
-    return f"{count} sample{'s' if count > 1 else ''}"

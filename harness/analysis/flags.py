@@ -11,9 +11,13 @@ import numpy as np
 from harness.analysis.line import Floats
 from harness.analysis.series import Analysis, jump, plateau
 from harness.analysis.shapes import Segment, is_flat
+from harness.wording import plural
 
 CEILING_TOLERANCE = 1.05  # faster than the ceiling by more than this is no measurement
+# The same of figures without a series, whose ceiling is a data sheet's: for their rounding.
+DATA_SHEET_TOLERANCE = 1.02
 UNSYNCHRONISED = 0.9  # a prefill reads all weights too: it cannot take less than this of the steps after it
+SAME_N = 3  # tokens: to within which the place of a change is found
 SECOND_TOKEN = 5.0  # times the steps after it: where the time of an unsynchronised first token went
 
 
@@ -72,7 +76,9 @@ def flags(
     """
     raised = [*(_first_token(found) if kv_read != "full" else []), *_shape(found, kv_read == "window")]
     if expected_tokens is not None and found.n_tokens != expected_tokens:
-        raised.append(Flag("early_stop", f"{found.n_tokens} tokens of {expected_tokens}", spoils=None))
+        raised.append(
+            Flag("early_stop", f"{plural(found.n_tokens, 'token')} of {expected_tokens}", spoils=None)
+        )
     if limit is not None:
         raised += _faster_than(found, limit)
     return raised
@@ -89,10 +95,10 @@ def published(
         ("faster_than_limit", "B", B_ms),
         ("first_token_faster_than_limit", "the first token", first_token_ms),
     ):
-        if ms is not None and ms < limit.B_ms / CEILING_TOLERANCE:
+        if ms is not None and ms < limit.B_ms / DATA_SHEET_TOLERANCE:
             detail = f"{what} took {ms:.2f} ms, and reading the weights takes {limit.B_ms:.2f}"
             raised.append(Flag(code, detail, "first token" if what != "B" else "all"))
-    if limit.slope_ms and W_tokens_per_ms and 1 / W_tokens_per_ms < limit.slope_ms / CEILING_TOLERANCE:
+    if limit.slope_ms and W_tokens_per_ms and 1 / W_tokens_per_ms < limit.slope_ms / DATA_SHEET_TOLERANCE:
         raised.append(_slope(W_tokens_per_ms, limit.slope_ms))
     return raised
 
@@ -110,6 +116,28 @@ def identical(series: Mapping[str, Floats]) -> dict[str, Flag]:
         if len(same) > 1
         for name in same
     }
+
+
+def same_changes(found: Mapping[str, Analysis]) -> dict[str, Flag]:
+    """By name: series of one stack whose mode changes at the same n as another's.
+
+    A machine that heats up or is disturbed changes at another token in each series; a kernel that is chosen
+    by the length of the context changes at the same one.
+    """
+    changes = {}
+    for name, each in found.items():
+        shape, level = each.shape, each.median_ms
+        if shape and level and shape.name == "mode change" and plateau(shape, level) is None:
+            changes[name] = shape.segments[1].from_n
+    raised = {}
+    for name, at in changes.items():
+        alike = sum(abs(other - at) <= SAME_N for other in changes.values())
+        if alike > 1:
+            detail = (
+                f"at n = {at:,}: a change at the same n in {alike} series of this stack: a change of kernel"
+            )
+            raised[name] = Flag("kernel_change", detail, spoils=None)
+    return raised
 
 
 def _first_token(found: Analysis) -> list[Flag]:
@@ -134,8 +162,8 @@ def _shape(found: Analysis, slides: bool) -> list[Flag]:
         return [Flag("plateau_past_window", detail)]
     if levels := jump(found.shape):
         at = found.shape.segments[1].from_n
-        detail = f"latency jumps from {levels[0]:.2f} to {levels[1]:.2f} ms at n = {at}"
-        return [Flag("drift", f"{detail}: the machine changed, not the work", spoils=None)]
+        detail = f"latency jumps from {levels[0]:.2f} to {levels[1]:.2f} ms at n = {at:,}"
+        return [Flag("drift", f"{detail}: the machine or the kernel changed, not the work", spoils=None)]
     return []
 
 

@@ -111,7 +111,7 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
 
 REPORTED = (
     *("prefill_ms", "file_bytes", "vram_bytes", "model_buffer_bytes", "kv_buffer_bytes", "max_ctx"),
-    "perplexity",
+    *("perplexity", "perplexity_stderr"),
 )
 
 

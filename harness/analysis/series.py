@@ -136,9 +136,9 @@ def inverse(slope: Sequence[float]) -> Ends | None:
 
 
 def analyse(n: Floats, ms: Floats) -> Analysis:
-    """Analyse one series, its first token first. Raises Unusable."""
+    """Analyse one series, its first token first; its latency may be NaN: not known. Raises Unusable."""
     check(n, ms)
-    first = float(ms[0])
+    first = None if np.isnan(ms[0]) else float(ms[0])
     n, ms = np.asarray(n[1:], dtype=float), np.asarray(ms[1:], dtype=float)
     if len(ms) < 2:
         return Analysis(n_tokens=len(ms) + 1, first_token_ms=first)
@@ -177,13 +177,18 @@ def without_end(n: Floats, ms: Floats) -> tuple[Floats, Floats, int | None]:
 
 
 def check(n: Floats, ms: Floats) -> None:
-    """Raises Unusable: nothing there, positions that do not rise, latencies that are no positive numbers."""
+    """Raises Unusable: nothing there, positions that do not rise, latencies that are no positive numbers.
+
+    The first token's latency may be NaN.
+    """
     if len(n) == 0:
         raise Unusable("it has no tokens")
     if not np.isfinite(n).all():
         raise Unusable(f"n is not a number in row {int(np.argmin(np.isfinite(n))) + 1}")
-    if not (np.isfinite(ms) & (ms < LONGEST_MS)).all():
-        at = int(np.argmin(np.isfinite(ms) & (ms < LONGEST_MS)))
+    numbers = np.isfinite(ms) & (ms < LONGEST_MS)
+    numbers[0] |= np.isnan(ms[0])
+    if not numbers.all():
+        at = int(np.argmin(numbers))
         raise Unusable(f"the latency at n = {n[at]:.0f} is not a number of milliseconds")
     if (np.diff(n) <= 0).any():
         raise Unusable(f"n does not increase after {n[int(np.argmax(np.diff(n) <= 0))]:.0f}")

@@ -9,6 +9,7 @@ from typing import Any
 from harness.analysis.flags import Flag
 from harness.analysis.sensed import Columns, Timed
 from harness.sensors.bits import CONDITIONS, FIRMWARE_BITS, NVML_BITS, SINCE_BOOT
+from harness.wording import plural
 
 Record = dict[str, Any]
 
@@ -98,7 +99,7 @@ def _facts(record: Record) -> list[Record]:
 def _bits_said(fact: Record) -> str:
     if not fact["samples"]:
         return f"{fact['what']} between two samples, {_span(fact)} ({fact['source']})"
-    of = f"{fact['samples']} of {fact['of_samples']} samples"
+    of = f"{fact['samples']} of {plural(fact['of_samples'], 'sample')}"
     return f"{fact['what']} from n = {fact['from_n']} on, in {of} ({fact['source']})"
 
 

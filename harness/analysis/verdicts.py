@@ -12,6 +12,7 @@ from harness.analysis import disturbances, grown, throttling
 from harness.analysis.disturbances import Kind, Reason
 from harness.analysis.flags import Flag
 from harness.analysis.traffic import bandwidth_share, ceiling_bytes_per_s
+from harness.wording import plural
 
 # Two clocks on one run: llama.cpp's own counters against our stamps.
 CLOCK_TOLERANCE = 0.02
@@ -104,7 +105,7 @@ def _stack_faults(record: Record, ceiling: float | None) -> list[str]:
     reasons = []
     stopped = grown.stopped(record)
     if record["tokens"] != new and not stopped:
-        reasons.append(f"{record['tokens']} tokens came, {new} were asked for")
+        reasons.append(f"{plural(record['tokens'], 'token')} came, {new} were asked for")
     evaluated = done["counters"].get("evaluated_tokens")
     if evaluated is not None and evaluated != prompt + record["tokens"] - 1 and not stopped:
         expected = prompt + record["tokens"] - 1
@@ -120,7 +121,7 @@ def _stack_faults(record: Record, ceiling: float | None) -> list[str]:
     reasons += _weights(record)
     reasons += other_options(record["options"], record["loaded"])
     if compiled := done["counters"].get("compilations"):
-        reasons.append(f"{compiled} compilation{'s' if compiled > 1 else ''} while timing")
+        reasons.append(f"{plural(compiled, 'compilation')} while timing")
     reasons += _second_clock(record)
     share = bandwidth_share(record, ceiling)
     if share is not None and share > CEILING_TOLERANCE:
@@ -143,7 +144,8 @@ def remarks(record: Record) -> list[Flag]:
     if retries := (done.get("counters") or {}).get("allocator_retries"):
         places = ", ".join(str(n) for n, _ in retries[:NAMES_SHOWN])
         more = f" and {len(retries) - NAMES_SHOWN} more places" if len(retries) > NAMES_SHOWN else ""
-        detail = f"{sum(count for _, count in retries)} times the allocator had to free memory and try again"
+        times = plural(sum(count for _, count in retries), "time")
+        detail = f"{times} the allocator had to free memory and try again"
         said.append(Flag("allocator_retries", f"{detail}, at n = {places}{more}", spoils=None))
     return [*said, *throttling.remarks(record), *disturbances.remarks(record)]
 

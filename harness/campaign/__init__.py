@@ -24,6 +24,7 @@ from harness.envs import build
 from harness.plan import Cell
 from harness.results import Record, Stored
 from harness.sensors.cooling import Cooling
+from harness.wording import plural
 
 __all__ = ["CHECK_SECONDS", "Asked", "DeviceBusy", "Stopped", "Watcher", "check_weights", "run"]
 
@@ -79,7 +80,7 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
         checks = _checked(campaign, CHECK_SECONDS) if protocol.check_weights else []
         if kept:
             count = len({(each.record["cell"], each.record["repeat"]) for each in kept})
-            watcher.say(f"{count} repeats are measured already and kept; --fresh measures anew")
+            watcher.say(f"{plural(count, 'repeat')} measured already and kept; --fresh measures anew")
             preparation.know_prompts(each.record for each in kept)
         pending = {each.cell.id: each.cell for each in todo}
         ready = {
@@ -113,7 +114,7 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
                         begun["cooled"] = cooling.wait(inputs.device_id)
                     stored = measure(folder, cell, begun, inputs, watcher.tokens)
             except results.ResultsError as full:
-                finished = f"{number - 1} repeats were finished and kept"
+                finished = f"{plural(number - 1, 'repeat')} finished and kept"
                 raise Stopped(f"stopped at {cell.id}: {full}; {finished}") from full
             watcher.repeat_ends(stored)
             return stored

@@ -99,14 +99,19 @@ def of_inputs(cell: Cell, inputs: Inputs, begun: Record) -> Record:
 
 
 def git_commit() -> str | None:
-    """The commit of this harness, `+` when its files differ from it; null outside a checkout."""
-    git = ["git", "-C", str(Path(__file__).parent.parent.parent)]
+    """The commit of this harness, `+` when its files differ from it; null outside a checkout of its own."""
+    root = Path(__file__).resolve().parent.parent.parent
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(root), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
     try:
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True)
+        if Path(git("rev-parse", "--show-toplevel").rstrip("\n")) != root:
+            return None  # installed somewhere inside another project's checkout
+        return git("rev-parse", "HEAD").strip() + ("+" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return head.stdout.strip() + ("+" if changed.stdout else "")
 
 
 def source_digest(stack: str) -> str:

@@ -14,22 +14,31 @@ from harness.config import Decode, Experiment
 from harness.limits import Broken
 from harness.machine.limits import free_memory_bytes
 from harness.models import checkpoint, packed, weights
+from harness.models.gguf_shape import shape_of
 from harness.models.hub_weights import in_hub_cache
 from harness.models.weights import Ready, WeightsError
 from harness.plan import Cell
-from harness.theory.estimate import estimate
+from harness.theory import footprint
+from harness.theory.estimate import seconds
+from harness.theory.footprint import Engine, LlamaCpp, Model, Torch
 from harness.theory.ggml import element_bytes
 from harness.theory.loaded import ELEMENT_BYTES, loaded_bytes
-from harness.theory.machines import MACHINES
+from harness.theory.machines import (
+    DISPLAY_RESERVE_BYTES,
+    DRIVER_RESERVE_BYTES,
+    MACHINES,
+    SYSTEM_RESERVE_BYTES,
+)
 from harness.theory.packed import Packing, packed_bytes
-from harness.theory.shapes import Shape, kv_elements_per_token
+from harness.theory.shapes import Shape, kv_elements_per_token, lm_head_params, parameters
 from harness.theory.tensors import Tensor, of_shape
 
 
 @dataclass(frozen=True)
 class Device:
     """What a config is for: `family` of devices, `name` in a sentence. What is null is not known. `absent`:
-    why it is not here. `free_bytes`: where its memory is a budget, what is free to take it from."""
+    why it is not here. `free_bytes`: where its memory is a budget, what is free to take it from.
+    `reserve_bytes`: of its memory, what a model cannot have."""
 
     family: str
     name: str
@@ -37,6 +46,7 @@ class Device:
     compute_capability: tuple[int, int] | None = None
     absent: str | None = None
     free_bytes: int | None = None
+    reserve_bytes: float = 0
 
 
 @dataclass(frozen=True)
@@ -75,31 +85,34 @@ def device_of(experiment: Experiment) -> Device:
     try:
         device_id = machine.device_id(experiment.device, experiment.gpu)
     except machine.DeviceError as absent:
-        name, memory, capability = _named(experiment.gpu) if family == "cuda" else ("the GPU", None, None)
-        return Device(family, name, memory, capability, str(absent))
+        named = _named(experiment.gpu) if family == "cuda" else Device(family, "the GPU", None)
+        return replace(named, absent=str(absent))
     if family == "cpu":
         if (budget := experiment.protocol.memory_budget_bytes) is not None:
             return Device(family, "the budget", budget, free_bytes=free_memory_bytes())
-        return Device(family, "this machine", facts["memory_bytes"])
+        return Device(family, "this machine", facts["memory_bytes"], reserve_bytes=SYSTEM_RESERVE_BYTES)
     for gpu in facts["gpus"]:
         if gpu["uuid"] == device_id:
             major, _, minor = (gpu["compute_capability"] or "").partition(".")
             capability = (int(major), int(minor)) if major else None
-            return Device(family, f"the {gpu['name']}", gpu["memory_bytes"], capability)
+            reserve = DISPLAY_RESERVE_BYTES if "GeForce" in gpu["name"] else DRIVER_RESERVE_BYTES
+            name = f"the {gpu['name']}"
+            return Device(family, name, gpu["memory_bytes"], capability, reserve_bytes=reserve)
     return Device(family, "the GPU", None)
 
 
-def _named(gpu: str | None) -> tuple[str, int | None, tuple[int, int] | None]:
-    """The NVIDIA GPU of this name, or part of it: what to call it, its memory and compute capability. Of
-    several it is the one with the least memory, so that nothing is said to fit that may not."""
+def _named(gpu: str | None) -> Device:
+    """The NVIDIA GPU of this name, or part of it. Of several it is the one with the least memory, so that
+    nothing is said to fit that may not."""
     if gpu is None:
-        return "the GPU", None, None
+        return Device("cuda", "the GPU", None)
     part = gpu.lower().removeprefix("nvidia ")
     known = [m for m in MACHINES.values() if m.compute_capability and part in m.name.lower()]
     if not known:
-        return f"the {gpu}", None, None
+        return Device("cuda", f"the {gpu}", None)
     least = min(known, key=lambda found: found.memory_bytes)
-    return f"the {gpu}", least.memory_bytes, least.compute_capability
+    capability, reserve = least.compute_capability, least.reserve.value
+    return Device("cuda", f"the {gpu}", least.memory_bytes, capability, reserve_bytes=reserve)
 
 
 def at_hand(cell: Cell) -> Ready | None:
@@ -156,35 +169,43 @@ def forecast(
     shards = ready.shards if ready and ready.packing == packing else None
     broken = plan.known_failures(cell, threads, device.family, capability, shape, packing, shards)
     options = cell.options(threads)
-    sizes = held_bytes(cell, ready, options)
-    over = _over_budget(device, sizes and sizes[0])
-    if sizes is None:
+    held = held_model(cell, ready, options)
+    over = _over_budget(device, held.weight_bytes if held else None)
+    if held is None:
         return Forecast(None, None, tuple(broken), None, None, over_budget=over)
     prompt, new = int(cell.workload.prompt_tokens or 0), int(cell.workload.new_tokens or 0)
     if not (to_the_end := isinstance(cell.workload, Decode)):
         new = 0  # how far it gets is the answer; what it takes at least is known
-    static = options.get("cache") == "static"
-    guess = estimate(
-        weight_bytes=sizes[0],
-        kv_bytes_per_token=sizes[1],
-        prompt_tokens=prompt,
-        new_tokens=new,
-        n_ctx=_held_tokens(options, prompt + new),
-        bandwidth_bytes_per_s=bandwidth,
-        weights_format=cell.weights_format,
-        reads_all_kv=static,
-        on_gpu=device.family != "cpu",
-    )
-    memory, has = round(guess.memory_bytes), device.memory_bytes
+    n_ctx = _held_tokens(options, prompt + new)
+    memory = round(footprint.total(engine_of(cell, options, device.family != "cpu", held.shape), held, n_ctx))
+    has = device.memory_bytes
     if device.family != "cpu" and options.get("gpu_layers", -1) != -1:
         has = None  # what is offloaded is not counted apart
-    fits = None if has is None else memory <= has
+    fits = None if has is None else memory <= has - device.reserve_bytes
+    takes = None
     # Where a stack is only functional, it is not the bandwidth that takes the time.
-    functional = device.family in cell.header.functional
-    seconds = guess.seconds if to_the_end and not functional else None
-    where = f"on {device.name}" if device.free_bytes is None else f"in {device.name}"
-    no_room = f"will not fit: {has / 1e9:.1f} GB {where}" if has and not fits else None
-    return Forecast(memory, seconds, tuple(broken), fits, no_room, over_budget=over)
+    if bandwidth is not None and to_the_end and device.family not in cell.header.functional:
+        static = n_ctx if options.get("cache") == "static" else None
+        takes = seconds(held.weight_bytes, held.kv_bytes_per_token, prompt, new, static, bandwidth)
+    no_room = None if has is None or fits else _no_room(device, has)
+    return Forecast(memory, takes, tuple(broken), fits, no_room, over_budget=over)
+
+
+def _no_room(device: Device, memory_bytes: int) -> str:
+    has = f"{memory_bytes / 1e9:.1f} GB {'on' if device.free_bytes is None else 'in'} {device.name}"
+    reserved = f", {device.reserve_bytes / 1e9:.1f} of them kept for others" if device.reserve_bytes else ""
+    return f"will not fit: {has}{reserved}"
+
+
+def engine_of(cell: Cell, options: dict[str, Any], on_gpu: bool, shape: Shape) -> Engine:
+    """How the cell's stack uses memory. `options`: as resolved."""
+    if cell.weights_format == "gguf":
+        ubatch = min(options.get("n_ubatch") or 512, options.get("n_batch") or 512)
+        return LlamaCpp(on_gpu, bool(options.get("flash_attn")), ubatch)
+    whole = options.get("cache") == "static" or bool(options.get("fuse_layers"))
+    exllama_v2 = on_gpu and options.get("kernel") == "exllamav2"
+    scratch = footprint.exllama_v2_scratch(shape) if exllama_v2 else 0.0
+    return Torch(on_gpu, "static" if whole else "dynamic", scratch)
 
 
 def _over_budget(device: Device, weights_bytes: float | None) -> str | None:
@@ -215,9 +236,11 @@ def _kv_element_bytes(options: dict[str, Any]) -> float:
 
 
 def _shape(cell: Cell, ready: Ready | None) -> Shape | None:
-    if cell.model.shape or ready is None or ready.format != "hf":
+    if cell.model.shape or ready is None:
         return cell.model.shape
-    return checkpoint.read(ready.path, needs_shape=False).shape
+    if ready.header:
+        return shape_of(ready.header)
+    return checkpoint.read(ready.path, needs_shape=False).shape if ready.format == "hf" else None
 
 
 def packing_of(cell: Cell, shape: Shape | None, ready: Ready | None) -> Packing | None:
@@ -231,19 +254,29 @@ def packing_of(cell: Cell, shape: Shape | None, ready: Ready | None) -> Packing 
     return cell.packing
 
 
-def held_bytes(cell: Cell, ready: Ready | None, options: dict[str, Any]) -> tuple[float, float] | None:
-    """Bytes of the weights as the cell's stack holds them, and of KV cache a token; null where neither shape
-    nor weights tell. `options`: as resolved."""
+def held_model(cell: Cell, ready: Ready | None, options: dict[str, Any]) -> Model | None:
+    """The weights and KV cache as the cell's stack holds them; null where neither shape nor weights tell.
+    `options`: as resolved."""
     shape = _shape(cell, ready)
     if cell.weights_format == "none" or (ready is None and shape is None):
         return None
-    kv = float(kv_elements_per_token(shape)) if shape else None
-    if ready and (told := ready.attention):
-        kv = 2.0 * told["layers"] * told["kv_heads"] * told["head_dim"]
+    known = ready.attention if ready else None
     loaded = bytes_of_shape(cell, shape) if shape else None
     if ready:
         loaded = _bytes_of(cell, ready) or loaded
-    return None if kv is None or loaded is None else (loaded, kv * _kv_element_bytes(options))
+    if loaded is None or (shape is None and known is None):
+        return None
+    # Of an unknown architecture the attention is known alone: its buffers are not counted.
+    shape = shape or Shape("", 0, 0, 0, 0, 0, 0, 0)
+    if known:
+        layers, kv_heads, head_dim = known["layers"], known["kv_heads"], known["head_dim"]
+        shape = replace(shape, layers=layers, kv_heads=kv_heads, head_dim=head_dim)
+    embedding = 0.0
+    if ready and not ready.sizes["tied"]:
+        embedding = loaded * ready.sizes["input_embedding_bytes"] / ready.sizes["model_bytes"]
+    elif ready is None and not shape.tied:
+        embedding = loaded * lm_head_params(shape) / parameters(shape)
+    return Model(shape, loaded, embedding, kv_elements_per_token(shape) * _kv_element_bytes(options))
 
 
 def bytes_of_shape(cell: Cell, shape: Shape) -> float:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from harness import launch
-from harness.campaign.foresight import held_bytes
+from harness.campaign.foresight import engine_of, held_model
 from harness.campaign.repeat import Inputs
 from harness.plan import Cell
 from harness.search import Need, Space, predicted
-from harness.theory.estimate import overhead_bytes
+from harness.theory import footprint
 from runners.protocol import ACCOUNTED
 
 ACCOUNT_TIMEOUT_S = 120.0
@@ -120,10 +120,9 @@ def _on_gpu(by_device: Mapping[str, int]) -> float:
 
 
 def by_shape(cell: Cell, inputs: Inputs) -> Need | None:
-    """Weights, cache and what its stack usually takes beside them; null where the shape is not known."""
-    sizes = held_bytes(cell, inputs.weights, inputs.options)
-    if sizes is None:
+    """What the cell's stack takes by the estimator; null where the shape is not known."""
+    held = held_model(cell, inputs.weights, inputs.options)
+    if held is None:
         return None
-    weights, kv = sizes
-    fixed = weights + overhead_bytes(cell.weights_format, inputs.device_id != "cpu")
-    return lambda n_ctx: fixed + kv * n_ctx
+    engine = engine_of(cell, inputs.options, inputs.device_id != "cpu", held.shape)
+    return lambda n_ctx: footprint.total(engine, held, n_ctx)

@@ -19,6 +19,7 @@ from harness.models.weights import Ready, WeightsError
 from harness.plan import Cell
 from harness.results import Record
 from harness.theory.packed import Packing
+from harness.wording import plural
 
 Say = Callable[[str], None]
 
@@ -179,7 +180,8 @@ class Preparation:
             ids = ids[:count]
             if len(ids) < count:
                 raise NotReady(
-                    "error", f"{source}: its tokenizer gives fewer than {count} tokens for the prompt"
+                    "error",
+                    f"{source}: its tokenizer gives fewer than {plural(count, 'token')} for the prompt",
                 )
             if ready.vocab_size is not None and max(ids) >= ready.vocab_size:
                 reason = f"its tokenizer gives id {max(ids)}, and the model has {ready.vocab_size} of them"

@@ -15,16 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import harness
+from harness import shipped
 from harness.cli import theory_options
 
 OK, NOT_OK, NOT_STARTED, REGRESSION, INTERRUPTED = 0, 1, 2, 3, 130
+CONFIG = "a YAML file, or the name of a shipped one, as in quickstart"
 WAIT = "wait for another campaign on this device, else refuse"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand and return its exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    arguments = _parser().parse_args(argv)
+    arguments, strange = _parser().parse_known_args(argv)
+    if strange:  # parse_args would show the usage of `harness` itself
+        arguments.parser.error(f"unrecognized arguments: {' '.join(strange)}")
     arguments.command_line = ["harness", *argv]
     # A service manager's stop is a user's stop: the record in hand is written, workers end.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -111,16 +115,26 @@ def _parser() -> argparse.ArgumentParser:
     longest.add_argument("--json", action="store_true", help="print one array of searches")
 
     listing = _command(commands, "list", "the records of a results folder")
-    listing.add_argument("dir", nargs="?", type=Path, default=Path("results"), metavar="DIR")
+    listing.add_argument("dir", nargs="?", type=shipped.results, default=Path("results"), metavar="DIR")
     listing.add_argument("--json", action="store_true", help="one array, one object per record")
 
     memory = _command(commands, "memory", "where the memory of each cell of a results folder goes")
-    memory.add_argument("dir", nargs="?", type=Path, default=Path("results"), metavar="DIR")
+    memory.add_argument("dir", nargs="?", type=shipped.results, default=Path("results"), metavar="DIR")
     memory.add_argument("--json", action="store_true", help="one array, one object per cell")
 
     validate = _command(commands, "validate", "check a config; print its cells")
-    validate.add_argument("config", type=Path, metavar="CONFIG")
+    validate.add_argument("config", type=shipped.config, metavar="CONFIG", help=CONFIG)
     _settable(validate)
+
+    init = _command(commands, "init", "write a first config for this machine")
+    init.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        default=Path("harness.yaml"),
+        metavar="FILE",
+        help="(default: harness.yaml)",
+    )
 
     synth = _command(commands, "synth", "make random weights of a shape's exact size, and print their path")
     synth.add_argument("shape", metavar="SHAPE", help="e.g. qwen1.5-0.5b")
@@ -144,10 +158,16 @@ def _parser() -> argparse.ArgumentParser:
     theory_options.add(_command(commands, "theory", "what the hardware allows, before anything runs"))
 
     report = _command(commands, "report", "one page, or tables alone, from folders of records")
-    report.add_argument("dir", nargs="+", type=Path, metavar="DIR", help="a results folder")
+    report.add_argument(
+        "dir",
+        nargs="+",
+        type=shipped.results,
+        metavar="DIR",
+        help="a results folder, published/NAME, or one log that `harness fit` reads",
+    )
     report.add_argument("-o", "--output", type=Path, metavar="FILE", help="the page (default: in reports/)")
     report.add_argument(
-        "--baseline", type=Path, metavar="DIR", help="records to show beside these, cell by cell"
+        "--baseline", type=shipped.results, metavar="DIR", help="records to show beside these, cell by cell"
     )
     report.add_argument("--format", choices=["md", "csv", "json"], help="print the tables alone")
     report.add_argument("--png", type=Path, metavar="DIR", help="write the figures as PNG files")
@@ -175,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there")
 
     history = _command(commands, "history", "every cell over time, and the steps that its figures took")
-    history.add_argument("dir", nargs="?", type=Path, default=Path("results"), metavar="DIR")
+    history.add_argument("dir", nargs="?", type=shipped.results, default=Path("results"), metavar="DIR")
     history.add_argument(
         "-o",
         "--output",
@@ -187,7 +207,7 @@ def _parser() -> argparse.ArgumentParser:
     history.add_argument("--json", action="store_true", help="one array, one object per step")
 
     export = _command(commands, "export", "the ok repeats of a results folder, in the formats of others")
-    export.add_argument("dir", nargs="?", type=Path, default=Path("results"), metavar="DIR")
+    export.add_argument("dir", nargs="?", type=shipped.results, default=Path("results"), metavar="DIR")
     export.add_argument(
         "--to",
         required=True,
@@ -198,8 +218,26 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", metavar="FILE", help="(default, and -: standard output; parquet needs a file)"
     )
 
-    fit = _command(commands, "fit", "line, interval, shape and faults of any per-token log")
-    fit.add_argument("series", type=Path, metavar="SERIES", help="a .csv or .csv.gz: variant, n, latency_ms")
+    fit = _command(commands, "fit", "line, interval, shape and faults of a log of any tool")
+    fit.add_argument(
+        "log",
+        type=Path,
+        metavar="LOG",
+        help="CSV or JSON, a row a token; or of vLLM, llama-server, GuideLLM, AIPerf; may be gzipped",
+    )
+    values = fit.add_mutually_exclusive_group()
+    values.add_argument("--latency-column", metavar="NAME", help="of a table (default: latency_ms)")
+    values.add_argument("--time-column", metavar="NAME", help="timestamps, of which gaps are formed")
+    fit.add_argument(
+        "--group-column", metavar="NAME", help="one series each value (default: variant, if any)"
+    )
+    fit.add_argument(
+        "--unit",
+        choices=["s", "ms", "us", "ns"],
+        help="of that column (default: by its name or its values, else asked)",
+    )
+    fit.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a page as well")
+    fit.add_argument("--png", type=Path, metavar="FILE", help="draw latency against position as well")
     fit.add_argument("--model", metavar="NAME", help="with --machine: what the hardware allows, beside it")
     fit.add_argument("--machine", metavar="NAME")
     fit.add_argument(
@@ -216,7 +254,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "config",
         nargs="?",
-        type=Path,
+        type=shipped.config,
         metavar="CONFIG",
         help="look at its device alone; end with 2 if that is not here",
     )
@@ -226,12 +264,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
+    parser.set_defaults(parser=parser)
     return parser
 
 
 def _of_config(parser: argparse.ArgumentParser) -> None:
     """What commands have that take a config's cells in turn and keep records."""
-    parser.add_argument("config", type=Path, metavar="CONFIG")
+    parser.add_argument("config", type=shipped.config, metavar="CONFIG", help=CONFIG)
     parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="results folder (default: results)")
     parser.add_argument(
         "--only", action="append", default=[], metavar="GLOB", help="only cells whose id matches"

@@ -18,6 +18,7 @@ from harness.cli import NOT_OK, NOT_STARTED, OK
 from harness.cli.progress import Progress
 from harness.config import Experiment
 from harness.results import ResultsError, Stored
+from harness.wording import plural
 
 if TYPE_CHECKING:
     from harness.report.gather import Gathered
@@ -114,12 +115,20 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def validate(arguments: argparse.Namespace) -> int:
     """Say that a config is right, and list its cells."""
-    experiment = config.load(arguments.config, arguments.set)
+    experiment = config.load(arguments.config, arguments.set, look_for_weights=True)
     cells = plan.cells(experiment)
-    print(f"{arguments.config}: ok, {len(cells)} cells x {experiment.protocol.repeats} repeats")
+    repeats = plural(experiment.protocol.repeats, "repeat")
+    print(f"{arguments.config}: ok, {plural(len(cells), 'cell')} x {repeats}")
     for cell in cells:
         print(f"  {cell.id}")
     return OK
+
+
+def init(arguments: argparse.Namespace) -> int:
+    """Write a first config for this machine."""
+    from harness.cli import init as command
+
+    return command.make(arguments.file)
 
 
 def synth(arguments: argparse.Namespace) -> int:
@@ -176,7 +185,7 @@ def chosen_of(cells: Sequence[plan.Cell], globs: Sequence[str]) -> Sequence[plan
     """The cells that --only asks for; where there are none it is said."""
     chosen = plan.select(cells, globs)
     if not chosen:
-        hint = f"matches none of {len(cells)} cells, such as {cells[0].id}"
+        hint = f"matches none of {plural(len(cells), 'cell')}, such as {cells[0].id}"
         print(f"harness: --only {' '.join(globs)}: {hint}", file=sys.stderr)
     return chosen
 

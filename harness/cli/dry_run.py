@@ -14,7 +14,7 @@ from harness import machine, results
 from harness.analysis import traffic
 from harness.campaign import foresight
 from harness.campaign.device_lock import is_busy
-from harness.cli import OK
+from harness.cli import NOT_OK, OK
 from harness.config import Experiment
 from harness.envs import build
 from harness.models import checkpoint, packed, weights
@@ -22,12 +22,14 @@ from harness.models.weights import Ready
 from harness.plan import Cell
 from harness.results import ResultsError
 from harness.theory.shapes import Shape, parameters
+from harness.wording import plural
 
+NOT_OK_AS = ("will_fail", "will_be_refused", "will_not_fit")
 LATEST = 20  # records looked at for a probe of the bandwidth: a run without probes has none in any
 
 
 def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
-    """Print the lines, or one array. A device that is not here is said once."""
+    """Print the lines, or one array. A device that is not here is said once. NOT_OK if a cell cannot be."""
     here = Here(experiment)
     if absent := here.device.absent:
         name, has = here.device.name, here.device.memory_bytes
@@ -36,8 +38,7 @@ def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
     lines = [here.line(cell) for cell in cells]
     if as_json:
         print(json.dumps(lines, indent=1))
-        return OK
-    for line in lines:
+    for line in [] if as_json else lines:
         disk, memory, seconds = line["disk_bytes"], line["memory_bytes"], line["seconds"]
         parts = [
             line["cell"],
@@ -47,20 +48,16 @@ def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
             "time ?" if seconds is None else f"about {_duration(seconds)} x {experiment.protocol.repeats}",
         ]
         print("  ".join(parts + ([f"({line['note']})"] if line["note"] else [])))
-    counts = {
-        "will fail": sum(bool(line["will_fail"]) for line in lines),
-        "will be refused": sum(bool(line["will_be_refused"]) for line in lines),
-        "will not fit": sum(bool(line["will_not_fit"]) for line in lines),
-    }
-    told = "".join(f", {count} {what}" for what, count in counts.items() if count)
     seconds = [line["seconds"] for line in lines if line["seconds"] is not None]
-    if seconds:
-        told = f", {duration_of(seconds, experiment)}{told}"
-    print(
-        f"harness: {len(lines)} cells{told}; roughly: a cache that is copied takes up to twice its own",
-        file=sys.stderr,
-    )
-    return OK
+    takes = f", {duration_of(seconds, experiment)}" if seconds else ""
+    roughly = "roughly: a cache that is copied takes up to twice its own"
+    print(f"harness: {plural(len(lines), 'cell')}{takes}; {roughly}", file=sys.stderr)
+    counts = {what: sum(bool(line[what]) for line in lines) for what in NOT_OK_AS}
+    if not any(counts.values()):
+        return OK
+    why = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items() if count)
+    print(f"harness: of {plural(len(lines), 'cell')}, {why} (exit code 1)", file=sys.stderr)
+    return NOT_OK
 
 
 def beforehand(experiment: Experiment, cells: Sequence[Cell], root: Path) -> str | None:
@@ -90,7 +87,7 @@ def duration_of(seconds: Sequence[float], experiment: Experiment) -> str:
     """The time of all repeats of cells that take so long each, in words."""
     repeats, cooling = experiment.protocol.repeats, experiment.protocol.cool_down
     count = len(seconds) * repeats
-    said = f"about {_duration(sum(seconds) * repeats)} for {count} repeat{'s' if count > 1 else ''}"
+    said = f"about {_duration(sum(seconds) * repeats)} for {plural(count, 'repeat')}"
     return f"{said} and up to {_duration(count * cooling.at_most_s)} to cool down" if cooling else said
 
 

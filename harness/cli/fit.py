@@ -1,4 +1,4 @@
-"""`harness fit`: the analysis of any per-token log, from any tool: columns variant, n, latency_ms."""
+"""`harness fit`: the analysis of a log of any tool, as a table, JSON, a page or a picture."""
 
 from __future__ import annotations
 
@@ -6,55 +6,117 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.analysis import series
-from harness.analysis.flags import Flag, Limit, flags, identical
+from harness.analysis.flags import Flag, Limit, flags, identical, same_changes
 from harness.analysis.line import Floats
-from harness.analysis.series import Unusable
-from harness.cli import NOT_STARTED, OK
-from harness.cli.names import printable, unknown
-from harness.theory import demand, floors
-from harness.theory.families import SHAPES
-from harness.theory.machines import MACHINES
+from harness.analysis.series import Analysis, Unusable
+from harness.cli import NOT_OK, NOT_STARTED, OK
+from harness.cli.names import printable, shortened, unknown
+from harness.logs.log import Log, LogError, OptionError, Request, Series
+from harness.logs.read import read
+from harness.logs.table import Options
+from harness.results import ResultsError
+from harness.theory import demand, floors, machine_names, names
+from harness.theory.machines import Machine
+from harness.theory.names import NotUnderstood
+from harness.theory.shapes import Shape
 from harness.theory.units import UNITS, Units
 
-COLUMNS = ("variant", "n", "latency_ms")
+if TYPE_CHECKING:
+    from harness.report.study import Study
+
 Row = dict[str, Any]
+LEAST_TOKENS = 3  # the first, and two for a line
 
 
 class Mistake(ValueError):
-    """The command line or the file makes no sense; the message is one sentence."""
+    """The command line makes no sense; the message is one sentence."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print one object per variant, as a table or JSON. A mistake is one sentence and exit code 2."""
+    """Print one object per series, as a table or JSON; write the page and the picture that were asked for.
+
+    A mistake of the command line is one sentence and exit code 2, a log that cannot be used one and 1.
+    """
+    path: Path = arguments.log
+    options = Options(arguments.latency_column, arguments.time_column, arguments.group_column, arguments.unit)
     try:
         bpw = _bpw(arguments.bpw)
         theory = _theory(arguments.model, arguments.machine, UNITS[arguments.units])
-        variants = _read(arguments.series)
-        if strangers := bpw.keys() - variants.keys():
-            raise Mistake(unknown("variant", min(strangers), variants))
-    except Mistake as mistake:
-        print(f"harness: {mistake}", file=sys.stderr)
-        return NOT_STARTED
-    rows = analysed(variants, theory, bpw)
+        log = _read(path, options)
+        if strangers := bpw.keys() - log.series.keys():
+            raise Mistake(unknown("variant", min(strangers), log.series))
+    except (Mistake, LogError) as mistake:
+        return refused(mistake)
+    rows = analysed(log, theory, bpw)
+    notes = [printable(note) for note in log.notes]
     if arguments.json:
         print(json.dumps(rows, indent=1, allow_nan=False))
+        for note in notes:
+            print(f"harness: {path}: {note}", file=sys.stderr)
     else:
         from harness.report import fits
 
-        fits.show(rows)
+        fits.show(rows, notes)
+    usable = any(row["unusable"] is None for row in rows)
+    if usable and (arguments.output or arguments.png):
+        return _draw(path, log, rows, arguments.output, arguments.png)
+    return OK if usable else NOT_OK
+
+
+def study(path: Path) -> Study:
+    """The Study of one log, for `harness report`. Raises LogError."""
+    from harness.report import fits
+
+    try:
+        log = _read(path, Options())
+    except OptionError as question:
+        raise OptionError(f"{question}, with `harness fit`") from question
+    rows = analysed(log, None, {})
+    if all(row["unusable"] for row in rows):
+        raise LogError(f"{path}: no series can be used: {rows[0]['unusable']}")
+    return fits.study(path.name, rows, log)
+
+
+def refused(mistake: Mistake | LogError) -> int:
+    """Say what is wrong, and return the exit code: 1 for a log that cannot be used, else 2."""
+    print(f"harness: {printable(str(mistake))}", file=sys.stderr)
+    return NOT_STARTED if isinstance(mistake, (Mistake, OptionError)) else NOT_OK
+
+
+def _read(path: Path, options: Options) -> Log:
+    """Raises LogError, the file's name in its message."""
+    try:
+        return read(path, options)
+    except LogError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+def _draw(path: Path, log: Log, rows: list[Row], page: Path | None, picture: Path | None) -> int:
+    from harness.report import document, export, fits
+
+    made = fits.study(path.name, rows, log)
+    try:
+        if page:
+            document.write(page, made)
+            print(page.absolute())
+        if picture:
+            export.latency_png(picture, made)
+            print(picture.absolute())
+    except (ResultsError, export.FiguresError) as refusal:
+        print(f"harness: {refusal}", file=sys.stderr)
+        return NOT_OK
     return OK
 
 
 class Theory:
     """A model on a machine: what its ceiling allows at some bits per weight."""
 
-    def __init__(self, model: str, machine: str, units: Units) -> None:
-        card = MACHINES[machine]
-        self._shape, self._units = SHAPES[model], units
-        self._ceiling = floors.Ceiling(card.bandwidth_bytes_per_s * units.giga / 1e9, card.flops)
+    def __init__(self, shape: Shape, machine: Machine, units: Units) -> None:
+        self._shape, self._units = shape, units
+        self._ceiling = floors.Ceiling(machine.bandwidth_bytes_per_s * units.giga / 1e9, machine.flops)
 
     def limit(self, bpw: float | None) -> Limit:
         """B is 0 where the bits per weight are not known."""
@@ -65,30 +127,56 @@ class Theory:
         return Limit(B_ms + (slope_ms or 0) * self._units.first_token_in_B * bool(bpw), slope_ms)
 
 
-def analysed(
-    variants: dict[str, tuple[Floats, Floats]], theory: Theory | None, bpw: dict[str, float]
-) -> list[Row]:
-    """A row per variant, in the order of the file; one that is no series says why in `unusable`."""
-    cut = {name: series.without_end(n, ms) for name, (n, ms) in variants.items()}
+def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row]:
+    """A row per series and request, in the order of the log; one that is no series says why in `unusable`."""
+    cut = {name: series.without_end(each.n, each.ms) for name, each in log.series.items()}
     same = identical({name: ms for name, (_, ms, _) in cut.items() if len(ms) > 1})
     longest = max((len(ms) for _, ms, _ in cut.values()), default=0)
+    found = {name: _analysis(each, *cut[name][:2]) for name, each in log.series.items()}
+    changes = same_changes({name: each for name, each in found.items() if isinstance(each, Analysis)})
     rows = []
-    for name, (n, ms, died) in cut.items():
+    for name, each in found.items():
         bits = bpw.get(name)
         limit = theory.limit(bits) if theory else None
-        row: Row = {"variant": printable(name), "unusable": None, "bpw": bits}
-        try:
-            found = series.analyse(n, ms)
-        except Unusable as reason:
-            rows.append(row | _unusable(str(reason), theory is not None))
+        row: Row = {"variant": printable(name), "per_token": True, "unusable": None, "bpw": bits}
+        if isinstance(each, str):
+            rows.append(row | _empty(theory is not None) | {"unusable": printable(each)})
             continue
-        raised = flags(found, limit, longest)
+        raised = [flag for flag in flags(each, limit, longest) if flag.code != "drift" or name not in changes]
+        died = cut[name][2]
         if died is not None:
             raised.append(Flag("died", f"zeros from n = {died} on, taken as its end", spoils=None))
-        raised += [same[name]] if name in same else []
-        row |= series.row(found) | {"flags": [flag.row() for flag in raised]}
+        raised += [by_name[name] for by_name in (same, changes) if name in by_name]
+        row |= series.row(each) | {"flags": [flag.row() for flag in raised]}
         rows.append(row | (_against(row, limit) if limit else {}))
-    return rows
+    return rows + [_totals(name, each, theory is not None) for name, each in log.requests.items()]
+
+
+def _analysis(read: Series, n: Floats, ms: Floats) -> Analysis | str:
+    """The analysis of a series, or why there is none."""
+    if read.fault:
+        return read.fault
+    try:
+        found = series.analyse(n, ms)
+    except Unusable as reason:
+        return str(reason)
+    if len(ms) < LEAST_TOKENS:
+        count = f"{len(ms)} token{'s' if len(ms) > 1 else ''}"
+        return f"it has {count} only, and a line takes {LEAST_TOKENS}"
+    return found
+
+
+def _totals(name: str, request: Request, with_theory: bool) -> Row:
+    row: Row = {"variant": printable(name), "per_token": False, "unusable": None, "bpw": None}
+    return (
+        row
+        | _empty(with_theory)
+        | {
+            "n_tokens": request.new_tokens,
+            "first_token_ms": request.first_token_ms,
+            "tokens_per_s": request.tokens_per_s,
+        }
+    )
 
 
 def _against(row: Row, limit: Limit) -> Row:
@@ -104,39 +192,11 @@ def _against(row: Row, limit: Limit) -> Row:
     }
 
 
-def _unusable(reason: str, with_theory: bool) -> Row:
-    empty = series.row(series.Analysis(n_tokens=0)) | {"n_tokens": None}
+def _empty(with_theory: bool) -> Row:
+    """The figures of a row that has none."""
+    none = series.row(Analysis(n_tokens=0)) | {"n_tokens": None, "flags": []}
     theory = dict.fromkeys(("B_theory_ms", "W_theory", "B_ratio", "W_ratio", "B_as_w16_ms"))
-    return empty | {"unusable": reason, "flags": []} | (theory if with_theory else {})
-
-
-def _read(path: Path) -> dict[str, tuple[Floats, Floats]]:
-    """Position and latency by variant, in the order of their first rows. Raises Mistake."""
-    import pandas
-
-    try:
-        table = pandas.read_csv(path, dtype=str, keep_default_na=False)
-    except FileNotFoundError:
-        raise Mistake(f"{path}: no such file") from None
-    except (OSError, EOFError) as refusal:
-        raise Mistake(f"{path}: cannot be read: {refusal}") from refusal
-    except (ValueError, pandas.errors.ParserError) as damage:
-        raise Mistake(
-            f"{path}: is no CSV file: {str(damage).splitlines()[0] if str(damage) else damage}"
-        ) from damage
-    if missing := [name for name in COLUMNS if name not in table]:
-        has = ", ".join(printable(str(name)) for name in table.columns[:8])
-        raise Mistake(f"{path}: lacks the column {missing[0]}; it has {has}")
-    if extra := [printable(str(name)) for name in table.columns if name not in COLUMNS]:
-        print(f"harness: {path}: columns not used: {', '.join(extra[:8])}", file=sys.stderr)
-    if table.empty:
-        raise Mistake(f"{path}: has no rows")
-    numbers = {name: pandas.to_numeric(table[name], errors="coerce") for name in COLUMNS[1:]}
-    found = {}
-    for name, rows in table.groupby("variant", sort=False).groups.items():
-        n, ms = (numbers[column].loc[rows].to_numpy(dtype=float) for column in COLUMNS[1:])
-        found[str(name)] = n, ms
-    return found
+    return none | (theory if with_theory else {})
 
 
 def _theory(model: str | None, machine: str | None, units: Units) -> Theory | None:
@@ -144,10 +204,14 @@ def _theory(model: str | None, machine: str | None, units: Units) -> Theory | No
         return None
     if model is None or machine is None:
         raise Mistake("--model and --machine go together")
-    for kind, name, known in (("model", model, [*SHAPES]), ("machine", machine, [*MACHINES])):
-        if name.lower() not in known:
-            raise Mistake(unknown(kind, name, known, f"see harness theory --list-{kind}s"))
-    return Theory(model.lower(), machine.lower(), units)
+    try:
+        shape = names.model(model).shape
+    except NotUnderstood as why:
+        raise Mistake(why.sentence("model", shortened(model))) from why
+    try:
+        return Theory(shape, machine_names.one(machine, any_size=True), units)
+    except NotUnderstood as why:
+        raise Mistake(why.sentence("machine", shortened(machine))) from why
 
 
 def _bpw(given: list[str]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from harness.envs import build
 from harness.envs.build import Interpreter
 from harness.envs.header import stacks
 from harness.machine import ProbeError
+from harness.wording import plural
 
 Row = dict[str, Any]
 
@@ -137,7 +138,9 @@ def _lines(row: Row) -> Iterator[str]:
     memory = f"memory {row['memory_bytes'] / 1e9:.1f} GB" if row["memory_bytes"] else "memory unknown"
     if row["family"] == "cpu":
         yield f"CPU: {row['name']}, {row['architecture']}"
-        cores = f"{row['physical_cores']} cores to use ({row['logical_cpus']} logical CPUs)"
+        cores = (
+            f"{plural(row['physical_cores'], 'core')} to use ({plural(row['logical_cpus'], 'logical CPU')})"
+        )
         cache = row["last_level_cache_bytes"]
         yield f"  {cores}, last-level cache {f'{cache / 2**20:.0f} MiB' if cache else 'unknown'}, {memory}"
         yield f"  {row['os']}{', in a virtual machine' if row['virtualized'] else ''}"
@@ -145,7 +148,7 @@ def _lines(row: Row) -> Iterator[str]:
         yield f"GPU: {row['name'] or row['family']}, {row['device']}"
         capability = f", compute capability {row['compute_capability']}" if row["compute_capability"] else ""
         yield f"  {memory}, driver {row['driver'] or 'unknown'}{capability}"
-    threads = f", {row['threads']} threads" if row["threads"] else ""
+    threads = f", {plural(row['threads'], 'thread')}" if row["threads"] else ""
     if row["read_bytes_per_s"]:
         yield f"  reads {row['read_bytes_per_s'] / 1e9:.1f} GB/s ({row['read_kernel']}{threads})"
     if row["matrix_flops_per_s"]:

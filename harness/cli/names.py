@@ -13,10 +13,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def shortened(name: str) -> str:
+    """What was typed, as a message quotes it."""
+    return printable(name if len(name) <= 60 else name[:57] + "...")
+
+
 def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> str:
     """`unknown model qwen1.5-7; did you mean qwen1.5-7b?`, else all there are, else how to list them."""
     names = list(known)
-    shown = printable(name if len(name) <= 60 else name[:57] + "...")
+    shown = shortened(name)
     # Comparing is quadratic in length, and nothing we know is that long.
     near = difflib.get_close_matches(name.lower(), names, 3) if len(name) <= 64 else []
     if near:

@@ -11,6 +11,7 @@ from harness.analysis.disturbances import BusyProcess
 from harness.analysis.verdicts import FINE, attempts_left, status, verdict
 from harness.plan import Cell
 from harness.results import Stored, series
+from harness.wording import plural
 
 SAY_AGAIN_S = 10.0
 LIFE_EVERY_S = 60.0  # of a long repeat, where nothing is drawn
@@ -56,7 +57,7 @@ class Progress:
             self._draw(f"{self._place} loading and warming up  {self._name}")
 
     def tokens(self, count: int, latency_ns: int) -> None:
-        done = f"{count}/{self._new_tokens} tokens, {latency_ns / 1e6:.2f} ms"
+        done = f"{count}/{plural(self._new_tokens, 'token')}, {latency_ns / 1e6:.2f} ms"
         if self._live:
             self._draw(f"{self._place} {done}  {self._name}")
         elif time.monotonic() >= self._said + LIFE_EVERY_S:

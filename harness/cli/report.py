@@ -7,18 +7,23 @@ import sys
 from pathlib import Path
 
 from harness import results
-from harness.cli import NOT_OK, OK
+from harness.cli import NOT_OK, OK, fit
+from harness.logs.log import LogError
 from harness.report import document, export, figures
 from harness.report.gather import Gathered
+from harness.report.study import Study
 from harness.results import ResultsError, Stored
 
 
 def make(arguments: argparse.Namespace) -> int:
     """Print the tables, or write the page and say where. Raises ResultsError when nothing can be shown."""
-    gathered = _gathered(arguments.dir)
-    baseline = _gathered([arguments.baseline]) if arguments.baseline else None
-    title = ", ".join(folder.resolve().name for folder in arguments.dir)
-    study = gathered.study(title, baseline)
+    if any(path.is_file() for path in arguments.dir):
+        try:
+            study, name = _of_log(arguments.dir, arguments.baseline)
+        except LogError as mistake:
+            return fit.refused(mistake)
+    else:
+        study, name = _of_records(arguments.dir, arguments.baseline)
     for warning in study.warnings:
         print(f"harness: {warning}", file=sys.stderr)
     if arguments.png:
@@ -35,14 +40,26 @@ def make(arguments: argparse.Namespace) -> int:
             print({"csv": export.csv, "json": export.json}[arguments.format](study.rows), end="")
         return OK
     if arguments.output or not arguments.png:
-        page = (
-            arguments.output
-            or Path("reports")
-            / f"{[*gathered.cells, *gathered.checks, *gathered.searches][0]['machine']}.html"
-        )
+        page = arguments.output or Path("reports") / f"{name}.html"
         document.write(page, study)
         print(page.absolute())
     return OK
+
+
+def _of_records(folders: list[Path], beside: Path | None) -> tuple[Study, str]:
+    """A Study of folders of records, and what its page is called."""
+    gathered = _gathered(folders)
+    baseline = _gathered([beside]) if beside else None
+    title = ", ".join(folder.resolve().name for folder in folders)
+    first = [*gathered.cells, *gathered.checks, *gathered.searches][0]
+    return gathered.study(title, baseline), first["machine"]
+
+
+def _of_log(paths: list[Path], beside: Path | None) -> tuple[Study, str]:
+    """A Study of one log of any tool, and what its page is called. Raises LogError."""
+    if len(paths) > 1 or beside:
+        raise ResultsError("a log is shown alone: give one file, or folders of records, and no --baseline")
+    return fit.study(paths[0]), paths[0].name.split(".")[0]
 
 
 def _gathered(folders: list[Path]) -> Gathered:

@@ -10,14 +10,15 @@ from typing import Any
 
 from harness.campaign.prepare import NotReady, Preparation
 from harness.cli import NOT_OK, NOT_STARTED, OK
-from harness.cli.names import unknown
+from harness.cli.names import shortened, unknown
 from harness.cli.progress import Progress
 from harness.config import Decode, Model, Variant, Weights
 from harness.envs import build
 from harness.envs.header import stacks
 from harness.models.weights import SOURCE_QUANT, Ready
 from harness.plan import Cell
-from harness.theory.families import SHAPES
+from harness.theory import names
+from harness.theory.names import NotUnderstood
 from harness.theory.packed import FORMATS, Packing
 
 STACK = "llamacpp"  # the stack that owns GGUF
@@ -60,11 +61,13 @@ def make(asked: Asked, as_json: bool) -> int:
 def _mistake(asked: Asked) -> str | None:
     """What is wrong with the command line, in a sentence."""
     choices = [str(choice) for choice in stacks()[STACK].options["quant"].choices]
-    wanted = [("shape", asked.shape, [*SHAPES])]
-    wanted += [("quantization", quant, choices) for quant in asked.quants or ()]
-    for kind, name, known in wanted:
-        if name not in known:
-            return unknown(kind, name, known, "see harness theory --list-models")
+    try:
+        names.model(asked.shape)
+    except NotUnderstood as why:
+        return why.sentence("shape", shortened(asked.shape))
+    for quant in asked.quants or ():
+        if quant not in choices:
+            return unknown("quantization", quant, choices)
     if asked.quants and asked.form != "gguf":
         is_what = "bf16" if asked.form == "hf" else f"packed in {asked.bits or 4} bits"
         return f"--quant is of --format gguf; a checkpoint is {is_what}"
@@ -77,7 +80,8 @@ def _mistake(asked: Asked) -> str | None:
 
 def _made(preparation: Preparation, asked: Asked) -> Iterator[Ready]:
     """Raises NotReady."""
-    model = Model(name=asked.shape, shape=SHAPES[asked.shape], weights=Weights(seed=asked.seed))
+    known = names.model(asked.shape)
+    model = Model(name=known.name, shape=known.shape, weights=Weights(seed=asked.seed))
     if asked.form in FORMATS:
         packing = Packing(asked.form, asked.bits or 4)
         loading = [header.stack for header in stacks().values() if header.weights not in ("gguf", "none")]

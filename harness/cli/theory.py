@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.cache import CacheError
-from harness.cli import NOT_STARTED, OK
+from harness.cli import NOT_STARTED, OK, reached, theory_names
 from harness.cli.names import printable, unknown
+from harness.cli.theory_names import Mistake
 from harness.theory import gguf_types
 from harness.theory.families import SHAPES
+from harness.theory.fits import Form
 from harness.theory.machines import MACHINES, Figure, Machine
-from harness.theory.rows import Ask, Form, Row, row, row_without_shape
+from harness.theory.rows import Ask, Row, row, row_without_shape
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, streamed_bytes
 from harness.theory.units import PUBLISHED, UNITS
 
 BITS = (16.0, 8.0, 4.0)
-THIS = "this"
 
 
 class Model(NamedTuple):
@@ -37,10 +38,6 @@ class Model(NamedTuple):
     stored: Form | None
 
 
-class Mistake(ValueError):
-    """What was asked makes no sense; the message is one sentence."""
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Print what was asked for. A mistake is one sentence and exit code 2."""
     try:
@@ -49,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         shapes, machines = _known(arguments.own)
         if arguments.list_models or arguments.list_machines:
             return _list(arguments, shapes, machines)
-        _give_back_models(arguments, shapes, machines)
+        theory_names.sort(arguments, shapes, machines)
         return _print(arguments, _rows(arguments, shapes, machines))
     except (Mistake, CacheError) as mistake:
         print(f"harness: {mistake}", file=sys.stderr)
@@ -71,17 +68,6 @@ def _known(own: Path | None) -> tuple[dict[str, Shape], dict[str, Machine]]:
     return SHAPES | lower, MACHINES | {name.lower(): machine for name, machine in machines.items()}
 
 
-def _give_back_models(
-    arguments: argparse.Namespace, shapes: Mapping[str, Shape], machines: Mapping[str, Machine]
-) -> None:
-    """`--machine rtx-4090 llama-7b` names a model too: what is no machine (or type) but a model or a file."""
-    for option, known in (("machine", [*machines, THIS]), ("quant", gguf_types.QUANTS)):
-        given = getattr(arguments, option)
-        strayed = [n for n in given if n.lower() not in known and (n.lower() in shapes or Path(n).exists())]
-        setattr(arguments, option, [name for name in given if name not in strayed])
-        arguments.models += strayed
-
-
 def _rows(
     arguments: argparse.Namespace, shapes: Mapping[str, Shape], machines: Mapping[str, Machine]
 ) -> list[Row]:
@@ -91,10 +77,10 @@ def _rows(
             "name a model or a file: harness theory qwen1.5-7b --machine rtx-4090 (or --list-models)"
         )
     ask = _ask(arguments)
-    names = dict.fromkeys(name.lower() for name in arguments.machine)
     chosen: list[tuple[str | None, Machine | None]] = [
-        (name, _machine(name, machines)) for name in names
-    ] or [(None, None)]
+        *theory_names.machines(arguments.machine, machines, arguments.memory, _this_machine).items()
+    ]
+    chosen = chosen or [(None, None)]
     for name, machine in chosen:
         if machine and ask.rate is not None and ask.rate not in machine.rates:
             raise Mistake(unknown(f"rate of {name}", ask.rate, machine.rates))
@@ -109,6 +95,8 @@ def _rows(
                     line = row(name, model.shape, form, machine_name, machine, ask)
                 else:
                     line = row_without_shape(name, form, model.tied, machine_name, machine, ask)
+                if model.shape and machine and ask.units.name != PUBLISHED.name:
+                    reached.add(line, model.shape, machine)
                 if arguments.tensors or (arguments.json and form is model.stored):
                     line["tensors"] = [_tensor(tensor, model.tied) for tensor in form.tensors]
                 found.append(line)
@@ -121,8 +109,9 @@ def _ask(arguments: argparse.Namespace) -> Ask:
         raise Mistake(f"--kv-read {arguments.kv_read} needs --length")
     if arguments.length is not None and not has_length:
         raise Mistake("--length is of --kv-read full or window")
-    if not arguments.machine and (arguments.chunk or arguments.rate):
-        raise Mistake(f"--{'chunk' if arguments.chunk else 'rate'} needs a --machine")
+    for option in ("chunk", "rate", "memory"):
+        if getattr(arguments, option) and not arguments.machine:
+            raise Mistake(f"--{option} needs a --machine")
     speculation = None
     if arguments.acceptance is not None:
         speculation = arguments.acceptance, arguments.draft_length or 4, arguments.draft_cost or 0.0
@@ -142,32 +131,22 @@ def _ask(arguments: argparse.Namespace) -> Ask:
     )
 
 
-def _machine(name: str, machines: Mapping[str, Machine]) -> Machine:
-    if name == THIS:
-        return _this_machine()
-    if name in machines:
-        return machines[name]
-    raise Mistake(unknown("machine", name, [*machines, THIS], "see --list-machines"))
-
-
 def _model(given: str, arguments: argparse.Namespace, shapes: Mapping[str, Shape]) -> Model:
     """A model by its name or its files, with the forms that its weights are asked in."""
-    if given.lower() in shapes:
-        shape: Shape | None = shapes[given.lower()]
+    if known := theory_names.model(given, shapes):
+        shape: Shape | None = known.shape
         assert shape is not None
         if arguments.tied:
             shape = replace(shape, tied=True)
-        name, tied, stored = given.lower(), shape.tied, None
+        name, tied, stored = known.name, shape.tied, None
     else:
-        name, shape, tied, stored = _file(given, shapes)
+        name, shape, tied, stored = _file(given)
         if arguments.tied:
             raise Mistake(f"{given}: --tied is for names; a file says itself whether it is tied")
     if shape is None and (arguments.bpw or arguments.quant):
         raise Mistake(f"{given}: its shape is not known, so its weights are known as stored alone")
     forms = [Form(f"{bits:g} bits", bits) for bits in arguments.bpw]
-    for quant in map(str.lower, arguments.quant):
-        if quant not in gguf_types.QUANTS:
-            raise Mistake(unknown("quantization", quant, gguf_types.QUANTS))
+    for quant in theory_names.quants(arguments.quant):
         as_published = arguments.units == PUBLISHED.name
         assert shape is not None
         forms.append(Form(quant, tensors=tuple(gguf_types.quantized(shape, quant, as_published))))
@@ -178,13 +157,11 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Mapping[str, Shape
     return Model(given, name, shape, tied, forms, stored)
 
 
-def _file(given: str, shapes: Mapping[str, Shape]) -> tuple[str, Shape | None, bool, Form | None]:
+def _file(given: str) -> tuple[str, Shape | None, bool, Form | None]:
     """A model's name, shape, whether it is tied, and its stored form, from its files' headers."""
     from harness.models.checkpoint import CheckpointError, read
 
     path = Path(given)
-    if not given or not (path.exists() or "/" in given or path.suffix in (".gguf", ".json", ".safetensors")):
-        raise Mistake(unknown("model (and no file)", given, shapes, "see --list-models"))
     try:
         checkpoint = read(path)
     except CheckpointError as wrong:
@@ -253,7 +230,10 @@ def _flat(row: Row) -> Row:
                 flat |= {f"prefill_knee_{which}_{end}": ends[i] for i, end in enumerate(("from", "to"))}
         elif key == "prefill_ms":
             flat |= {f"prefill_{which}_ms": (value or {}).get(which) for which in ("every", "last")}
-        elif key not in ("bytes_by_part", "bytes_by_type", "chunked_prefill", "rates", "tensors"):
+        elif key == "fits":
+            for stack, fit in (value or {}).items():
+                flat |= {f"{stack} {figure}": number for figure, number in (fit or {}).items()}
+        elif key not in ("bytes_by_part", "bytes_by_type", "chunked_prefill", "rates", "reached", "tensors"):
             flat[key] = value
     return flat
 

@@ -6,6 +6,10 @@ import argparse
 import math
 from pathlib import Path
 
+from harness.theory import counts
+
+_MOST_TOKENS = 2**20
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `harness theory` to its parser."""
@@ -13,7 +17,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "models",
         nargs="*",
         metavar="MODEL",
-        help="a name (--list-models), a .gguf, a folder, or a config.json",
+        help="a name (--list-models), of the hub or of Ollama too, a .gguf, a folder, or a config.json",
     )
     add = parser.add_argument
     add(
@@ -24,12 +28,22 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="names (--list-machines), or `this`: this machine's CPU, its bandwidth and rate measured now",
     )
+    add(
+        "--memory",
+        type=_memory,
+        metavar="SIZE",
+        help="of the machines, as sold: chooses a size, or sets another; 16GB is 16 GiB",
+    )
     form = parser.add_argument_group("form of the weights (default: 16, 8 and 4 bits; of a file: as stored)")
     form.add_argument(
         "--bpw", nargs="+", type=_bits, default=[], metavar="BITS", help="bits per weight, e.g. 4.85"
     )
     form.add_argument(
-        "--quant", nargs="+", default=[], metavar="TYPE", help="llama.cpp's types, by its rules, e.g. q4_k_m"
+        "--quant",
+        nargs="+",
+        default=[],
+        metavar="TYPE",
+        help="llama.cpp's types, by its rules, e.g. q4_k_m; or all",
     )
     form.add_argument("--tied", action="store_true", help="the lm_head is the input embedding")
     form.add_argument(
@@ -48,7 +62,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     cache.add_argument(
         "--length", type=_count, metavar="N", help="tokens of a static cache (full) or of a window (window)"
     )
-    at = parser.add_argument_group("where")
+    at = parser.add_argument_group("where (counts of tokens may have k or M: 32k is 32,768)")
     at.add_argument(
         "--context", type=_count, default=10_000, metavar="N", help="decode also at this position (10000)"
     )
@@ -90,10 +104,17 @@ def _bits(text: str) -> float:
 
 
 def _count(text: str) -> int:
-    value = _number(text)
-    if value != int(value) or not 0 < value <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number between 1 and 1,000,000")
+    value = counts.tokens(text) or _number(text)
+    if value != int(value) or not 0 < value <= _MOST_TOKENS:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number between 1 and {_MOST_TOKENS:,}")
     return int(value)
+
+
+def _memory(text: str) -> float:
+    gib = counts.memory_gib(text)
+    if gib is None:
+        raise argparse.ArgumentTypeError(f"{text} is not a size of memory such as 16GB")
+    return gib
 
 
 def _share(text: str) -> float:

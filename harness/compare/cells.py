@@ -12,6 +12,7 @@ from harness.compare.sides import Key, Side, cell_of
 from harness.report import tables
 from harness.report.gather import Gathered
 from harness.results import Record
+from harness.wording import plural
 
 Row = dict[str, Any]
 NAMES_SHOWN = 3
@@ -60,7 +61,7 @@ class Cells:
         """What became of the repeats that do not stand, beside those that do, as a clause; null of none."""
         rows = self._every(key)
         bad = [row for row in rows if row["status"] not in FINE]
-        return f"{len(bad)} of {len(rows)} repeats: {_said(bad)}" if bad else None
+        return f"{len(bad)} of {plural(len(rows), 'repeat')}: {_said(bad)}" if bad else None
 
     def weights(self, key: Key) -> set[str]:
         """Where its weights come from: synthetic, path or hub."""

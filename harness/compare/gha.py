@@ -6,6 +6,7 @@ from typing import Any
 
 from harness.compare import Comparison
 from harness.compare.judge import INVALID, WORSE
+from harness.wording import plural
 
 Row = Mapping[str, Any]
 # What is better when larger, as a cost: the name and unit of the inverse, and what it is a multiple of.
@@ -73,7 +74,7 @@ def _change(row: Row) -> str:
     figures = f"{row['metric']} {_figure(row['base'])} -> {_figure(row['new'])} {row['unit']}"
     parts = [figures if row["change"] is None else f"{figures}: {row['change']:+.1%}{_interval(row)}"]
     if row["base_repeats"] and row["new_repeats"]:
-        parts.append(f"of {row['base_repeats']} and {row['new_repeats']} repeats")
+        parts.append(f"of {row['base_repeats']} and {plural(row['new_repeats'], 'repeat')}")
     parts.append(f"threshold {100 * row['threshold']:.3g}%")
     return ", ".join(parts) + (f"; {row['reason']}" if row["reason"] else "")
 

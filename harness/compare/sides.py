@@ -12,6 +12,7 @@ from harness import results
 from harness.analysis.disturbances import counting
 from harness.analysis.verdicts import FINE, verdict
 from harness.results import ResultsError, Stored
+from harness.wording import plural
 
 KINDS = ("measured", "searched")  # what others reported has no repeats, and a check times nothing
 _FOLDER = re.compile(r"/(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)\d\d\.\d+Z/")
@@ -102,7 +103,7 @@ def rolling(path: Path, count: int) -> tuple[Side, Side]:
     oldest = min(each.campaign for each in base) if base else last
     damages = [each for each in folder.damages if _when(each) >= oldest]
     if elsewhere := len(folder.damages) - len(damages):
-        notes.append(f"{path}: {elsewhere} records of earlier campaigns cannot be read")
+        notes.append(f"{path}: {plural(elsewhere, 'record')} of earlier campaigns cannot be read")
     nights = len({each.campaign for each in base})
     words = "the campaign before" if nights == 1 else f"the {nights} campaigns before"
     new = [each for each in same if each.campaign == last]
@@ -158,7 +159,7 @@ def _one(name: str, every: Sequence[_Found], folder: _Folder) -> Side:
         (len(every) - len(kept), "of earlier versions of the same cells"),
         (again, "of repeats that were measured again"),
     ]
-    notes = [f"{name}: {count} records {which} are left out" for count, which in left_out if count]
+    notes = [f"{name}: {plural(count, 'record')} {which} left out" for count, which in left_out if count]
     return Side(name, campaigns, folder.checks, folder.damages, notes)
 
 

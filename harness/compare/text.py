@@ -12,6 +12,7 @@ from typing import Any
 from harness.analysis.difference import FALSE_DISCOVERIES
 from harness.compare import Comparison
 from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
+from harness.wording import plural
 
 Row = Mapping[str, Any]
 VERDICTS = (*WORSE, *BETTER, UNCLEAR, INVALID, SAME)  # in the order they are told
@@ -44,12 +45,12 @@ def counts(found: Comparison) -> str:
     told = ", ".join(f"{verdicts[word]} {word}" for word in VERDICTS if verdicts[word])
     cells = len({row["name"] for row in found.rows})
     said = (
-        f"{told} of {_count(len(found.rows), 'figure')} of {_count(cells, 'cell')}" if told else "no figure"
+        f"{told} of {plural(len(found.rows), 'figure')} of {plural(cells, 'cell')}" if told else "no figure"
     )
     if lost := len(found.not_compared):
-        said += f"; {_count(lost, 'cell')} not compared"
+        said += f"; {plural(lost, 'cell')} not compared"
     if found.partial:
-        said += f"; {_count(len(found.partial), 'cell')} compared in part"
+        said += f"; {plural(len(found.partial), 'cell')} compared in part"
     return said
 
 
@@ -175,10 +176,6 @@ def _signed(share: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g}%"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _plain(text: str) -> str:

@@ -6,9 +6,10 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
 from harness.config.sizes import SIZE, size_bytes
+from harness.theory import counts
 from harness.theory.shapes import Shape
 
 Scalar = str | int | float | bool
@@ -26,8 +27,28 @@ Name = Annotated[str, Field(pattern=NAME)]
 
 # Seeds go into 64-bit generators.
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
-PromptTokens = Annotated[int, Field(ge=1, le=10_000_000)]
-NewTokens = Annotated[int, Field(ge=1, le=10_000_000)]
+_MOST_TOKENS = 10_000_000
+
+
+def tokens_of(given: object) -> object:
+    """32k as 32,768; all else as it is given."""
+    return counts.tokens(given) or given if isinstance(given, str) else given
+
+
+Tokens = Annotated[
+    int,
+    BeforeValidator(tokens_of),
+    Field(ge=1, le=_MOST_TOKENS),
+    WithJsonSchema(
+        {
+            "type": ["integer", "string"],
+            "minimum": 1,
+            "maximum": _MOST_TOKENS,
+            "pattern": counts.TOKENS,
+        }
+    ),
+]
+"""A count of tokens; 32k is 32,768."""
 
 
 class Frozen(BaseModel):
@@ -61,9 +82,9 @@ class CoolDown(Frozen):
 class Protocol(Frozen):
     """How every cell is measured."""
 
-    prompt_tokens: PromptTokens = 25
+    prompt_tokens: Tokens = 25
     """Tokens of prompt, the same ids in every stack."""
-    new_tokens: NewTokens = 9975
+    new_tokens: Tokens = 9975
     """Tokens to decode; end of text is ignored."""
     repeats: int = Field(default=3, ge=1, le=1000)
     """Processes per cell, interleaved with other cells."""
@@ -110,9 +131,9 @@ class Decode(Frozen):
     """Decode greedily, token by token. A null length means the protocol's."""
 
     kind: Literal["decode"] = "decode"
-    new_tokens: NewTokens | None = None
+    new_tokens: Tokens | None = None
     """Tokens to decode, in place of the protocol's."""
-    prompt_tokens: PromptTokens | None = None
+    prompt_tokens: Tokens | None = None
     """Tokens of prompt, in place of the protocol's."""
 
 
@@ -122,7 +143,7 @@ class MaxCtx(Frozen):
     kind: Literal["max_ctx"] = "max_ctx"
     fill: bool = True
     """Fill it to its end and decode there; else it is only allocated."""
-    prompt_tokens: PromptTokens | None = None
+    prompt_tokens: Tokens | None = None
     """Tokens of text, repeated until the context is full."""
 
     @property
@@ -135,9 +156,9 @@ class Grow(Frozen):
     """Decode until memory runs out, or the target is reached."""
 
     kind: Literal["grow"] = "grow"
-    target: Annotated[int, Field(ge=2, le=10_000_000)] = 100_000
+    target: Annotated[Tokens, Field(ge=2)] = 100_000
     """Tokens of prompt and decode."""
-    prompt_tokens: PromptTokens | None = None
+    prompt_tokens: Tokens | None = None
     """Tokens of prompt, in place of the protocol's."""
 
     @property

@@ -16,6 +16,7 @@ from harness.config.experiment import (
     Name,
     Protocol,
     Seed,
+    Tokens,
     Workload,
 )
 from harness.theory.shapes import Shape
@@ -66,7 +67,7 @@ class InlineShape(Frozen):
     """Biases on q, k and v; by default as the arch has them."""
     rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
     norm_eps: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    context: Count = 4096
+    context: Tokens = 4096
 
     @model_validator(mode="after")
     def _has_sense(self) -> InlineShape:
@@ -139,7 +140,8 @@ class ModelRow(Frozen):
     name: Name | None = None
     """By default the shape's name, else that of the weights' file, folder or repository."""
     shape: Any = None
-    """A known shape's name, or a shape spelled out; the weights may bring their own."""
+    """A known shape's name (of the hub or of Ollama too), or a shape spelled out; the weights may bring their
+    own."""
     weights: Any = "synthetic"
     """synthetic, a path, or a mapping: path; repo, file and revision; synthetic and seed; or one of these by
     format: hf, gguf, gptq, awq."""

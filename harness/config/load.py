@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,41 +21,47 @@ from harness.config.experiment import (
 )
 from harness.config.forms import File
 from harness.config.mistakes import ConfigError, Loc, Mistakes, dotted, shortened, shown, suggestion
-from harness.config.rows import QUANT, model_of, safe_name, workload_of
-from harness.config.variants import MAX_CELLS, exclusion, expanded, weights_format
+from harness.config.rows import BITS, QUANT, model_of, safe_name, workload_of
+from harness.config.variants import MAX_CELLS, bits_of, exclusion, expanded, quant_of, weights_format
 from harness.config.yaml_text import Document
 from harness.envs.header import stacks
+from harness.wording import plural
 
 Placed = list[tuple[Loc, Variant]]
 
 
-def load(path: Path, settings: Sequence[str] = ()) -> Experiment:
+def load(path: Path, settings: Sequence[str] = (), look_for_weights: bool = False) -> Experiment:
     """The experiment in a YAML file. `settings` are --set's `dotted.key=value`, applied in order.
 
-    Reads the file and nothing else: no weights, no device. Raises ConfigError.
+    Reads the file and nothing else: no weights, no device; with `look_for_weights`, a path of weights that is
+    not there is a mistake. Raises ConfigError, with every mistake that does not follow from another.
     """
     document = yaml_text.read(path)
     for setting in settings:
         _override(document, setting)
     mistakes = Mistakes(document.place)
-    file = mistakes.checked(File, document.data, ())
-    mistakes.stop_if_any()
-    assert file is not None
-    if file.gpu is not None and file.device == "cpu":
+    file = _file(document.data, mistakes)
+    if _right(mistakes, "gpu", "device") and file.gpu is not None and file.device == "cpu":
         mistakes.add(("gpu",), "needs a GPU as device, as in device: cuda; it is cpu")
-    models = _models(file, path.parent, mistakes)
+    placed = _models(file, path.parent, mistakes)
+    models = [model for _, model in placed]
     # Where a model is wrong its name may be unknown, and no glob is to blame.
-    names = [model.name for model in models] if not mistakes.found else []
+    names = [model.name for model in models] if _right(mistakes, "models") else []
     variants = _variants(file.variants, "variants", names, mistakes)
     include = _variants(file.include, "include", names, mistakes)
-    used = {variant.stack for _, variant in variants}
+    used = {variant.stack for _, variant in variants} if _right(mistakes, "variants") else set(stacks())
     exclude = [exclusion(row, ("exclude", i), used, mistakes) for i, row in enumerate(file.exclude)]
     workloads = _workloads(file, mistakes)
-    mistakes.stop_if_any()
     rules = [rule for rule in exclude if rule is not None]
-    _check_lengths(variants + include, workloads, file.protocol, mistakes)
-    _check_budget(file, variants + include, mistakes)
-    _check_combinations(models, variants + include, rules, workloads, mistakes)
+    if _right(mistakes, "models", "variants", "include", "exclude", "workloads"):
+        _check_combinations(models, variants + include, rules, workloads, mistakes)
+    if _right(mistakes, "protocol", "workloads"):
+        _check_lengths(variants + include, workloads, file.protocol, mistakes)
+    if _right(mistakes, "protocol", "device"):
+        _check_budget(file, variants + include, mistakes)
+    if look_for_weights:
+        chosen = variants + include if _right(mistakes, "exclude") else []
+        _check_paths(placed, chosen, rules, workloads, mistakes)
     mistakes.stop_if_any()
     return Experiment(
         name=file.name or safe_name(path.stem) or "experiment",
@@ -69,6 +75,21 @@ def load(path: Path, settings: Sequence[str] = ()) -> Experiment:
         workloads=tuple(workloads),
         source=document.data,
     )
+
+
+def _right(mistakes: Mistakes, *keys: str) -> bool:
+    """Whether no mistake is in these keys of the file. One that is unknown may be any of them, misspelt."""
+    return not any(loc[0] in keys or loc[0] not in File.model_fields for loc, _ in mistakes.found)
+
+
+def _file(data: dict[str, Any], mistakes: Mistakes) -> File:
+    """The form of the file; of one with mistakes what is right, so that the rest can be looked at as well."""
+    if file := mistakes.checked(File, data, ()):
+        return file
+    wrong = {loc[0] for loc, _ in mistakes.found}
+    right = {key: data[key] for key in File.model_fields if key in data and key not in wrong}
+    lacking = {key: ["any"] for key in ("models", "variants") if key not in right}
+    return File.model_validate(lacking | right).model_copy(update={key: [] for key in lacking})
 
 
 def _override(document: Document, setting: str) -> None:
@@ -116,9 +137,9 @@ def _step(inside: Any, part: str, loc: Loc, place: str) -> str | int:
     return int(part)
 
 
-def _models(file: File, folder: Path, mistakes: Mistakes) -> list[Model]:
+def _models(file: File, folder: Path, mistakes: Mistakes) -> list[tuple[Loc, Model]]:
     found: dict[str, int] = {}
-    models = []
+    models: list[tuple[Loc, Model]] = []
     for index, row in enumerate(file.models):
         model = model_of(row, ("models", index), folder, mistakes)
         if model is None:
@@ -127,7 +148,7 @@ def _models(file: File, folder: Path, mistakes: Mistakes) -> list[Model]:
             first = f"models.{found[model.name]}"
             mistakes.add(("models", index), f"the name {model.name} is that of {first}; give one a name")
         found.setdefault(model.name, index)
-        models.append(model)
+        models.append((("models", index), model))
     return models
 
 
@@ -144,16 +165,19 @@ def _variants(given: list[Any], key: str, names: list[str], mistakes: Mistakes) 
 def _workloads(file: File, mistakes: Mistakes) -> list[Workload]:
     found: list[Workload] = []
     seen: dict[str, int] = {}
+    known_lengths = _right(mistakes, "protocol")
     for index, row in enumerate(file.workloads):
         workload = workload_of(row, ("workloads", index), mistakes)
         if workload is None:
             continue
         whole = resolved(workload, file.protocol)
-        if isinstance(whole, Grow) and whole.new_tokens < 1:
-            needs = f"must be above the prompt's {whole.prompt_tokens} tokens, got {whole.target}"
+        if known_lengths and isinstance(whole, Grow) and whole.new_tokens < 1:
+            needs = (
+                f"must be above the prompt's {plural(whole.prompt_tokens or 0, 'token')}, got {whole.target}"
+            )
             mistakes.add(("workloads", index, "target"), needs)
         known = seen.setdefault(whole.model_dump_json(), index)
-        if known != index:
+        if known_lengths and known != index:
             mistakes.add(("workloads", index), f"the same as workloads.{known}")
         found.append(workload)
     return found
@@ -190,6 +214,35 @@ def _check_budget(file: File, variants: Placed, mistakes: Mistakes) -> None:
     for loc, variant in variants:
         if variant.options.get("mmap") is True:
             mistakes.add((*loc, "mmap"), "true maps the weights, which no memory_budget counts")
+
+
+def _check_paths(
+    models: list[tuple[Loc, Model]],
+    placed: Placed,
+    rules: list[Exclude],
+    workloads: list[Workload],
+    mistakes: Mistakes,
+) -> None:
+    """Paths of weights are there; of those with placeholders, the ones that are not excluded."""
+
+    def used(model: Model, given: Weights) -> Iterator[Variant]:
+        for loc, variant in placed:
+            if variant.fits(model) and model.weights_for(weights_format(variant)) is given:
+                kept = [w for w in workloads if not any(rule.matches(model, variant, w) for rule in rules)]
+                if kept or loc[0] == "include":
+                    yield variant
+
+    for loc, model in models:
+        for form, given in (model.of_format or {"": model.weights}).items():
+            paths = {given.path}
+            if given.path and (QUANT in given.path or BITS in given.path):
+                paths = {given.filled(quant_of(v), bits_of(v)).path for v in used(model, given)}
+            for path in sorted(path for path in paths if path and QUANT not in path and BITS not in path):
+                try:
+                    Path(path).stat()
+                except OSError as wrong:
+                    place = (*loc, "weights", form) if form else (*loc, "weights")
+                    mistakes.add(place, f"{shortened(path, 200)}: {(wrong.strerror or '').lower()}")
 
 
 def _check_combinations(

@@ -9,11 +9,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from harness.config import yaml_text
-from harness.config.experiment import Frozen
-from harness.config.forms import Count, InlineShape
-from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
-from harness.theory.families import SHAPES
+from harness.config.experiment import Frozen, Tokens
+from harness.config.forms import InlineShape
+from harness.config.mistakes import Loc, Mistakes, expected, shown
+from harness.config.rows import named_shape
+from harness.theory import machine_names
 from harness.theory.machines import Figure, Machine
+from harness.theory.names import NotUnderstood
 from harness.theory.shapes import Shape
 
 Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
@@ -33,7 +35,7 @@ class OwnShape(InlineShape):
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool | None = None
-    window: Count | None = None
+    window: Tokens | None = None
 
     def shape(self) -> Shape:
         norm = self.arch == "qwen3" if self.qk_norm is None else self.qk_norm
@@ -41,15 +43,17 @@ class OwnShape(InlineShape):
 
 
 class OwnMachine(Frozen):
-    """A machine. Bandwidth as read, rate of the arithmetic that decode uses; both SI."""
+    """A machine, or what of it is another than that of a known one. Bandwidth as read, rate of the arithmetic
+    that decode uses; both SI."""
 
-    memory_gib: Positive
-    bandwidth_gb_per_s: Positive
-    tflops: Positive
+    like: str | None = None
+    memory_gib: Positive | None = None
+    bandwidth_gb_per_s: Positive | None = None
+    tflops: Positive | None = None
 
 
 def load(path: Path) -> tuple[dict[str, Shape], dict[str, Machine]]:
-    """Shapes and machines by name. A shape may start from a known one: `{like: qwen1.5-0.5b, tied: true}`.
+    """Shapes and machines by name. Both may start from a known one: `{like: qwen1.5-0.5b, tied: true}`.
 
     Raises ConfigError.
     """
@@ -62,8 +66,8 @@ def load(path: Path) -> tuple[dict[str, Shape], dict[str, Machine]]:
         if shape := _shape(given, ("shapes", name), mistakes):
             shapes[name] = shape
     for name, given in (file.machines if file else {}).items():
-        if machine := mistakes.checked(OwnMachine, given, ("machines", name)):
-            machines[name] = _machine(name, machine, path)
+        if machine := _machine(name, given, path, mistakes):
+            machines[name] = machine
     mistakes.stop_if_any()
     return shapes, machines
 
@@ -74,10 +78,12 @@ def _shape(given: Any, loc: Loc, mistakes: Mistakes) -> Shape | None:
         return None
     asked = dict(given)
     if (like := asked.pop("like", None)) is not None:
-        if like not in list(SHAPES):
-            mistakes.add((*loc, "like"), f"unknown shape {shown(like)}" + suggestion(like, SHAPES))
+        if not isinstance(like, str):
+            mistakes.add((*loc, "like"), expected("a shape's name", like))
             return None
-        base = asdict(SHAPES[like])
+        if (known := named_shape(like, (*loc, "like"), mistakes)) is None:
+            return None
+        base = asdict(known.shape)
         if (
             base["head_dim"] * base["heads"] == base["hidden_size"]
             and {"hidden_size", "heads"} & asked.keys()
@@ -90,12 +96,33 @@ def _shape(given: Any, loc: Loc, mistakes: Mistakes) -> Shape | None:
     return row.shape() if row else None
 
 
-def _machine(name: str, given: OwnMachine, path: Path) -> Machine:
-    source = f"{path}"
-    return Machine(
+def _machine(name: str, given: Any, path: Path, mistakes: Mistakes) -> Machine | None:
+    loc = ("machines", name)
+    row = mistakes.checked(OwnMachine, given, loc)
+    if row is None:
+        return None
+    source = str(path)
+    memory = Figure(round(row.memory_gib * 2**30), source) if row.memory_gib else None
+    bandwidth = Figure(row.bandwidth_gb_per_s * 1e9, source) if row.bandwidth_gb_per_s else None
+    rates = {"own": Figure(row.tflops * 1e12, source)} if row.tflops else None
+    if row.like is None:
+        for key in ("memory_gib", "bandwidth_gb_per_s", "tflops"):
+            if getattr(row, key) is None:
+                mistakes.add((*loc, key), "is missing")
+        if not (memory and bandwidth and rates):
+            return None
+        return Machine(name, memory, bandwidth, rates, rate="own")
+    try:
+        base = machine_names.one(row.like, row.memory_gib)
+    except NotUnderstood as why:
+        mistakes.add((*loc, "like"), why.sentence("machine", shown(row.like)))
+        return None
+    return replace(
+        base,
         name=name,
-        memory=Figure(round(given.memory_gib * 2**30), source),
-        bandwidth=Figure(given.bandwidth_gb_per_s * 1e9, source),
-        rates={"own": Figure(given.tflops * 1e12, source)},
-        rate="own",
+        memory=memory or base.memory,
+        bandwidth=bandwidth or base.bandwidth,
+        peak_bandwidth=None if bandwidth else base.peak_bandwidth,
+        rates=rates or base.rates,
+        rate="own" if rates else base.rate,
     )

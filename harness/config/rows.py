@@ -17,7 +17,8 @@ from harness.config.forms import (
     SyntheticWeights,
 )
 from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
-from harness.theory.families import SHAPES
+from harness.theory import names
+from harness.theory.names import NotUnderstood
 from harness.theory.shapes import Shape
 
 QUANT, BITS = "{quant}", "{bits}"
@@ -30,7 +31,7 @@ def model_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Model | 
     if row is None:
         return None
     before = len(mistakes.found)
-    shape = _shape(row.shape, (*loc, "shape"), mistakes)
+    known, shape = _shape(row.shape, (*loc, "shape"), mistakes)
     by_format = isinstance(row.weights, dict) and any(form in row.weights for form in _FORMATS)
     of_format: dict[str, Weights] = {}
     if by_format:
@@ -43,24 +44,32 @@ def model_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Model | 
     if shape is None and any(given.kind == "synthetic" for given in (weights, *of_format.values())):
         mistakes.add(loc, "synthetic weights need a shape; harness theory --list-models has them")
         return None
-    name = row.name or (row.shape if isinstance(row.shape, str) else _name_of(weights))
+    name = row.name or known or _name_of(weights)
     if name is None:
         mistakes.add(loc, "a shape spelled out needs a name beside it")
         return None
     return Model(name=name, shape=shape, weights=weights, of_format=of_format)
 
 
-def _shape(given: Any, loc: Loc, mistakes: Mistakes) -> Shape | None:
-    if given is None:
-        return None
+def _shape(given: Any, loc: Loc, mistakes: Mistakes) -> tuple[str | None, Shape | None]:
+    """The name of a known shape, and the shape."""
     if isinstance(given, dict):
         row = mistakes.checked(InlineShape, given, loc)
-        return row.shape() if row else None
-    if isinstance(given, str) and given in SHAPES:
-        return SHAPES[given]
-    wrong = f"unknown shape {shown(given)}" if isinstance(given, str) else expected("a shape's name", given)
-    mistakes.add(loc, wrong + suggestion(given, SHAPES))
-    return None
+        return None, row.shape() if row else None
+    if isinstance(given, str):
+        return named_shape(given, loc, mistakes) or (None, None)
+    if given is not None:
+        mistakes.add(loc, expected("a shape's name", given))
+    return None, None
+
+
+def named_shape(given: str, loc: Loc, mistakes: Mistakes) -> names.Model | None:
+    """The known shape that a name stands for; null after adding the mistake."""
+    try:
+        return names.model(given, otherwise="spell the shape out")
+    except NotUnderstood as why:
+        mistakes.add(loc, why.sentence("shape", shown(given)))
+        return None
 
 
 def _of_format(given: dict[str, Any], loc: Loc, folder: Path, mistakes: Mistakes) -> dict[str, Weights]:

@@ -24,6 +24,7 @@ from harness.config.forms import (
 )
 from harness.config.variants import EXCLUDED_BY
 from harness.envs.header import Header, Option, stacks
+from harness.theory import counts
 from harness.theory.families import SHAPES
 
 _JSON_TYPES = {"string": "string", "int": "integer", "float": "number", "bool": "boolean"}
@@ -40,7 +41,11 @@ def schema() -> dict[str, Any]:
         defs[kind.__name__]["required"] = ["kind"]
         defs[kind.__name__]["properties"]["kind"] = {"const": name}
     model = defs["ModelRow"]["properties"]
-    model["shape"]["anyOf"] = [{"enum": list(SHAPES)}, _ref("InlineShape")]
+    model["shape"]["anyOf"] = [
+        {"enum": list(SHAPES)},
+        {"type": "string", "minLength": 1},
+        _ref("InlineShape"),
+    ]
     one = [{"type": "string", "minLength": 1}, *map(_ref, ("PathWeights", "HubWeights", "SyntheticWeights"))]
     for form in (by_format := defs["FormatWeights"])["properties"].values():
         form.pop("default")
@@ -97,6 +102,8 @@ def _scalar(option: Option) -> dict[str, Any]:
         value["minimum"] = option.minimum
     if option.maximum is not None:
         value["maximum"] = option.maximum
+    if option.type == "int" and not option.choices:
+        value |= {"type": ["integer", "string"], "pattern": counts.TOKENS}
     return value
 
 

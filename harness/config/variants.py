@@ -8,10 +8,11 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
-from harness.config.experiment import Exclude, Scalar, Variant
+from harness.config.experiment import Exclude, Scalar, Variant, tokens_of
 from harness.config.forms import VariantRow
 from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
 from harness.envs.header import Option, stacks
+from harness.theory.packed import FORMATS
 
 EXCLUDED_BY = ("model", "stack", "variant", "workload")  # globs; other keys are values of options
 MAX_CELLS = 10_000  # more is a slip in a matrix: at a minute each, a week
@@ -50,7 +51,7 @@ def expanded(given: Any, loc: Loc, names: list[str], mistakes: Mistakes) -> list
         if key not in header.options:
             mistakes.add((*loc, key), "unknown key" + suggestion(key, [*header.options, *keys]))
             continue
-        values[key] = value if isinstance(value, list) else [value]
+        values[key] = _values(value, header.options[key].type == "int")
         if not values[key]:
             mistakes.add((*loc, key), "an empty list gives no variants")
         for index, item in enumerate(values[key]):
@@ -74,6 +75,12 @@ def expanded(given: Any, loc: Loc, names: list[str], mistakes: Mistakes) -> list
     return found
 
 
+def _values(given: Any, whole: bool) -> list[Any]:
+    """The values of an option; 32k is 32,768 where they are whole numbers."""
+    values = given if isinstance(given, list) else [given]
+    return [tokens_of(value) for value in values] if whole else values
+
+
 def weights_format(variant: Variant) -> str:
     """What the variant's stack loads: gguf, hf, gptq, awq or none; of a header that names an option in
     braces, that one's value."""
@@ -82,6 +89,25 @@ def weights_format(variant: Variant) -> str:
         return header.weights
     option = header.options[header.weights[1:-1]]
     return str(variant.options.get(option.name, option.default))
+
+
+def quant_of(variant: Variant) -> str | None:
+    """The quantization asked for, the stack's default included; null: as stored."""
+    quant = _option_of(variant, "quant")
+    return None if quant is None else str(quant)
+
+
+def bits_of(variant: Variant) -> int | None:
+    """The bits asked of GPTQ or AWQ weights, 4 by default; null for stacks of others."""
+    if weights_format(variant) not in FORMATS:
+        return None
+    bits = _option_of(variant, "bits")
+    return 4 if bits is None else int(bits)
+
+
+def _option_of(variant: Variant, name: str) -> Any:
+    option = stacks()[variant.stack].options.get(name)
+    return variant.options.get(name, option.default if option else None)
 
 
 def _variant_name(
@@ -131,11 +157,11 @@ def exclusion(given: Any, loc: Loc, used: set[str], mistakes: Mistakes) -> Exclu
     before = len(mistakes.found)
     names = {key: given[key] for key in EXCLUDED_BY if key in given}
     options = {key: value for key, value in given.items() if key not in names}
-    known = {key for stack in used for key in stacks()[stack].options}
+    known = {key: option.type for stack in used for key, option in stacks()[stack].options.items()}
     for key, glob in names.items():
         if not isinstance(glob, str):
             mistakes.add((*loc, key), expected("text", glob))
-    wanted = {key: tuple(value) if isinstance(value, list) else (value,) for key, value in options.items()}
+    wanted = {key: tuple(_values(value, known.get(key) == "int")) for key, value in options.items()}
     for key, values in wanted.items():
         if key not in known:
             hint = suggestion(key, [*sorted(known), *EXCLUDED_BY])

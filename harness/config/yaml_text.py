@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from harness.config.mistakes import ConfigError, Loc, dotted, shortened
+from harness import shipped
+from harness.config.mistakes import ConfigError, Loc, dotted, shortened, suggestion
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20
@@ -48,7 +49,10 @@ def read(path: Path) -> Document:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
+        if not shipped.is_name(path):
+            raise ConfigError(f"{path}: no such file") from None
+        hint = suggestion(path.name, shipped.config_names())
+        raise ConfigError(f"{path}: no such file, nor a shipped config{hint}") from None
     except OSError as wrong:
         raise ConfigError(f"{path}: cannot be read: {wrong.strerror}") from None
     if len(raw) > MAX_BYTES:

@@ -11,6 +11,7 @@ from harness.sensors import vcgencmd
 from harness.sensors.bits import FIRMWARE_BITS, SINCE_BOOT, UNDER_VOLTAGE
 from harness.sensors.sysfs import CPU_CHIPS, CPU_ZONES
 from harness.small_files import number, text
+from harness.wording import plural
 
 HEADROOM_C = 20.0  # between rest and all cores at work a chip with a small cooler warms by more than that
 # From here on the firmware takes the clock down, below any trip point that the kernel knows:
@@ -30,7 +31,7 @@ def throttling(root: Path = Path("/")) -> Finding:
         return ok(what, "none since boot")
     return warn(
         what,
-        f"{events} times since boot" + (f", {ms / 1e3:.1f} s together" if ms is not None else ""),
+        f"{plural(events, 'time')} since boot" + (f", {ms / 1e3:.1f} s together" if ms is not None else ""),
         "this machine's cooling does not hold its clock, and long runs slow down",
         "clean or better the cooling; let it cool between repeats: protocol.cool_down in the config",
     )

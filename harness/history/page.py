@@ -12,6 +12,7 @@ from harness.history.nights import History, Series
 from harness.history.steps import Step, changes, day, levels_of, long, shown
 from harness.report import document, markup
 from harness.report.drawing import COLOURS, Figure, layout, plain, upright
+from harness.wording import plural
 
 FEWEST = 2 * SHORTEST  # nights with a figure, for a step to be seen
 
@@ -65,7 +66,7 @@ def page(title: str, history: History, steps: Sequence[Step]) -> str:
 
 def counted(number: int, what: str) -> str:
     """`no steps`, `1 step`, `3 steps`."""
-    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
+    return f"{plural(number, what) if number else f'no {what}s'}"
 
 
 def figure(series: Series, steps: Sequence[Step]) -> Figure:

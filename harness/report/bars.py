@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from harness.report.columns import failure, hidden, interval
+from harness.report.columns import hidden, interval
 from harness.report.drawing import FAINT, INK, Figure, Mark, Named, Trace, layout, plain
-from harness.report.study import Row, bounds, figure
+from harness.report.study import Row, bounds, failure, figure
 
 BAR_HEIGHT = 24
 TICK = 24  # characters of a name beside its bar
@@ -111,8 +111,7 @@ def _bars(
     return Figure(
         name,
         title,
-        f"{title}, of each variant of {model}: bars with their 95% intervals (an open end has no"
-        " whisker), beside the limits.",
+        f"{title}, of each variant of {model}{_drawn([*low, *high], overlays)}.",
         data,
         layout(
             "",
@@ -143,6 +142,12 @@ def _bars(
         across=2,
         overlays=overlays,
     )
+
+
+def _drawn(ends: Sequence[float | None], overlays: Mapping[str, str]) -> str:
+    """What stands at the bars; many a published figure has neither interval nor limit."""
+    whiskers = ", with 95% intervals (an open end has no whisker)" if any(e is not None for e in ends) else ""
+    return whiskers + (f", beside: {', '.join(overlays)}" if overlays else "")
 
 
 def short(label: str) -> str:

@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from harness.report.study import Row, bounds, figure
+from harness.report.contexts import held
+from harness.report.study import Row, bounds, failure, figure
 
 Text = Callable[[Row, str], str]
 NONE = "-"
+NOT_HELD = ", not held"  # beside a length that the memory cannot hold
 W_SAID = (
     "tokens of context per further ms; not identifiable: the slope cannot be told from none; not applicable: "
     "a static cache is read whole at every step"
 )
-LONGEST_REASON = 32  # characters of it in a cell; the whole stands below the table
 
 
 def number(row: Row, key: str, form: str = "{:.2f}", unit: float = 1.0) -> str:
@@ -38,18 +39,6 @@ def interval(row: Row, key: str, digits: int = 2) -> str:
 def word(row: Row, key: str) -> str:
     value = row.get(key)
     return NONE if value is None or value == "" else str(value)
-
-
-def failure(row: Row) -> str:
-    """`oom`, or `error: ` and why; empty for a cell that is ok."""
-    status = str(row.get("status"))
-    if status == "ok":
-        return ""
-    reasons = row.get("reasons") or []
-    if status == "oom" or not reasons:
-        return status
-    why = " ".join(str(reasons[0]).split())
-    return f"{status}: {why if len(why) <= LONGEST_REASON else why[: LONGEST_REASON - 1] + '…'}"
 
 
 def state(row: Row) -> str:
@@ -110,8 +99,9 @@ def tokens(row: Row, key: str) -> str:
 
 
 def longest(row: Row, key: str) -> str:
-    """`36,076`; `100,000+` where a target was reached and nothing beyond was tried."""
-    return number(row, key, "{:,.0f}") + ("+" if row.get("max_ctx_is_target") else "")
+    """`36,076`; `100,000+` where a target was reached and nothing beyond was tried; `not held` beside what
+    the memory cannot hold."""
+    return number(row, key, "{:,.0f}") + "+" * bool(row.get("max_ctx_is_target")) + NOT_HELD * (not held(row))
 
 
 def segments(row: Row, key: str) -> str:
@@ -193,6 +183,8 @@ SPEED: tuple[Column, ...] = (
     _number(
         "B of measured", "B_measured_ratio", "{:.0%}", "the same of the bandwidth measured on this machine"
     ),
+    _number("tok/s", "tokens_per_s", "{:.1f}", "over all decoded tokens"),
+    Column("tok/s 95%", "tokens_per_s_ci95", partial(interval, digits=1), "95% interval of tok/s"),
     _number("tok/s start", "start_tokens_per_s", "{:.1f}", "over the first 128 tokens"),
     _number("tok/s end", "end_tokens_per_s", "{:.1f}", "over the last 128 tokens"),
     Column(
@@ -231,7 +223,7 @@ MEMORY: tuple[Column, ...] = (
         "longest context",
         "max_ctx",
         longest,
-        "tokens of context reached, or that fit; +: a target",
+        "tokens of context reached, or that fit; +: a target; not held: more than the memory holds",
         telling=True,
     ),
 )

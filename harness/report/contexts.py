@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.report.beside import key, matched
-from harness.report.columns import failure
-from harness.report.study import Row, Study, figure, ok
+from harness.report.study import Row, Study, failure, figure, ok
 from harness.theory import floors
 
 HOW = {"decode": "decoding", "allocation": "allocation"}

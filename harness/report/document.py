@@ -16,6 +16,7 @@ from harness.report import agreement, chapters, columns, figures, markup, summar
 from harness.report.chapters import Chapter
 from harness.report.drawing import Figure
 from harness.report.markup import listed
+from harness.report.ranking import CRITERION
 from harness.report.study import Study
 from harness.results import ResultsError
 
@@ -89,8 +90,11 @@ def _asset(name: str) -> str:
 
 
 def _summary(study: Study, sections: Sections, told: Mapping[str, Chapter]) -> Iterable[str]:
+    yield from (f"<p><strong>{_linked(said)}</strong></p>" for said in summary.third_party(study.rows))
     yield f"<p class=lead>{escape(summary.counts(study))}</p>"
     yield listed(f"<b>{escape(model)}</b>: {escape(said)}" for model, said in summary.per_model(study))
+    if len(study.cells) > 1:
+        yield f"<p class=note>{escape(CRITERION)}</p>"
     failed = summary.failures(study)
     if failed:
         yield "<h2>What is not ok, and why</h2>"

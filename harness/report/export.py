@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.report import agreement, chapters, columns, figures
+from harness.report import agreement, chapters, columns, figures, summary
 from harness.report.chapters import Chapter
 from harness.report.columns import Column
 from harness.report.drawing import Figure, plain
@@ -50,14 +50,15 @@ FIELDS = (
         "B_theory_ms",
         "B_ratio",
     ),
-    *("B_measured_ratio", "shape", "slow_from_n", "last_n", "start_tokens_per_s", "end_tokens_per_s"),
+    *("B_measured_ratio", "shape", "slow_from_n", "last_n"),
+    *("tokens_per_s", "tokens_per_s_ci95", "start_tokens_per_s", "end_tokens_per_s"),
     *("file_bytes", "model_bytes", "weight_bytes_per_token", "kv_bytes_per_token", "loaded_bytes"),
     *("kv_read", "peak_rss_bytes", "peak_vram_bytes", "peak_allocator_bytes", "kv_buffer_bytes"),
     *("compute_buffer_bytes", "max_ctx"),
     *("bandwidth_share", "bandwidth_bytes_per_s", "fixed_ms", "dominated_by", "flags"),
     *("weights_check", "baseline_B_ms", "baseline_W_tokens_per_ms"),
 )
-INTERVALS = ("W_ci95", "B_ci95_ms")
+INTERVALS = ("W_ci95", "B_ci95_ms", "tokens_per_s_ci95")
 
 
 class FiguresError(Exception):
@@ -72,7 +73,7 @@ def markdown(
     tables: list[tuple[str, Sequence[Column], Sequence[Row]]] = []
     tables += [(title, columns.used(every, rows), rows) for title, every in columns.TABLES.items()]
     tables += [table for chapter in (told or {}).values() for table in chapters.lines(chapter)]
-    parts = []
+    parts = [f"> {_in_markdown(line)}" for line in summary.third_party(rows)]
     for title, chosen, of in tables:
         if not chosen:
             continue
@@ -126,13 +127,30 @@ def png(folder: Path, study: Study) -> list[Path]:
             opts = {"format": "png", "width": WIDTH, "height": figure.height, "scale": SCALE}
             wanted.append({"fig": _whole(figure, title), "path": path, "opts": opts})
             opts["height"] = wanted[-1]["fig"]["layout"]["height"]
+    _make(folder)
+    if wanted:
+        _draw(wanted)
+    return [each["path"] for each in wanted]
+
+
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as refusal:
         raise ResultsError(f"{folder}: the figures cannot be written: {refusal.strerror}") from refusal
-    if wanted:
-        _draw(wanted)
-    return [each["path"] for each in wanted]
+
+
+def latency_png(path: Path, study: Study) -> None:
+    """Draw latency against position of a study of one model. Raises as png() does."""
+    for title, drawn in figures.sections(study).values():
+        for figure in drawn:
+            if figure.name == "latency":
+                fig = _whole(figure, title)
+                opts = {"format": "png", "width": WIDTH, "height": fig["layout"]["height"], "scale": SCALE}
+                _make(path.parent)
+                _draw([{"fig": fig, "path": path, "opts": opts}])
+                return
+    raise FiguresError("nothing to draw: no series has latencies of single tokens")
 
 
 def _draw(wanted: Sequence[dict[str, Any]]) -> None:

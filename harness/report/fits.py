@@ -1,10 +1,12 @@
-"""What `harness fit` shows on a terminal: one line a variant, then what is wrong with each."""
+"""What `harness fit` shows: on a terminal one line a variant, then what is wrong with each; or a page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from harness.logs.log import Log
+from harness.report.study import Curve, Study
 from harness.report.theory import Columns, short, table, whole
 
 Row = dict[str, Any]
@@ -28,6 +30,8 @@ def share(value: float | None) -> str:
 
 
 def _W(row: Row) -> str:
+    if not row["per_token"]:
+        return "-"
     if row["W_tokens_per_ms"] is None or not row["W_identifiable"]:
         return "not identifiable"
     return interval(row["W_tokens_per_ms"], row["W_ci95"], 0)
@@ -39,8 +43,9 @@ COLUMNS: Columns = (
     ("first ms", lambda row: short(row["first_token_ms"])),
     ("B ms", lambda row: interval(row["B_ms"], row["B_ci95_ms"], 2)),
     ("W tok/ms", _W),
+    ("tok/s", lambda row: short(row["tokens_per_s"])),
     ("shape", lambda row: row["shape"] or "-"),
-    ("spikes", lambda row: whole(row["spikes"]["count"])),
+    ("spikes", lambda row: whole(row["spikes"]["count"]) if row["per_token"] else "-"),
     ("of every", lambda row: short(row["spikes"]["period_tokens"])),
     ("50 ms from n", lambda row: whole(row["slow_from_n"])),
 )
@@ -53,8 +58,8 @@ AGAINST: Columns = (
 )
 
 
-def show(rows: Sequence[Row]) -> None:
-    """The table of usable variants, what a robust line says where it differs, flags, and the unusable."""
+def show(rows: Sequence[Row], notes: Sequence[str]) -> None:
+    """The table of usable variants, what a robust line says where it differs, flags, the unusable, notes."""
     usable = [row for row in rows if row["unusable"] is None]
     if usable:
         table((*COLUMNS, *(AGAINST if "B_theory_ms" in usable[0] else ())), usable)
@@ -73,3 +78,35 @@ def show(rows: Sequence[Row]) -> None:
     for row in rows:
         if row["unusable"] is not None:
             print(f"{row['variant']}: unusable, because {row['unusable']}")
+    for note in notes:
+        print(f"note: {note}")
+
+
+def study(title: str, rows: Sequence[Row], log: Log) -> Study:
+    """The page of one log: its series as the cells of one model, which is named as the file is."""
+    cells = [
+        row
+        | {
+            "name": f"{title} {row['variant']}",
+            "model": title,
+            "variant": row["variant"],
+            "status": "ok" if row["unusable"] is None else "unusable",
+            "reasons": [row["unusable"]] if row["unusable"] else [],
+            "kind": "logged",
+            "tokens": row["n_tokens"],
+            "ttft_ms": row["first_token_ms"],
+            "B_as_w16_ms": row.get("B_as_w16_ms"),
+            "repeats": 1,
+            "repeats_ok": 1,
+        }
+        for row in rows
+    ]
+    # The rows of series come first; those of requests have totals alone.
+    drawn = zip(cells, log.series.values(), strict=False)
+    return Study(
+        title=title,
+        cells=cells,
+        series={cell["name"]: Curve(each.n, each.ms) for cell, each in drawn if cell["status"] == "ok"},
+        methods={"Log": [log.format, *log.notes]},
+        warnings=list(log.notes),
+    )

@@ -15,6 +15,7 @@ from harness.report import tables
 from harness.report.beside import beside
 from harness.report.study import Curve, MemoryCurve, Study
 from harness.results import ResultsError, Stored
+from harness.wording import plural
 
 Row = dict[str, Any]
 
@@ -144,7 +145,7 @@ def _attention(cells: Sequence[Row]) -> dict[str, Any]:
                 f"{found.fixed_ms * 1e6:.0f} ns a token of context" if found.fixed_ms > 0 else "no fixed cost"
             )
             rate = f"{found.bytes_per_s / 1e9:,.0f} GB/s of KV cache"
-            said.append(f"{', '.join(found.group)}: {fixed}, and {rate} ({found.cells} cells).")
+            said.append(f"{', '.join(found.group)}: {fixed}, and {rate} ({plural(found.cells, 'cell')}).")
     return {"Where the time of context goes": said} if said else {}
 
 

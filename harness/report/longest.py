@@ -9,9 +9,9 @@ from functools import partial
 from harness.report import columns, contexts
 from harness.report.bars import short
 from harness.report.chapters import Chapter
-from harness.report.columns import NONE, Column
+from harness.report.columns import NONE, NOT_HELD, Column
 from harness.report.drawing import COLOURS, FAINT, INK, Figure, Mark, Trace, layout, plain
-from harness.report.study import Row, Study, figure, labels, ok
+from harness.report.study import Row, Study, failure, figure, labels, ok
 
 TITLE = "The longest context"
 MEANING = (
@@ -73,14 +73,16 @@ def _beyond(row: Row, share: str) -> bool:
 def _here(row: Row, name: str) -> str:
     """`36,096`, `100,000+`, or what became of the search; a dash for what was published alone."""
     if figure(row, name) is None:
-        return NONE if row.get("kind") == "reported" else columns.failure(row) or NONE
-    return columns.number(row, name, "{:,.0f}") + "+" * bool(row.get("is_target"))
+        return NONE if row.get("kind") == "reported" else failure(row) or NONE
+    length = columns.number(row, name, "{:,.0f}") + "+" * bool(row.get("is_target"))
+    return length + NOT_HELD * _beyond(row, "share")
 
 
 def _published(row: Row, name: str) -> str:
     if figure(row, name) is None:
         return row.get("published_failure") or NONE
-    return columns.number(row, name, "{:,.0f}") + "+" * bool(row.get("published_is_target"))
+    length = columns.number(row, name, "{:,.0f}") + "+" * bool(row.get("published_is_target"))
+    return length + NOT_HELD * _beyond(row, "published_share")
 
 
 def _allocated(row: Row, name: str) -> str:
@@ -93,7 +95,7 @@ def _theory(row: Row, name: str) -> str:
 
 
 def _share(row: Row, name: str) -> str:
-    return columns.number(row, name, "{:.1%}") + ", not held" * _beyond(row, name)
+    return columns.number(row, name, "{:.1%}") + NOT_HELD * _beyond(row, name)
 
 
 _GIB = partial(columns.number, unit=2**30)
@@ -218,9 +220,7 @@ def _dots(
 def _failures(rows: Sequence[Row], names: Sequence[str], low: float) -> Trace:
     """What became of those that have no length."""
     ended = ((plain(name), row) for name, row in zip(names, rows, strict=True) if not figure(row, "n_ctx"))
-    failed = {
-        name: columns.failure(row).split(":")[0] for name, row in ended if row.get("kind") != "reported"
-    }
+    failed = {name: failure(row).split(":")[0] for name, row in ended if row.get("kind") != "reported"}
     return {
         "type": "scatter",
         "mode": "text",

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Row = Mapping[str, Any]
+LONGEST_REASON = 32  # characters of it in a cell; the whole stands below the table
 Floats = NDArray[np.float64]
 
 
@@ -74,6 +75,18 @@ class Study:
 
 def ok(row: Row) -> bool:
     return row.get("status") == "ok"
+
+
+def failure(row: Row) -> str:
+    """`oom`, or `error: ` and why; empty for a cell that is ok."""
+    status = str(row.get("status"))
+    if status == "ok":
+        return ""
+    reasons = row.get("reasons") or []
+    if status == "oom" or not reasons:
+        return status
+    why = " ".join(str(reasons[0]).split())
+    return f"{status}: {why if len(why) <= LONGEST_REASON else why[: LONGEST_REASON - 1] + '…'}"
 
 
 def figure(row: Row | None, key: str) -> float | None:

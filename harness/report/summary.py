@@ -1,22 +1,25 @@
-"""A study in plain sentences: what is fastest, leanest, longest, what failed and why."""
+"""A study in plain sentences: what is fastest, smallest, longest, what failed and why."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from harness.report import columns
 from harness.report.contexts import held
+from harness.report.ranking import MEMORY_NOISE, Entry, entry, leaders, perplexity, speed
 from harness.report.study import Row, Study, figure, labels, ok
 
-# What "leanest" is taken of: the first that any ok cell of a model has.
+# What the smallest is taken of, with its noise: the first of those that the most ok cells have.
 SIZES = (
-    ("peak_vram_bytes", "of video memory at its peak"),
-    ("peak_rss_bytes", "of memory at its peak"),
-    ("loaded_bytes", "once loaded"),
-    ("file_bytes", "as a file"),
-    ("model_bytes", "of tensors"),
+    ("peak_vram_bytes", "least peak VRAM", MEMORY_NOISE),
+    ("peak_rss_bytes", "least peak RSS", MEMORY_NOISE),
+    ("loaded_bytes", "least memory after load", MEMORY_NOISE),
+    ("file_bytes", "smallest file", 0.0),
+    ("model_bytes", "smallest tensors", 0.0),
 )
 NAMES_SHOWN = 12
+TIES_SHOWN = 4
 
 Named = Sequence[tuple[str, Row]]
 
@@ -37,48 +40,76 @@ def counts(study: Study) -> str:
     return " ".join(said) or "No cells."
 
 
-def per_model(study: Study) -> list[tuple[str, str]]:
-    """Model and what stands out in it."""
+def third_party(rows: Sequence[Row]) -> list[str]:
+    """Whose figures those of `kind: reported` are, and of which year; `rows` as of Study.rows."""
     found = []
-    searched: dict[str, list[Row]] = {}
-    for row in study.searches:
-        searched.setdefault(str(row.get("model")), []).append(row)
-    for model in dict.fromkeys((*study.models, *searched)):
-        named, tried = (
-            _named(rows, model) for rows in (study.models.get(model, []), searched.get(model, []))
-        )
-        told: dict[str, list[str]] = {}
-        for stands_out in (_fastest(named), _leanest(named), _longest(named, tried), _best(named)):
-            if stands_out:
-                told.setdefault(stands_out[0], []).append(stands_out[1])
-        said = "; ".join(f"{label} {_and(what)}" for label, what in told.items())
-        found.append(
-            (model, f"{said}." if said else "nothing to compare." if named or tried else "no cell is ok.")
-        )
+    for words, of in (
+        ("cells hold", rows),
+        ("cells are compared with", [row.get("baseline") or {} for row in rows]),
+    ):
+        sources = Counter(_source(row) for row in of if row.get("kind") == "reported")
+        found += [
+            f"{count} of {len(rows)} {words} third-party figures, not measured here: {source}."
+            for source, count in sources.items()
+        ]
     return found
 
 
-def _named(rows: Sequence[Row], model: str) -> Named:
-    """The ok ones, by what tells them apart."""
-    return [(label, row) for label, row in zip(labels(rows, model), rows, strict=True) if ok(row)]
+def _source(row: Row) -> str:
+    source: Mapping[str, object] = row.get("source") or {}
+    year = str(row.get("started_utc") or "")[:4]
+    parts = (source.get("title"), year, source.get("url"), source.get("license"))
+    return ", ".join(str(part) for part in parts if part) or "no source is given"
+
+
+def per_model(study: Study) -> list[tuple[str, str]]:
+    """Model and what stands out in it; figures of other machines, and those of others, stand apart."""
+    places: dict[tuple[str, str, bool], tuple[list[Row], list[Row]]] = {}
+    for number, rows in enumerate((study.rows, study.searches)):
+        for row in rows:
+            place = str(row.get("model")), str(row.get("machine")), row.get("kind") == "reported"
+            places.setdefault(place, ([], []))[number].append(row)
+    order = list(dict.fromkeys((*study.models, *(str(row.get("model")) for row in study.searches))))
+    models = Counter(model for model, *_ in places)
+    found = []
+    for (model, machine, reported), (cells, searches) in sorted(
+        places.items(), key=lambda each: order.index(each[0][0])
+    ):
+        where = f" on {machine}{', third-party' * reported}" if models[model] > 1 else ""
+        found.append((model + where, _sentences(model, cells, searches)))
+    return found
+
+
+def _sentences(model: str, cells: Sequence[Row], searches: Sequence[Row]) -> str:
+    every = list(zip(labels(cells, model), cells, strict=True))
+    tried = [(label, row) for label, row in zip(labels(searches, model), searches, strict=True) if ok(row)]
+    named = [(label, row) for label, row in every if ok(row)]
+    stands_out = (_fastest(named), _smallest(named, every), _longest(named, tried), _perplexity(every))
+    clauses = [clause for clause in stands_out if clause]
+    if not named and not tried:
+        clauses.insert(0, "no cell is ok")
+    return f"{'; '.join(clauses) or 'nothing to compare'}."
 
 
 def costs(study: Study) -> list[str]:
     """Where the time goes, by model and stack: fixed cost or bytes."""
     found = []
     for model, rows in study.models.items():
-        stacks: dict[str, list[Row]] = {}
+        groups: dict[tuple[str, str, str], list[Row]] = {}
         for row in rows:
             if ok(row) and figure(row, "fixed_ms") is not None:
-                stacks.setdefault(str(row.get("stack")), []).append(row)
-        for stack, group in stacks.items():
-            fixed = figure(group[0], "fixed_ms")
+                place = str(row.get("stack")), str(row.get("machine")), str(row.get("device"))
+                groups.setdefault(place, []).append(row)
+        stacks = Counter(stack for stack, *_ in groups)
+        for (stack, machine, device), group in groups.items():
+            where = f" on {machine} ({device})" if stacks[stack] > 1 else ""
             by = Counter(row.get("dominated_by") for row in group)
             words = {"fixed": "this is the larger part", "bytes": "the bytes are"}
             which = [f"in {by[key]} of {len(group)} {said}" for key, said in words.items() if by[key]]
-            told = f"; {_and(which)}" if which else ""
+            told = f"; {' and '.join(which)}" if which else ""
             found.append(
-                f"{model}, {stack}: {fixed:.2f} ms of a token are there however few bytes it reads{told}."
+                f"{model}, {stack}{where}: {_text(group[0], 'fixed_ms')} ms of a token are there however few"
+                f" bytes it reads{told}."
             )
     return found
 
@@ -105,54 +136,106 @@ def flagged(study: Study) -> list[tuple[str, list[tuple[str, str]]]]:
     return list(found.items())
 
 
-def _speed(row: Row) -> float | None:
-    measured, B_ms = figure(row, "start_tokens_per_s"), figure(row, "B_ms")
-    return measured if measured is not None else 1e3 / B_ms if B_ms else None
+def _text(row: Row, key: str) -> str:
+    """A figure as the tables show it."""
+    column = next(each for table in columns.TABLES.values() for each in table if each.key == key)
+    return column.text(row, key)
 
 
-def _fastest(named: Named) -> tuple[str, str] | None:
-    known = [(speed, label, row) for label, row in named if (speed := _speed(row)) is not None]
-    if not known:
+def _clause(best: str, entries: Sequence[Entry], cells: int, most: bool = False) -> str | None:
+    """`fastest: a (45.3 tok/s)`, or `fastest, not distinguishable: a (45.3 tok/s), b (45.1 tok/s)`. A lone
+    figure is stated without a superlative."""
+    if not entries:
         return None
-    speed, label, row = max(known, key=lambda each: each[0])
-    B_ms = figure(row, "B_ms")
-    each = f", {B_ms:.2f} ms each" if B_ms is not None else ""
-    return label, f"is the fastest ({speed:.1f} tokens/s{each})"
+    if len(entries) == 1:
+        return f"{entries[0].label}: {entries[0].text}"
+    first, *tied = leaders(entries, most)
+    of = "" if len(entries) == cells else f" of {len(entries)} cells with this figure"
+    if not tied:
+        return f"{best}{of}: {first.label} ({first.text})"
+    if len(tied) + 1 == len(entries):
+        least, last = sorted(entries, key=lambda each: each.value)[:: len(entries) - 1]
+        ends = least.text if least.text == last.text else f"{least.text} to {last.text}"
+        return f"{best}{of}: not distinguishable ({ends})"
+    named = ", ".join(f"{each.label} ({each.text})" for each in (first, *tied)[:TIES_SHOWN])
+    more = len(tied) + 1 - TIES_SHOWN
+    return f"{best}{of}, not distinguishable: {named}{f' and {more} more' if more > 0 else ''}"
 
 
-def _leanest(named: Named) -> tuple[str, str] | None:
-    """By the measure that the most variants have; only what was measured alike is compared."""
-    sizes = [
-        (words, [(size, label) for label, row in named if (size := figure(row, key))]) for key, words in SIZES
+def _fastest(named: Named) -> str | None:
+    """By the rate over all tokens, of the cells that decoded equally many; by B where more have that."""
+    by_tokens: dict[object, list[Entry]] = {}
+    at_zero = []
+    for label, row in named:
+        rate = speed(label, row, "tokens_per_s", "tokens_per_s_ci95", f"{_text(row, 'tokens_per_s')} tok/s")
+        if rate:
+            by_tokens.setdefault(row.get("tokens"), []).append(rate)
+        B = speed(label, row, "B_ms", "B_ci95_ms", f"B {_text(row, 'B_ms')} ms")
+        if B and B_identifiable(row):
+            at_zero.append(B)
+    tokens, rates = max(by_tokens.items(), key=lambda each: len(each[1]), default=(None, []))
+    if len(at_zero) > len(rates):
+        return _clause("fastest at zero context", at_zero, len(named))
+    over = f" over {tokens:,} tokens" if isinstance(tokens, int) else ""
+    return _clause(f"fastest{over}", rates, len(named), most=True)
+
+
+def B_identifiable(row: Row) -> bool:
+    """Whether B is no mere extrapolation: a line with a slope, or none at all; and what others published."""
+    line = row.get("W_identifiable") is True or row.get("shape") == "flat"
+    return line or (row.get("kind") == "reported" and not row.get("shape"))
+
+
+def _smallest(named: Named, every: Named) -> str | None:
+    """By the measure that the most cells have, beside the perplexity that it comes with."""
+    measures = [
+        (words, [(label, row) for label, row in named if figure(row, key)], key, noise)
+        for key, words, noise in SIZES
     ]
-    words, known = max(sizes, key=lambda each: len(each[1]))
-    if not known:
-        return None
-    size, label = min(known)
-    of = "" if len(known) == len(named) else f" of the {len(known)} whose figure is known"
-    return label, f"is the leanest{of} ({size / 1e6:,.0f} MB {words})"
+    words, known, key, noise = max(measures, key=lambda each: len(each[1]))
+    quality = [value for _, row in every if (value := figure(row, "perplexity")) is not None]
+    entries = []
+    for label, row in known:
+        perplexity_of = figure(row, "perplexity")
+        said = f"{_text(row, key)} MB"
+        if len(known) == 1:
+            said += f", {words.partition(' ')[2]}"
+        elif perplexity_of is not None and len(quality) > 1 and perplexity_of > min(quality):
+            said += f", perplexity {_text(row, 'perplexity')}"
+        entries.append(entry(label, figure(row, key) or 0.0, noise, said))
+    return _clause(words, entries, len(named))
 
 
-def _longest(named: Named, searched: Named) -> tuple[str, str] | None:
-    """What went on past what its memory holds has lost its context."""
-    reached = [(figure(row, "max_ctx"), label) for label, row in named if held(row)]
-    reached += [(figure(row, "verified_n_ctx"), label) for label, row in searched]
-    known = [(length, label) for length, label in reached if length is not None]
-    if not known:
-        return None
-    length, label = max(known, key=lambda each: each[0])
-    ties = sum(other == length for other, _ in known) - 1
-    also = f", as {ties} more" if ties else ""
-    return label, f"has the longest context ({length:,.0f} tokens{also})"
+def _longest(named: Named, searched: Named) -> str | None:
+    """What went on past its memory has lost its context; what stopped at a target may hold more."""
+    entries: list[Entry] = []
+    targets: list[Entry] = []
+    for label, row in named:
+        if (length := figure(row, "max_ctx")) is None or not held(row):
+            continue
+        found = entry(label, length, 0.0, f"{_text(row, 'max_ctx')} tokens")
+        (targets if row.get("max_ctx_is_target") else entries).append(found)
+    for label, row in searched:
+        if (length := figure(row, "verified_n_ctx")) is not None:
+            entries.append(entry(label, length, 0.0, f"{length:,.0f} tokens"))
+    if len(entries) + len(targets) == 1:
+        (only,) = entries + targets
+        return f"{only.label}: {only.text} of context"
+    clauses = [_clause("longest context", entries, len(entries), most=True)]
+    if targets:
+        least = min(targets, key=lambda each: each.value)
+        stopped = f"{len(targets)} cells stopped" if len(targets) > 1 else f"{least.label} stopped"
+        clauses.append(f"{stopped} at a target ({least.text}) and may hold more")
+    return ", while ".join(clause for clause in clauses if clause)
 
 
-def _best(named: Named) -> tuple[str, str] | None:
-    known = [(value, label) for label, row in named if (value := figure(row, "perplexity")) is not None]
-    if not known:
-        return None
-    value, label = min(known)
-    return label, f"has the lowest perplexity ({value:.2f})"
-
-
-def _and(clauses: Sequence[str]) -> str:
-    return clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])} and {clauses[-1]}"
+def _perplexity(every: Named) -> str | None:
+    """Of the weights, so it counts where no run is ok."""
+    entries = [
+        found
+        for label, row in every
+        if (found := perplexity(label, row, _text(row, "perplexity"))) and row.get("status") != "invalid"
+    ]
+    if len(entries) == 1:
+        return f"{entries[0].label}: perplexity {entries[0].text}"
+    return _clause("lowest perplexity", entries, len(entries))

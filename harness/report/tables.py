@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from harness.report.columns import state
+from harness.wording import plural
 
 Row = dict[str, Any]
 
@@ -66,7 +67,7 @@ def bandwidth(rows: Sequence[Row]) -> str:
 
 def grown(row: Row) -> str:
     """How far a generation grew, of one that was to; and why no further."""
-    said = f"held {row['max_ctx']} tokens of prompt and decode"
+    said = f"held {plural(row['max_ctx'], 'token')} of prompt and decode"
     if row["max_ctx_is_target"]:
         return f"{said}, its target"
     if row["kv_share_of_free"]:

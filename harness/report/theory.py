@@ -6,9 +6,11 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
+from harness.theory.fits import IDEAL, LLAMA_CPP, TRANSFORMERS
 from harness.theory.machines import Machine
 from harness.theory.shapes import Shape, active_params, kv_elements_per_token, parameters
 
@@ -32,9 +34,25 @@ def short(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def fitting(row: Row, key: str) -> str:
-    """Tokens; oom where a machine holds none."""
-    return "oom" if row[key] is None and row["rate"] else whole(row[key])
+def room(row: Row, stack: str) -> str:
+    """`yes, 3.1 GB to spare`, or `no, 1.4 GB short`; a dash where the stack does not load such weights."""
+    fit = (row["fits"] or {}).get(stack)
+    if fit is None:
+        return "-"
+    spare = fit["spare_bytes"]
+    return f"yes, {spare / 1e9:.1f} GB to spare" if spare >= 0 else f"no, {-spare / 1e9:.1f} GB short"
+
+
+def longest(row: Row, stack: str) -> str:
+    """Tokens, at most the trained context; a dash where nobody knows, 0 where not one fits."""
+    fit = (row["fits"] or {}).get(stack)
+    return whole(fit and (fit["longest"] or 0))
+
+
+def reached(row: Row) -> str:
+    """Of the ceiling, and tokens a second; a dash where nobody has measured it."""
+    found = row["reached"]
+    return f"{found['share']:.0%} ({short(found['tokens_per_s'])})" if found else "-"
 
 
 def span(knees: list[int | None] | None) -> str:
@@ -61,24 +79,30 @@ WEIGHTS: Columns = (
     ("read/token", lambda row: scaled(row["weight_bytes_per_token"], _giga(row))),
     ("flop/byte", lambda row: short(row["flop_per_byte"])),
 )
+NAMED: Columns = (*WEIGHTS[:2], ("machine", lambda row: row["machine"]))
+FITS: Columns = (
+    *NAMED,
+    *((f"fits in {stack}", partial(room, stack=stack)) for stack in (LLAMA_CPP, TRANSFORMERS)),
+    *((f"longest: {stack}", partial(longest, stack=stack)) for stack in (LLAMA_CPP, TRANSFORMERS, IDEAL)),
+    *WEIGHTS[2:4],
+)
 FLOORS: Columns = (
-    *WEIGHTS[:2],
-    ("machine", lambda row: row["machine"]),
-    *WEIGHTS[2:],
+    *NAMED,
+    *WEIGHTS[4:],
     ("B ms", lambda row: scaled(row["B_ms"], 1)),
     ("W tok/ms", lambda row: short(row["W_tokens_per_ms"])),
     ("tok/s", lambda row: short(row["tokens_per_s"])),
-    ("bound by", lambda row: row["bound"] or "-"),
     ("at n", lambda row: short(row["tokens_per_s_at_context"])),
-    ("max ctx", lambda row: fitting(row, "max_ctx")),
-    ("with embedding", lambda row: fitting(row, "max_ctx_with_embedding")),
+    ("bound by", lambda row: row["bound"] or "-"),
+    ("reached", reached),
+    ("computing", lambda row: row["rate"] or "unknown"),
     ("batch", lambda row: short(row["compute_bound_batch"])),
     ("prefill ms", lambda row: short((row["prefill_ms"] or {}).get("last"))),
     ("compute-bound: every", lambda row: span((row["prefill_knees"] or {}).get("every"))),
     ("last", lambda row: span((row["prefill_knees"] or {}).get("last"))),
 )
 CHUNKS: Columns = (
-    *FLOORS[:3],
+    *NAMED,
     ("chunk", lambda row: whole(row["chunk"])),
     ("prefill ms", lambda row: short(row["ms"])),
     ("of one pass", lambda row: f"{row['ratio']:.2f}x"),
@@ -115,16 +139,25 @@ MACHINES: Columns = (
 )
 
 
+FITS_MEANING = (
+    "longest: the longest context, at most the trained one. ideal: weights and KV cache alone, in all of the "
+    "memory; no stack reaches it. llama.cpp: without flash attention. transformers: 5.x (bf16; 8 and 4 bits "
+    "by bitsandbytes), not yet measured on a GPU; in early 2024 it held the cache twice, which halves its "
+    "context."
+)
+
+
 def show(rows: Sequence[Row]) -> None:
-    """Counts, then floors (or weights alone, without a machine), then where bytes go and chunks if asked."""
+    """Counts, then what fits and how fast (or weights alone, without a machine), then chunks, and where bytes
+    go, if asked."""
     giga = "Gi" if _giga(rows[0]) == 2**30 else "G"
     _say(f"parameters in {giga}, sizes and reads in {giga}B")
     table(COUNTS, list({row["model"]: row for row in rows}.values()))
     print()
-    on_machines = rows[0]["machine"] is not None
-    table(FLOORS if on_machines else WEIGHTS, rows)
-    if on_machines:
-        _legend(rows)
+    if rows[0]["machine"] is None:
+        table(WEIGHTS, rows)
+    else:
+        _show_on_machines(rows)
     speedups = {row["speculative_speedup"] for row in rows} - {None}
     if speedups:
         spread = " to ".join(f"{speedup:.2f}x" for speedup in sorted({min(speedups), max(speedups)}))
@@ -133,46 +166,64 @@ def show(rows: Sequence[Row]) -> None:
     if chunked:
         print()
         table(CHUNKS, chunked)
-    for name, row in {(row["model"], row["weights"]): row for row in rows}.items():
-        if row["bytes_by_part"]:
-            print(f"\n{' '.join(name)}: bytes by part and type")
-            table(PARTS, _parts(row))
-        if row.get("tensors"):
-            print()
-            table(TENSORS, row["tensors"])
+    for name, row in {(row["model"], row["weights"]): row for row in rows if row.get("tensors")}.items():
+        print(f"\n{' '.join(name)}: bytes by part and type")
+        table(PARTS, _parts(row))
+        print()
+        table(TENSORS, row["tensors"])
+
+
+def _show_on_machines(rows: Sequence[Row]) -> None:
+    shaped = [row for row in rows if row["fits"]]
+    if shaped:
+        _say(f"Does it fit, with {shaped[0]['context']:,} tokens of context?")
+        table(FITS, shaped)
+        _say(FITS_MEANING)
+        for name, row in {row["machine"]: row for row in shaped}.items():
+            reserve = f"{row['reserve_bytes'] / 1e9:.1f} GB of its {row['memory_bytes'] / 1e9:.1f} GB"
+            _say(f"{name}: {reserve} are kept {row['reserve_for']}.")
+        print()
+    _say("How fast, at most?")
+    table(FLOORS, rows)
+    _legend(rows)
 
 
 def _legend(rows: Sequence[Row]) -> None:
-    shaped = [row for row in rows if row["rate"]]
-    if not shaped:
-        _say("B: reading the weights once; of a shape that is not known, bytes are all that can be told.")
-        return
-    first = shaped[0]
+    first = rows[0]
     _say(
-        f"B: reading the weights once. W: tokens of context per further ms, cache read: {first['kv_read']}. "
-        f"tok/s: at no context, bound by memory or compute; at n: at n = {first['context']:,}, if it fits. "
-        "max ctx: tokens of cache beside the weights without, and with, the input embedding; oom: they do "
-        "not fit. batch: sequences from which decode is bound by compute. "
-        f"prefill: of {first['prompt_tokens']:,} tokens, lm_head on the last. compute-bound: prompt lengths, "
-        "with the lm_head on every or on the last token, the cache read once per token."
+        "B: reading the weights once (TPOT at zero context). W: tokens of context per further ms"
+        + (f", cache read: {first['kv_read']}" if first["kv_read"] else "")
+        + ". tok/s: at no context"
+        + (f"; at n: at n = {first['context']:,}, if it fits" if first["context"] else "")
+        + ". A dash: it does not fit, or is not known. computing: the rate counted with."
+        + (
+            f" batch: sequences from which decode is compute-bound. prefill: of {first['prompt_tokens']:,} "
+            "tokens, lm_head on the last. compute-bound: prompt lengths, with the lm_head on every or on the "
+            "last token, the cache read once per token."
+            if first["prompt_tokens"]
+            else ""
+        )
     )
-    for model, window in {row["model"]: row["window"] for row in shaped if row["window"]}.items():
+    for model, window in {row["model"]: row["window"] for row in rows if row["window"]}.items():
         _say(f"{model} attends to {window:,} tokens.")
-    for name, row in {row["machine"]: row for row in shaped}.items():
-        _say(f"{name}: {_limits(row)}")
+    for source in dict.fromkeys(row["reached"]["source"] for row in rows if row["reached"]):
+        by = {f"{r['reached']['stack']} {r['reached']['variant']}": None for r in rows if r["reached"]}
+        _say(f"reached: of the ceiling, and tok/s, by {', '.join(by)}: {source}")
+    for row in {(row["machine"], row["rate"]): row for row in rows}.values():
+        _say(f"{row['machine']}: {_limits(row)}")
 
 
 def _limits(row: Row) -> str:
-    """What a machine can do, as its row counts it; and that computing may be faster at another rate."""
+    """What a machine can do, as its row counts it."""
     giga = _giga(row)
     prefix, tera = ("i", 2.0**40) if giga == 2**30 else ("", 1e12)
-    faster = [f"{k} {v / tera:.4g}" for k, v in row["rates"].items() if v > row["flops"]]
-    return (
-        f"{row['bytes_per_s'] / giga:,.4g} G{prefix}B/s, {row['flops'] / tera:,.4g} T{prefix}FLOP/s "
-        f"{row['rate']}, {row['memory_bytes'] / 2**30:,.0f} GiB, "
-        f"{row['balance_flop_per_byte']:.3g} flop/byte."
-        + (f" Computing is faster at --rate {', '.join(faster)}: then prefill is too." if faster else "")
+    computing = (
+        f"{row['flops'] / tera:,.4g} T{prefix}FLOP/s {row['rate']}, "
+        f"{row['balance_flop_per_byte']:.3g} flop/byte"
+        if row["rate"]
+        else "compute bound unknown: no source for the rate of its matrix units"
     )
+    return f"{row['bytes_per_s'] / giga:,.4g} G{prefix}B/s; {computing}."
 
 
 def table(columns: Columns, rows: Sequence[Row]) -> None:

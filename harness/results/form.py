@@ -199,6 +199,7 @@ REPORTED = _COMMON | {
         "max_ctx": Maybe(POSITIVE),
         "max_ctx_is_target": SWITCH,
         "perplexity": Maybe(ABOVE_0),
+        "perplexity_stderr?": Maybe(ABOVE_0),
         "printed": {...: {...: TEXT}},
     },
 }

@@ -27,7 +27,8 @@ class Machine:
 
     `compute_capability`: major and minor of NVIDIA's, null of others. `peak_bandwidth`: what the memory's
     data sheet allows, where `bandwidth` is what was measured. `board`: a whole computer with its memory
-    soldered on, so that its name tells how fast its CPU may read.
+    soldered on, so that its name tells how fast its CPU may read. `unified`: memory that a GPU shares with
+    its CPU.
     """
 
     name: str
@@ -38,6 +39,34 @@ class Machine:
     compute_capability: tuple[int, int] | None = None
     peak_bandwidth: Figure | None = None
     board: bool = False
+    unified: bool = False
+
+    @property
+    def reserve(self) -> Figure:
+        """Bytes of memory that a model cannot have."""
+        if self.unified:
+            share = 1 / 3 if self.memory.value <= 36 * 2**30 else 1 / 4
+            return Figure(self.memory.value * share, _METAL)
+        if self.compute_capability is None:
+            return Figure(SYSTEM_RESERVE_BYTES, "for the operating system")
+        if "GeForce" in self.name:
+            return Figure(DISPLAY_RESERVE_BYTES, "for the display and the driver")
+        if self.name.startswith(("L4", "T4")):
+            return Figure(self.memory.value / 16, "for error correction, which such cards keep in memory")
+        return Figure(DRIVER_RESERVE_BYTES, "for the driver")
+
+    def kernel_rate(self, quantized: bool) -> str | None:
+        """The rate that bounds matrix products of weights of 16 bits, or `quantized` to fewer: the fastest
+        units that kernels multiply them with. Null where that rate is not known."""
+        if not set(self.rates).isdisjoint(ASKED_OR_MEASURED):
+            return self.rate
+        names: tuple[str, ...] = ("fp16", "fp32")  # Apple's GPUs have no other units
+        if self.compute_capability is not None:
+            names = ("fp16-tensor",) if "GeForce" in self.name else ("fp16",)
+            names = ("int8", *names) if quantized else names
+        elif not self.unified:  # a CPU
+            names = ("int8",) if quantized else ("fp16",)
+        return next((name for name in names if name in self.rates), None)
 
     @property
     def memory_bytes(self) -> int:
@@ -55,9 +84,22 @@ class Machine:
 
     @property
     def flops(self) -> float:
-        """The default rate, in operations/s."""
+        """The data sheet's first rate, in operations/s: what the published study counted with."""
         return self.rates[self.rate].value
 
+
+# What llama.cpp's 46 longest contexts of the published study leave of its card, beside its own buffers and a
+# CUDA context: a desktop with its display on it.
+DISPLAY_RESERVE_BYTES = round(0.7 * 2**30)
+DRIVER_RESERVE_BYTES = 2**29
+SYSTEM_RESERVE_BYTES = 2**30
+_METAL = (
+    "macOS lets its GPU have about two thirds of the memory, three quarters of more than 36 GiB (newer "
+    "versions more): https://github.com/exo-explore/exo/pull/1672, "
+    "https://github.com/ggml-org/llama.cpp/issues/1870"
+)
+
+ASKED_OR_MEASURED = {"own", "measured"}  # rates of a user's own machine, and of this one
 
 Given = tuple[float, str]
 """A figure in GiB, GB/s or tera-operations/s, and its source."""
@@ -79,6 +121,11 @@ def _machine(
         rate=next(iter(rates)),
         compute_capability=compute_capability,
     )
+
+
+def _apple(name: str, memory: Given, bandwidth: Given, rates: Mapping[str, Given]) -> Machine:
+    """A chip whose GPU shares the memory."""
+    return replace(_machine(name, memory, bandwidth, rates), unified=True)
 
 
 def _board(
@@ -170,6 +217,9 @@ _PI_5 = "https://www.raspberrypi.com/products/raspberry-pi-5/"
 _ARM = "Arm's optimization guide of its core, from memory; not re-checked"
 _A72 = f"peak, 4 cores x 1.5 GHz x 8, a 128-bit NEON FMA a cycle: {_ARM}"
 _A76 = f"peak, 4 cores x 2.4 GHz x 16, two 128-bit NEON FMA a cycle: {_ARM}"
+_A72_FP16 = f"computed in FP32, as it has no FP16 arithmetic: {_A72}"
+_A76_FP16 = f"twice FP32: {_A76}"
+_A76_INT8 = f"peak, 4 cores x 2.4 GHz x 64, two 128-bit dot products (SDOT) a cycle: {_ARM}"
 _ZEUX = (
     "measured with AIDA64, by Kapoulkine, LLM inference speed of light: "
     "https://zeux.io/2024/03/15/llm-inference-sol/"
@@ -184,11 +234,10 @@ _A100_RATES = {
 }
 _HOPPER = {"fp16": 989.5, "bf16": 989.5, "fp32": 67, "fp8": 1979, "int8": 1979}
 _RTX_4060_TI_RATES = {"fp16": (22.06, _4060_TI_PLAIN), "fp32": (22.06, _4060_TI_PLAIN)}
-_RTX_4060_TI = _card("GeForce RTX 4060 Ti 8 GB", _4060_TI, (8, 9), 8, 288, _RTX_4060_TI_RATES)
 
-# The plain rtx-4060-ti is the card with less memory, so that nothing is said to fit that may not. Of each of
-# Apple's chips: the largest memory sold and all GPU cores. The FP16 rates published for M1 and M2 are about
-# twice their FP32 rates; github.com/philipturner/metal-benchmarks found FP16 no faster than FP32 on M1.
+# Of each of Apple's chips: the largest memory sold (machine_names has the others) and all GPU cores. The FP16
+# rates published for M1 and M2 are about twice their FP32 rates; github.com/philipturner/metal-benchmarks
+# found FP16 no faster than FP32 on M1.
 MACHINES: dict[str, Machine] = {
     "rtx-3090": _card(
         "GeForce RTX 3090",
@@ -198,8 +247,7 @@ MACHINES: dict[str, Machine] = {
         936,
         {"fp16": 35.6, "fp32": 35.6, "fp16-tensor": 142, "fp16-tensor-fp32": 71, "int8": 284},
     ),
-    "rtx-4060-ti": _RTX_4060_TI,
-    "rtx-4060-ti-8gb": _RTX_4060_TI,
+    "rtx-4060-ti-8gb": _card("GeForce RTX 4060 Ti 8 GB", _4060_TI, (8, 9), 8, 288, _RTX_4060_TI_RATES),
     "rtx-4060-ti-16gb": _machine(
         "GeForce RTX 4060 Ti 16 GB",
         (16, _4060_TI_16),
@@ -247,33 +295,38 @@ MACHINES: dict[str, Machine] = {
         "L4", _L4, (8, 9), 24, 300, {"fp16": 121, "bf16": 121, "fp32": 30.3, "fp8": 242.5, "int8": 242.5}
     ),
     "t4": _card("T4", _T4, (7, 5), 16, 320, {"fp16": 65, "fp32": 8.1, "int8": 130, "int4": 260}),
-    "apple-m1": _machine(
+    "apple-m1": _apple(
         "Apple M1", (16, _M1_MEMORY), (68.25, _LLAMA_CPP), {"fp16": (5.5, _LLAMA_CPP), "fp32": (2.6, _M1)}
     ),
-    "apple-m2": _machine(
+    "apple-m2": _apple(
         "Apple M2", (24, _M2), (100, _M2), {"fp16": (7, _KARPATHY), "fp32": (3.6, f"10 cores: {_M2_CORES}")}
     ),
-    "apple-m2-pro": _machine(
+    "apple-m2-pro": _apple(
         "Apple M2 Pro", (32, _M2_PRO_MAX), (200, _M2_PRO_MAX), {"fp32": (6.8, f"19 cores: {_M2_CORES}")}
     ),
-    "apple-m2-max": _machine(
+    "apple-m2-max": _apple(
         "Apple M2 Max", (96, _M2_PRO_MAX), (400, _M2_PRO_MAX), {"fp32": (13.6, f"38 cores: {_M2_CORES}")}
     ),
-    "apple-m2-ultra": _machine(
+    "apple-m2-ultra": _apple(
         "Apple M2 Ultra", (192, _M2_ULTRA), (800, _M2_ULTRA), {"fp32": (27.2, f"all {_M2_CORES}")}
     ),
     "rpi-4": _board(
         "Raspberry Pi 4",
         (4, _PI_4),
         (4, _PI_4_READ),
-        {"fp64": (0.0135, _GREEN), "fp32": (0.048, _A72)},
+        {"fp64": (0.0135, _GREEN), "fp32": (0.048, _A72), "fp16": (0.048, _A72_FP16)},
         peak_bandwidth=(12.8, _PI_4_SHEET),
     ),
     "rpi-5": _board(
         "Raspberry Pi 5",
         (8, f"the larger at launch (16 GB came later): {_PI_5}"),
         (17.068, f"32 bits x 4,267 MT/s: {_PI_5}"),
-        {"fp32": (0.1536, _A76), "fp64": (0.030249, _TOP500)},
+        {
+            "fp32": (0.1536, _A76),
+            "fp16": (0.3072, _A76_FP16),
+            "int8": (0.6144, _A76_INT8),
+            "fp64": (0.030249, _TOP500),
+        },
     ),
     "ryzen-7950x": _machine(
         "Ryzen 9 7950X",

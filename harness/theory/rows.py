@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.theory import demand, floors
+from harness.theory.fits import IDEAL, Form, by_stack
 from harness.theory.floors import Ceiling, Demand
 from harness.theory.machines import Machine
 from harness.theory.shapes import (
@@ -22,17 +23,6 @@ from harness.theory.tensors import Tensor, bytes_by_part, streamed_bytes
 from harness.theory.units import Units
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Form:
-    """The form that weights take: all at `bits`, or exactly these `tensors` (of so many `parameters`, where a
-    file tells). `label` names it in a table."""
-
-    label: str
-    bits: float | None = None
-    tensors: tuple[Tensor, ...] = ()
-    parameters: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +78,8 @@ def row(
         "flop_per_byte": asked.flops_per_token / asked.weight_bytes_per_token,
         "speculative_speedup": ask.speculation and floors.speculative_speedup(*ask.speculation),
     }
-    return said | (_on_machine(asked, machine, ask) if machine else dict.fromkeys(ON_MACHINE))
+    said |= dict.fromkeys(ON_MACHINE)
+    return said | (_on_machine(shape, form, asked, machine, ask) if machine else {})
 
 
 OF_SHAPE = (
@@ -96,11 +87,11 @@ OF_SHAPE = (
     *("window", "flop_per_byte", "speculative_speedup"),
 )
 ON_MACHINE = (
-    *("bytes_per_s", "flops", "rate", "rates", "memory_bytes", "balance_flop_per_byte"),
+    *("bytes_per_s", "flops", "rate", "rates", "balance_flop_per_byte"),
+    *("memory_bytes", "reserve_bytes", "reserve_for", "fits", "reached"),
     *("kv_read", "W_tokens_per_ms", "B_ms", "compute_ms", "bound", "tokens_per_s"),
     *("context", "latency_ms_at_context", "tokens_per_s_at_context"),
-    *("max_ctx", "max_ctx_with_embedding", "compute_bound_batch"),
-    *("prompt_tokens", "prefill_ms", "prefill_knees", "chunked_prefill"),
+    *("compute_bound_batch", "prompt_tokens", "prefill_ms", "prefill_knees", "chunked_prefill"),
 )
 
 
@@ -135,49 +126,68 @@ def row_without_shape(
     }
 
 
-def _on_machine(asked: Demand, machine: Machine, ask: Ask) -> Row:
-    rate = ask.rate or machine.rate
+def _on_machine(shape: Shape, form: Form, asked: Demand, machine: Machine, ask: Ask) -> Row:
+    bits = (asked.weight_bytes_per_token + asked.embedding_bytes) * 8 / parameters(shape)
+    rate = ask.rate or (machine.rate if ask.units.data_sheet_rate else machine.kernel_rate(bits < 15))
     scale = ask.units.tera / 1e12
-    ceiling = Ceiling(machine.bandwidth_bytes_per_s * ask.units.giga / 1e9, machine.rates[rate].value * scale)
+    flops = machine.rates[rate].value * scale if rate else math.inf
+    ceiling = Ceiling(machine.bandwidth_bytes_per_s * ask.units.giga / 1e9, flops)
+    fits = by_stack(shape, form, asked, machine, ask.context)
+    found: Row = {
+        "bytes_per_s": ceiling.bytes_per_s,
+        "flops": flops if rate else None,
+        "rate": rate,
+        "rates": {name: figure.value * scale for name, figure in machine.rates.items()},
+        "memory_bytes": machine.memory_bytes,
+        "reserve_bytes": machine.reserve.value,
+        "reserve_for": machine.reserve.source,
+        "balance_flop_per_byte": flops / ceiling.bytes_per_s if rate else None,
+        "fits": fits,
+        "kv_read": ask.kv_read,
+        "context": ask.context,
+        "prompt_tokens": ask.prompt,
+    }
+    loads = any(fits[stack] for stack in fits if stack != IDEAL)
+    counted = (fit for stack, fit in fits.items() if fit and (stack != IDEAL or not loads))
+    held = max(fit["longest_uncapped"] or 0 for fit in counted)
+    if not ask.units.data_sheet_rate and held < ask.prompt:
+        return found
+    found |= _decode(asked, ceiling, ask, bool(rate), held)
+    return found | (_prefill(asked, ceiling, ask) if rate else {})
+
+
+def _decode(asked: Demand, ceiling: Ceiling, ask: Ask, knows_rate: bool, held: int) -> Row:
+    """`held`: the tokens of context that fit."""
     W = floors.W_tokens_per_s(asked, ceiling, ask.kv_read)
     B_ms = floors.B_s(asked, ceiling, ask.kv_read, ask.length) * 1e3
     if ask.units.first_token_in_B and W is not None:
         B_ms += 1e3 / W
     compute_ms = asked.flops_per_token / ceiling.flops * 1e3
+    cache = ask.length if ask.kv_read == "full" and ask.length is not None else math.inf
+    at_context = None  # where the context, or the static cache, cannot hold so many
+    if ask.context <= min(held, cache):
+        at_context = floors.decode_floor_s(asked, ceiling, ask.context, ask.kv_read, ask.length)
+    return {
+        "W_tokens_per_ms": W and W / 1e3,
+        "B_ms": B_ms,
+        "compute_ms": compute_ms if knows_rate else None,
+        "bound": "compute" if compute_ms > B_ms else "memory",
+        "tokens_per_s": 1e3 / max(B_ms, compute_ms),
+        "latency_ms_at_context": at_context and at_context * 1e3,
+        "tokens_per_s_at_context": at_context and 1 / at_context,
+    }
+
+
+def _prefill(asked: Demand, ceiling: Ceiling, ask: Ask) -> Row:
+    """What needs a rate of computing."""
 
     def prefill_ms(lm_head: str, chunk: int | None = None) -> float:
         return floors.prefill_floor_s(asked, ceiling, ask.prompt, lm_head, ask.kv_block, chunk) * 1e3
 
-    def longest(resident: float) -> int | None:
-        return floors.max_ctx(machine.memory_bytes, resident, asked.kv_bytes_per_token)
-
     whole = prefill_ms("last")
-    longest_with_embedding = longest(asked.weight_bytes_per_token + asked.embedding_bytes)
-    cache = ask.length if ask.kv_read == "full" and ask.length is not None else math.inf
-    at_context = None  # where the context, or the static cache, cannot hold so many
-    if longest_with_embedding is not None and ask.context <= min(longest_with_embedding, cache):
-        at_context = floors.decode_floor_s(asked, ceiling, ask.context, ask.kv_read, ask.length)
     return {
-        "bytes_per_s": ceiling.bytes_per_s,
-        "flops": ceiling.flops,
-        "rate": rate,
-        "rates": {name: figure.value * scale for name, figure in machine.rates.items()},
-        "memory_bytes": machine.memory_bytes,
-        "balance_flop_per_byte": ceiling.flops / ceiling.bytes_per_s,
-        "kv_read": ask.kv_read,
-        "W_tokens_per_ms": W and W / 1e3,
-        "B_ms": B_ms,
-        "compute_ms": compute_ms,
-        "bound": "compute" if compute_ms > B_ms else "memory",
-        "tokens_per_s": 1e3 / max(B_ms, compute_ms),
-        "context": ask.context,
-        "latency_ms_at_context": at_context and at_context * 1e3,
-        "tokens_per_s_at_context": at_context and 1 / at_context,
-        "max_ctx": longest(asked.weight_bytes_per_token),
-        "max_ctx_with_embedding": longest_with_embedding,
         "compute_bound_batch": floors.compute_bound_batch(asked, ceiling),
         "speculative_speedup": ask.speculation and _speedup(asked, ceiling, *ask.speculation),
-        "prompt_tokens": ask.prompt,
         "prefill_ms": {"every": prefill_ms("every"), "last": whole},
         "prefill_knees": knees(asked, ceiling, ask.units),
         "chunked_prefill": [

@@ -1,0 +1,88 @@
+"""`harness init`: a first config for this machine, commented, to be changed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness import machine, shipped
+from harness.cli import NOT_STARTED, OK
+from harness.wording import plural
+
+ROOM_FOR_1_8B = 8e9  # bytes: 3.7 GB in 16 bits, the context, and what CUDA and torch take themselves
+BF16_SINCE = 8.0  # compute capability; older GPUs emulate it
+
+_FILE = """\
+# yaml-language-server: $schema={schema}
+# Made by `harness init` for {found}
+#   {create}    once; builds what the variants run in
+#   harness run {name} --dry-run    what it takes, and what would fail
+#   harness run {name}
+device: {device}
+
+protocol:
+  new_tokens: 256  # after a prompt of 25. The slope W needs 2,049; the published study has 9,975
+  repeats: 3       # separate processes, interleaved
+{protocol}
+models:
+  - shape: {shape}  # random weights of this shape, made here; `harness theory --list-models` has others
+  # - {{name: hub, weights: {{repo: Qwen/Qwen1.5-0.5B-Chat}}}}  # a checkpoint of the Hugging Face hub
+  # - {{name: mine, weights: ~/models/mine}}  # a checkpoint's folder, or for llamacpp alone a GGUF
+
+variants:
+{variants}
+"""
+_CPU = """\
+  - {stack: llamacpp, quant: [q8_0, q4_k_m, q4_0]}  # a list is a matrix
+  # - {stack: hf, dtype: bf16}           # transformers; first: harness env create hf
+  # - {stack: bnb, quant: [int8, nf4]}   # bitsandbytes; first: harness env create bnb"""
+_GPU = """\
+  - {{stack: llamacpp, quant: [f16, q8_0, q4_k_m], flash_attn: true}}  # a list is a matrix
+  - {{stack: hf, dtype: {dtype}}}                   # transformers
+  - {{stack: bnb, quant: [int8, nf4], dtype: {dtype}}}  # bitsandbytes"""
+
+
+def make(path: Path) -> int:
+    """Write the config of this machine and say what was found. An existing file stays as it is."""
+    facts = machine.facts()
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text(facts, str(path)))
+    except FileExistsError:
+        print(f"harness: {path}: exists already; give another name: harness init FILE", file=sys.stderr)
+        return NOT_STARTED
+    except OSError as refusal:
+        print(f"harness: {path}: cannot be written: {refusal.strerror}", file=sys.stderr)
+        return NOT_STARTED
+    print(f"found: {found(facts)}\nwrote: {path}\nnext: {_create(facts)}; harness run {path}")
+    return OK
+
+
+def found(facts: dict[str, Any]) -> str:
+    """The machine in one line."""
+    memory = f"{facts['memory_bytes'] / 1e9:.1f} GB of memory"
+    gpus = [f"{gpu['name']} ({gpu['memory_bytes'] / 1e9:.1f} GB)" for gpu in facts["gpus"]]
+    cpu = f"{facts['cpu']}, {plural(facts['physical_cores'], 'core')}, {memory}"
+    return f"{cpu}; {', '.join(gpus) or 'no NVIDIA GPU'}"
+
+
+def text(facts: dict[str, Any], name: str) -> str:
+    """The config of a machine with these facts, in this file: of its first NVIDIA GPU, else its
+    CPU."""
+    known = {"schema": shipped.schema(), "found": found(facts), "create": _create(facts), "name": name}
+    if not facts["gpus"]:
+        threads = facts["physical_cores"]
+        protocol = f"  # threads: {threads}       # default: the cores to use here\n"
+        protocol += "  # memory_budget: 4GiB  # of a worker, weights included; default: all there is\n"
+        return _FILE.format(**known, device="cpu", protocol=protocol, shape="qwen1.5-0.5b", variants=_CPU)
+    gpu = facts["gpus"][0]
+    dtype = "bf16" if float(gpu["compute_capability"] or 0) >= BF16_SINCE else "fp16"
+    device = f"cuda\ngpu: {json.dumps(gpu['name'])}  # run only where the GPU's name contains this"
+    shape = "qwen1.5-1.8b" if gpu["memory_bytes"] >= ROOM_FOR_1_8B else "qwen1.5-0.5b"
+    return _FILE.format(**known, device=device, protocol="", shape=shape, variants=_GPU.format(dtype=dtype))
+
+
+def _create(facts: dict[str, Any]) -> str:
+    return f"harness env create {'llamacpp hf bnb --device cuda' if facts['gpus'] else 'llamacpp'}"

@@ -1,0 +1,104 @@
+"""What has been reached of a ceiling: the fastest decode of the same model, weights and machine that is
+published, or was measured here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness import shipped
+from harness.theory.machines import Machine
+from harness.theory.shapes import Shape
+
+Row = dict[str, Any]
+RESULTS = Path("results")  # where the user stands
+NEWEST = 60  # records of a model that are looked at
+_BITS = {"w16": 16, "w8": 8, "w4": 4}  # forms that stand for whatever has so many bits
+
+
+def add(row: Row, shape: Shape, machine: Machine) -> None:
+    """Set `reached`: tokens_per_s, `share` of the ceiling at the same context, `stack`, `variant`, `source`;
+    null where nobody has measured it, or the ceiling is not known."""
+    B_ms, W = row["B_ms"], row["W_tokens_per_ms"]
+    if B_ms is None:
+        return
+    found = []
+    for record in _records(row["model"], shape):
+        if not _is_on(record, machine) or not _has(record, row["weights"]):
+            continue
+        if (speed := _speed(record)) is not None:
+            tokens_per_s, n, source = speed
+            floor_ms = B_ms + (n / W if W else 0.0)
+            found.append(
+                {
+                    "tokens_per_s": tokens_per_s,
+                    "share": floor_ms * tokens_per_s / 1e3,
+                    "stack": record["stack"],
+                    "variant": record["variant"],
+                    "source": source,
+                }
+            )
+    row["reached"] = max(found, key=lambda each: each["share"], default=None)
+
+
+def _records(model: str, shape: Shape) -> Iterator[Row]:
+    """Of a model of this name and shape, published and own. What cannot be read is left out."""
+    published = (shipped.HERE / shipped.PUBLISHED).glob(f"*/{model}/*/record.json")
+    own = sorted(RESULTS.glob(f"*/{model}/*/*/record.json"), key=lambda path: path.parent.name)
+    for path in [*published, *own[-NEWEST:]]:
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            stored = Shape(**record["model"]["shape"])
+            if stored == shape and record["workload"]["kind"] == "decode" and record["outcome"] == "ok":
+                yield record | {"path": path}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+
+
+def _is_on(record: Row, machine: Machine) -> bool:
+    machines = record["machine"]
+    if record.get("device") == "cpu":
+        return str(machines.get("cpu")) == machine.name
+    names = [str(gpu.get("name")) for gpu in machines.get("gpus") or []]
+    return any(name.lower().endswith(machine.name.lower()) for name in names)
+
+
+def _has(record: Row, weights: str) -> bool:
+    """Whether its weights are those of a row. Fused layers of the published study are left out: past their
+    2,048 tokens they lost what they held."""
+    reported = record.get("reported") or {}
+    quant = record["variant"] if reported else (record.get("loaded") or {}).get("quant")
+    if weights in _BITS:
+        bits = reported.get("bpw") or _bits(quant)
+        return record["stack"] != "llamacpp" and bits == _BITS[weights] and "fused" not in record["variant"]
+    return record["stack"] == "llamacpp" and str(quant).replace("fp16", "f16") == weights
+
+
+def _bits(quant: str | None) -> int | None:
+    from harness.analysis.traffic import nominal_bits
+
+    return nominal_bits(quant)
+
+
+def _speed(record: Row) -> tuple[float, float, str] | None:
+    """Tokens per second, the context at which, and who says so; null of what is no measurement."""
+    if reported := record.get("reported"):
+        source = record["source"]["title"]
+        return (1e3 / reported["B_ms"], 0.0, source) if reported.get("B_ms") else None
+    from harness import results
+    from harness.analysis.verdicts import verdict
+
+    try:
+        whole = results.read(record["path"])
+        if verdict(whole).status != "ok":
+            return None
+    except results.ResultsError:
+        return None
+    timing, steps = whole["timing"], whole["tokens"] - 1
+    if steps < 1 or "last_token_ns" not in timing:
+        return None
+    context = whole["workload"]["prompt_tokens"] + whole["tokens"] / 2
+    rate = steps / (timing["last_token_ns"] - timing["first_token_ns"]) * 1e9
+    return rate, context, f"measured here, {record['started_utc'][:10]}"

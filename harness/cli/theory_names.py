@@ -1,0 +1,90 @@
+"""What the words on `harness theory`'s command line name: models or files, machines, quantizations."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from harness.cli.names import shortened, unknown
+from harness.theory import machine_names, names
+from harness.theory.gguf_types import QUANTS
+from harness.theory.machines import Machine
+from harness.theory.names import NotUnderstood
+from harness.theory.shapes import Shape
+
+THIS, ALL = "this", "all"
+
+
+class Mistake(ValueError):
+    """What was asked makes no sense; the message is one sentence."""
+
+
+def sort(arguments: argparse.Namespace, shapes: Mapping[str, Shape], known: Mapping[str, Machine]) -> None:
+    """Join a machine's words that the shell has split; move models after --machine or --quant."""
+
+    def is_machine(name: str) -> bool:
+        return name.lower() == THIS or _stands(lambda: machine_names.machines(name, known))
+
+    def is_model(name: str) -> bool:
+        return _stands(lambda: names.model(name, shapes)) or Path(name).exists()
+
+    def is_quant(name: str) -> bool:
+        return name.lower() in (*QUANTS, ALL)
+
+    arguments.machine = machine_names.joined(arguments.machine, is_machine)
+    for option, belongs in (("machine", is_machine), ("quant", is_quant)):
+        given = getattr(arguments, option)
+        models = [name for name in given if not belongs(name) and is_model(name)]
+        setattr(arguments, option, [name for name in given if name not in models])
+        arguments.models += models
+
+
+def _stands(resolve: Callable[[], object]) -> bool:
+    """Whether a name stands for something, or for several things."""
+    try:
+        resolve()
+    except NotUnderstood as why:
+        return why.ambiguous
+    return True
+
+
+def machines(
+    given: Iterable[str], known: Mapping[str, Machine], memory: float | None, this: Callable[[], Machine]
+) -> dict[str, Machine]:
+    """The machines by name; says so of a name that stands for several. `this` measures this machine."""
+    found: dict[str, Machine] = {}
+    for name in given:
+        if name.lower() == THIS and THIS not in known:
+            known = {**known, THIS: this()}
+        try:
+            several = machine_names.machines(name, known, memory)
+        except NotUnderstood as why:
+            raise Mistake(why.sentence("machine", shortened(name))) from why
+        if sentence := machine_names.one_of_each(shortened(name), several):
+            print(f"harness: {sentence}", file=sys.stderr)
+        found |= several
+    return found
+
+
+def model(given: str, shapes: Mapping[str, Shape]) -> names.Model | None:
+    """A known model; null of a file."""
+    path = Path(given)
+    is_file = path.exists() or path.suffix in (".gguf", ".json", ".safetensors")
+    if given and is_file and given.lower() not in shapes:
+        return None
+    try:
+        return names.model(given, shapes, "give its config.json or --from")
+    except NotUnderstood as why:
+        if "/" in given:  # a path that is not there, as its reader says
+            return None
+        raise Mistake(why.sentence("model (and no file)", shortened(given))) from why
+
+
+def quants(given: Iterable[str]) -> list[str]:
+    """The types in lower case; `all` is each of them."""
+    found = [quant.lower() for quant in given]
+    if strange := next((quant for quant in found if quant not in (*QUANTS, ALL)), None):
+        raise Mistake(unknown("quantization", strange, QUANTS))
+    return [*QUANTS] if ALL in found else found

@@ -1,0 +1,58 @@
+"""CSV, and JSON or JSONL that is a table: text -> columns of text, each row with the line it stands in."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas
+
+from harness.logs import table
+from harness.logs.log import Log, LogError
+from harness.logs.table import Options
+
+SEPARATORS = (",", ";", "\t")
+
+
+def read(text: str, options: Options) -> Log:
+    """The series of a CSV file with a line of names. Raises LogError."""
+    header = text.split("\n", 1)[0]
+    separator = max(SEPARATORS, key=header.count)
+    try:
+        found = pandas.read_csv(
+            io.StringIO(text), dtype=str, keep_default_na=False, sep=separator, skip_blank_lines=False
+        )
+    except (ValueError, pandas.errors.ParserError) as damage:
+        raise LogError(f"it is no CSV file: {_why(damage)}") from damage
+    found.index = pandas.RangeIndex(2, 2 + len(found))
+    found = found.rename(columns=lambda name: str(name).strip()).fillna("")
+    return table.read(found[(found != "").any(axis=1)], options, "line")
+
+
+def of_objects(rows: Sequence[Mapping[str, Any]], options: Options) -> Log:
+    """The series of JSON objects, one a token. Raises LogError."""
+    found = pandas.DataFrame([{str(key): _text(cell) for key, cell in row.items()} for row in rows]).fillna(
+        ""
+    )
+    found.index = pandas.RangeIndex(1, 1 + len(found))
+    return table.read(found, options, "row")
+
+
+def of_lists(columns: Mapping[str, Any], options: Options) -> Log | None:
+    """The series of one JSON object of lists of equal length; null where it is none."""
+    lists = {str(key): value for key, value in columns.items() if isinstance(value, list)}
+    if len({len(value) for value in lists.values()}) != 1:
+        return None
+    return of_objects(
+        [dict(zip(lists, cells, strict=True)) for cells in zip(*lists.values(), strict=True)], options
+    )
+
+
+def _text(cell: Any) -> str:
+    return "" if cell is None else str(cell)
+
+
+def _why(damage: Exception) -> str:
+    said = str(damage).strip().splitlines() or [""]
+    return said[-1].removeprefix("Error tokenizing data. C error: ").rstrip(".")

@@ -1,0 +1,49 @@
+"""GuideLLM's benchmarks.json: time to first token and mean gap of each request, no single tokens.
+
+The form is that of src/guidellm/schemas/base/request_stats.py (github.com/vllm-project/guidellm): each
+benchmark has requests by outcome, with `time_to_first_token_ms` and `inter_token_latency_ms`, a mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.logs.log import SHARED, Log, LogError, Request, left_out, overlapping
+
+FORMAT = "GuideLLM report"
+MEANS = "GuideLLM keeps the mean gap of each request, not single tokens: no B, W or shape follows from it"
+
+
+def is_one(document: Any) -> bool:
+    if not isinstance(document, dict) or not isinstance(document.get("benchmarks"), list):
+        return False
+    return all(isinstance(each, dict) and "requests" in each for each in document["benchmarks"])
+
+
+def read(report: Mapping[str, Any]) -> Log:
+    """The requests of all benchmarks of a report. Raises LogError."""
+    requests: dict[str, Request] = {}
+    failed, spans = 0, []
+    several = len(report["benchmarks"]) > 1
+    for number, benchmark in enumerate(report["benchmarks"], 1):
+        outcomes = benchmark["requests"] or {}
+        failed += sum(len(outcomes.get(outcome) or []) for outcome in ("incomplete", "errored"))
+        for at, request in enumerate(outcomes.get("successful") or [], 1):
+            gap = request.get("inter_token_latency_ms")
+            name = f"{f'benchmark {number} ' if several else ''}request {at}"
+            requests[name] = Request(
+                int(request.get("output_tokens") or 0),
+                request.get("time_to_first_token_ms"),
+                1e3 / gap if gap else None,
+            )
+            # request_start_time is start_time in reports up to 0.3.
+            start, end = (
+                request.get(f"request_{when}_time", request.get(f"{when}_time")) for when in ("start", "end")
+            )
+            if start is not None and end is not None:
+                spans.append((start, end))
+    if not requests:
+        raise LogError(f"a {FORMAT} without a request that succeeded")
+    notes = [MEANS, *left_out(failed, failed + len(requests)), *([SHARED] if overlapping(spans) else [])]
+    return Log(FORMAT, requests=requests, notes=notes)

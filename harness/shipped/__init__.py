@@ -1,0 +1,47 @@
+"""What comes with the project: configs, their schema and the published study, and how a name finds them.
+
+In a checkout `configs` and `published` are links to the top-level folders; an installed package has files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PUBLISHED = "published"
+
+
+def config_names() -> list[str]:
+    """The shipped configs, by the names that `harness run NAME` takes."""
+    return sorted(path.stem for path in (HERE / "configs").glob("*.yaml"))
+
+
+def schema() -> Path:
+    return (HERE / "configs" / "schema.json").resolve()
+
+
+def config(given: str) -> Path:
+    """The config that a user names: a file where they stand, with or without `.yaml`, else a shipped one.
+    What has a folder, or is neither, stays as it is."""
+    path = Path(given)
+    if path.is_file() or not is_name(path):
+        return path
+    name = f"{path.name.removesuffix('.yaml')}.yaml"
+    if (here := Path(name)).is_file():
+        return here
+    return shipped.resolve() if (shipped := HERE / "configs" / name).is_file() else path
+
+
+def results(given: str) -> Path:
+    """The folder of results that a user names: one where they stand, else `published/NAME`, which is
+    shipped."""
+    path = Path(given)
+    shipped = HERE / path
+    if path.exists() or path.parts[:1] != (PUBLISHED,) or ".." in path.parts or not shipped.is_dir():
+        return path
+    return shipped.resolve()
+
+
+def is_name(path: Path) -> bool:
+    """Whether a path is a bare name, without a folder."""
+    return path.parts == (path.name,)

@@ -1,0 +1,83 @@
+"""Whether a model fits a machine: at the least any stack needs, in llama.cpp, and in transformers. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.theory import footprint
+from harness.theory.floors import Demand
+from harness.theory.footprint import Engine, Ideal, LlamaCpp, Model, Torch
+from harness.theory.gguf_types import QUANTS
+from harness.theory.loaded import loaded_bytes
+from harness.theory.machines import Machine
+from harness.theory.shapes import Shape
+from harness.theory.tensors import Tensor, of_shape
+
+IDEAL, LLAMA_CPP, TRANSFORMERS = "ideal", "llama.cpp", "transformers"
+FLOATS = ("f32", "f16", "bf16")
+# How transformers holds weights of so many bits: in 16, or by bitsandbytes.
+_BITSANDBYTES = {16.0: None, 8.0: "int8", 4.0: "nf4"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form that weights take: all at `bits`, or exactly these `tensors` (of so many `parameters`, where a
+    file tells). `label` names it in a table."""
+
+    label: str
+    bits: float | None = None
+    tensors: tuple[Tensor, ...] = ()
+    parameters: int | None = None
+
+
+def by_stack(
+    shape: Shape, form: Form, asked: Demand, machine: Machine, context: int
+) -> dict[str, dict[str, Any] | None]:
+    """By stack, whether `context` tokens fit: `need_bytes`, `spare_bytes` (negative: short), `longest` (at
+    most the trained context) and `longest_uncapped`; null where the stack cannot load the form.
+
+    The ideal has all of the memory; the others what the machine's reserve leaves of it.
+    """
+    weights_bytes = asked.weight_bytes_per_token + asked.embedding_bytes
+    ideal = Model(shape, weights_bytes, asked.embedding_bytes, asked.kv_bytes_per_token)
+    on_gpu = machine.compute_capability is not None or machine.unified
+    beside: dict[str, tuple[Engine, Model] | None] = {LLAMA_CPP: None, TRANSFORMERS: None}
+    if _in_gguf(form):
+        beside[LLAMA_CPP] = LlamaCpp(on_gpu), ideal
+    if (weights := _in_torch(shape, form)) is not None:
+        engine = Torch(machine.compute_capability is not None)
+        beside[TRANSFORMERS] = engine, Model(shape, weights, 0.0, asked.kv_bytes_per_token)
+    found: dict[str, dict[str, Any] | None] = {
+        IDEAL: _fit(Ideal(), ideal, float(machine.memory_bytes), context)
+    }
+    available = machine.memory_bytes - machine.reserve.value
+    return found | {name: each and _fit(*each, available, context) for name, each in beside.items()}
+
+
+def _fit(engine: Engine, model: Model, available: float, context: int) -> dict[str, Any]:
+    fit = footprint.fit(engine, model, available, context)
+    return {
+        "need_bytes": fit.need_bytes,
+        "spare_bytes": fit.spare_bytes,
+        "longest": fit.longest,
+        "longest_uncapped": fit.uncapped,
+    }
+
+
+def _is_gguf(tensors: tuple[Tensor, ...]) -> bool:
+    return any(tensor.name.startswith("blk.") for tensor in tensors)
+
+
+def _in_gguf(form: Form) -> bool:
+    """Whether llama.cpp loads the form, or a GGUF as large."""
+    return form.bits is not None or _is_gguf(form.tensors) or all(t.type in FLOATS for t in form.tensors)
+
+
+def _in_torch(shape: Shape, form: Form) -> float | None:
+    """Bytes of the weights once transformers has loaded them; null where it does not load such a form."""
+    if form.bits in _BITSANDBYTES:
+        return float(loaded_bytes(of_shape(shape), "bf16", _BITSANDBYTES[form.bits]))
+    if form.bits is not None or form.label in QUANTS or _is_gguf(form.tensors):
+        return None
+    return float(sum(tensor.bytes for tensor in form.tensors))

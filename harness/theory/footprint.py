@@ -1,0 +1,187 @@
+"""What a model takes of a device's memory while it decodes: weights, KV cache, buffers, runtime. Pure.
+
+The one estimator of memory: of `harness theory`, of dry runs, and of searches whose stack has no account of
+its own. Where each term comes from, and how far off it was: docs/theory.md, "Does it fit".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from harness.theory.shapes import Shape
+from harness.theory.tensors import of_shape
+
+Parts = dict[str, float]
+"""Bytes by part: weights, kv, compute, runtime, slack."""
+
+GIB, MIB = 2**30, 2**20
+CUDA_RUNTIME_BYTES = 0.5 * GIB  # a CUDA context with its kernels and cuBLAS
+PADDING = 256  # llama.cpp pads a context to so many tokens
+F32 = 4
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as a stack holds it. `weight_bytes`: all of it; `embedding_bytes`: of that the input embedding,
+    none where it is the lm_head too."""
+
+    shape: Shape
+    weight_bytes: float
+    embedding_bytes: float
+    kv_bytes_per_token: float
+
+
+class Engine(Protocol):
+    """How a stack uses memory. `granule`: contexts are multiples of so many tokens."""
+
+    @property
+    def granule(self) -> int: ...
+
+    def parts(self, model: Model, tokens: int) -> Parts:
+        """Bytes that a context of so many tokens takes, filled to its end."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ideal:
+    """Weights without the input embedding, KV cache, and nothing else: no stack can hold more."""
+
+    granule: int = 1
+
+    def parts(self, model: Model, tokens: int) -> Parts:
+        return {
+            "weights": model.weight_bytes - model.embedding_bytes,
+            "kv": model.kv_bytes_per_token * tokens,
+        }
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    """llama.cpp, all layers on one device, the input embedding in main memory.
+
+    `ubatch`: tokens of a prompt in one pass. The compute buffer is the largest of three moments of a pass
+    (llama.cpp's own account, llama-cpp-python 0.3.36): attention with its scores in F32, the feed-forward,
+    the logits. On a CPU pages of logits that nobody asks for are not touched.
+    """
+
+    on_gpu: bool
+    flash_attn: bool = False
+    ubatch: int = 512
+    granule: int = PADDING
+
+    def parts(self, model: Model, tokens: int) -> Parts:
+        shape, n = model.shape, math.ceil(tokens / PADDING) * PADDING
+        u, hidden, ffn = min(self.ubatch, n), shape.hidden_size, shape.intermediate_size
+        mask = u * n * (2 if self.flash_attn else F32)
+        scores = 0 if self.flash_attn else u * n * shape.heads * F32
+        moments = [
+            scores + mask + F32 * u * (5 * hidden + 2 * shape.kv_width),
+            mask * self.flash_attn + F32 * u * (3 * ffn + 4 * hidden),
+        ]
+        found = {"kv": model.kv_bytes_per_token * n, "weights": model.weight_bytes}
+        if self.on_gpu:
+            moments.append(F32 * u * (shape.vocab_size + 2 * hidden))
+            found["weights"] -= model.embedding_bytes
+            return found | {"compute": float(max(moments)), "runtime": CUDA_RUNTIME_BYTES}
+        # ggml's CPU code converts the scores, and the inputs of a matrix, to the other factor's type.
+        work = scores / 2 + 2 * u * max(ffn, hidden)
+        bookkeeping = n * (48 + 96)  # llama.cpp's KV cells, and the sets of those in use
+        return found | {"compute": max(moments) + work + bookkeeping, "runtime": 64.0 * MIB}
+
+
+@dataclass(frozen=True)
+class Torch:
+    """transformers, and the stacks that load into it.
+
+    `cache`: `static`, allocated whole; `dynamic`, of which one layer is held twice while it grows; `rebuilt`,
+    as by transformers in early 2024 (4.39), when a loop held the old cache until it had all of the new.
+    `rope_tables`: a cosine and a sine table of the trained context in each layer, 16 bits, as it had then.
+    `scratch_bytes`: see exllama_v2_scratch.
+    """
+
+    on_gpu: bool
+    cache: str = "dynamic"
+    scratch_bytes: float = 0.0
+    rope_tables: bool = False
+    granule: int = 1
+
+    def parts(self, model: Model, tokens: int) -> Parts:
+        shape, of_token = model.shape, model.kv_bytes_per_token / (2 * model.shape.layers)
+        if self.cache == "static" or not self.on_gpu:
+            kv = model.kv_bytes_per_token * tokens
+        else:
+            kv = 2 * shape.layers * cuda_block_bytes(of_token * tokens)
+        if self.cache == "dynamic":
+            kv += 2 * of_token * tokens
+        elif self.cache == "rebuilt":
+            kv += 2 * shape.layers * cuda_block_bytes(of_token * max(tokens - 1, 1))
+        tables = shape.layers * shape.context * shape.head_dim * 2 * 2 if self.rope_tables else 0
+        return {
+            "weights": model.weight_bytes,
+            "kv": kv,
+            "compute": self.scratch_bytes + tables,
+            "runtime": CUDA_RUNTIME_BYTES if self.on_gpu else 400.0 * MIB,
+            # cuBLAS workspaces, activations, what torch's allocator cannot use: what the published study's
+            # rows leave over.
+            "slack": 0.6 * GIB if self.on_gpu else 100.0 * MIB,
+        }
+
+
+def cuda_block_bytes(size: float) -> float:
+    """What torch's caching allocator takes from CUDA for one tensor among many as large: segments of 20 MiB
+    up to 10 MiB, above that multiples of 2 MiB (c10/cuda/CUDACachingAllocator.h)."""
+    if size <= MIB:
+        return size
+    if size < 10 * MIB:
+        return 20 * MIB / (20 * MIB // size)
+    return math.ceil(size / (2 * MIB)) * 2 * MIB
+
+
+def exllama_v2_scratch(shape: Shape) -> float:
+    """Bytes that auto-gptq's and autoawq's ExLlamaV2 kernels keep for themselves: a dequantized matrix, and
+    the outputs of 8 sequences of 2,048 tokens, of the largest layer (qlinear_exllamav2.py)."""
+    matrices = [t.dims for t in of_shape(shape) if t.name.startswith("blk.0.") and len(t.dims) == 2]
+    return max(2.0 * n_in * n_out for n_out, n_in in matrices) + max(
+        F32 * 2048.0 * 8 * n_out for n_out, _ in matrices
+    )
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a context fits. `spare_bytes`: what is left, negative where it is short. `longest`: tokens, at
+    most the trained context, null where not one fits; `uncapped`: the same without that limit."""
+
+    need_bytes: float
+    spare_bytes: float
+    longest: int | None
+    uncapped: int | None
+
+    @property
+    def fits(self) -> bool:
+        return self.spare_bytes >= 0
+
+
+def fit(engine: Engine, model: Model, available_bytes: float, tokens: int) -> Fit:
+    """`available_bytes`: of the device, less what is reserved for others."""
+    need = total(engine, model, tokens)
+    uncapped = longest(engine, model, available_bytes)
+    capped = uncapped and min(uncapped, model.shape.context)
+    return Fit(need, available_bytes - need, capped, uncapped)
+
+
+def total(engine: Engine, model: Model, tokens: int) -> float:
+    return sum(engine.parts(model, tokens).values())
+
+
+def longest(engine: Engine, model: Model, available_bytes: float) -> int | None:
+    """The most tokens that fit, a multiple of the engine's granule; null where one granule does not."""
+    low, high = 0, int(available_bytes / model.kv_bytes_per_token / engine.granule) + 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if total(engine, model, middle * engine.granule) <= available_bytes:
+            low = middle
+        else:
+            high = middle
+    return low * engine.granule or None

@@ -1,0 +1,155 @@
+"""Model names as people type them, of the hub or of Ollama, to the shapes that we know. Pure.
+
+A name is a set of words: Qwen2.5-7B-Instruct and qwen2.5:7b-instruct are {qwen, 2.5, 7b, instruct}. Every
+word must be one of the shape's, or one that leaves a shape as it is. What fits several shapes is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from harness.theory.families import SHAPES
+from harness.theory.gguf_types import QUANTS
+from harness.theory.shapes import Shape
+
+LONGEST = 64  # characters; comparing is quadratic in length, and no name known is that long
+_MOST_LISTED = 12
+
+# Who publishes these models, or copies them unchanged. Any other `folder/name` is a path.
+_OWNERS = ("qwen", "meta-llama", "mistralai", "huggyllama", "unsloth", "bartowski", "thebloke")
+_SAME_SHAPE = {"base", "chat", "gguf", "hf", "instruct", "it", "latest", "meta", "text"}
+_RELEASED = {"nemo": "2407", "small": "2501"}  # by date, where a size has several shapes
+_ONLY_IF_TYPED = {"mha", "tiny"}
+# max_position_embeddings, where the config.json of the tuned (or base) models differs from the shape's.
+# From memory; not re-checked.
+_CONTEXT = {("2", "instruct"): 32_768, ("2.5", "instruct"): 32_768, ("3", "base"): 32_768}
+
+_NOT_KNOWN_YET = (
+    *("Bloom", "ChatGLM", "CodeLlama", "Codestral", "Command", "DeepSeek", "Devstral", "Ernie", "Exaone"),
+    *(
+        "Falcon",
+        "Gemma",
+        "GLM",
+        "GPT",
+        "Granite",
+        "InternLM",
+        "Kimi",
+        "Ministral",
+        "MiniMax",
+        "Mixtral",
+        "MPT",
+    ),
+    *("Nemotron", "OLMo", "OPT", "Phi", "Pythia", "QwQ", "SmolLM", "StableLM", "StarCoder", "TinyLlama"),
+    *("Vicuna", "Yi"),
+)
+
+
+class NotUnderstood(ValueError):
+    """A name that stands for nothing known, or for more than one; `hint` says what to do."""
+
+    def __init__(self, hint: str, ambiguous: bool = False) -> None:
+        super().__init__(hint)
+        self.hint = hint
+        self.ambiguous = ambiguous
+
+    def sentence(self, kind: str, shown: str) -> str:
+        """`unknown model qwen1.5-7; did you mean qwen1.5-7b?`"""
+        return f"{'ambiguous' if self.ambiguous else 'unknown'} {kind} {shown}; {self.hint}"
+
+
+class Model(NamedTuple):
+    """A shape, and the name it goes by here."""
+
+    name: str
+    shape: Shape
+
+
+def model(text: str, shapes: Mapping[str, Shape] = SHAPES, otherwise: str = "") -> Model:
+    """The model that a name stands for; of `shapes` the names in lower case are understood as they are.
+
+    Raises NotUnderstood, with a hint of the same family. `otherwise`: what to do where no shape is known.
+    """
+    name = text.strip().lower()
+    if name in shapes:
+        return Model(name, shapes[name])
+    words = _words(name)
+    if not words or len(text) > LONGEST:
+        raise NotUnderstood(_either("see harness theory --list-models", otherwise))
+    if quant := re.search(rf"[-_:. ]({'|'.join(sorted(QUANTS, key=len, reverse=True))})$", name):
+        base = model(name[: quant.start()], shapes, otherwise)
+        raise NotUnderstood(f"the shape is {base.name}; {quant[1]} is a quantization, which is named apart")
+    core = words - _SAME_SHAPE
+    core -= {date for word, date in _RELEASED.items() if word in core}
+    of = {known: _words(known) - _SAME_SHAPE for known in shapes}
+    exact = [known for known in shapes if of[known] == core]
+    wider = [known for known in shapes if core & _families(shapes) and core < of[known]]
+    found = exact or [known for known in wider if not (of[known] - core) & _ONLY_IF_TYPED]
+    if len(found) == 1:
+        return _with_context(found[0], shapes[found[0]], words, tuned=":" in name)
+    if found:
+        few = len(found) <= _MOST_LISTED
+        hint = did_you_mean(found) if few else f"{len(found)} are known: see harness theory --list-models"
+        raise NotUnderstood(hint, ambiguous=True)
+    raise NotUnderstood(_hint(name, core, of, otherwise))
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    return f"did you mean {listed(names, 'or')}?"
+
+
+def listed(names: Sequence[str], last: str = "and") -> str:
+    """`a, b and c`."""
+    return f" {last} ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+def _either(first: str, otherwise: str) -> str:
+    return f"{first}, or {otherwise}" if otherwise else first
+
+
+def _words(name: str) -> set[str]:
+    """The words of a name in lower case; none of a path."""
+    owner, slash, rest = name.rpartition("/")
+    if slash and owner not in _OWNERS:
+        return set()
+    parts = re.split(r"[\s_:-]+", rest)
+    found = [re.fullmatch(r"([a-z]{2,})(\d[\d.]*)", part) for part in parts]
+    pairs = [match.groups() if match else (part,) for match, part in zip(found, parts, strict=True)]
+    return {word for pair in pairs for word in pair if word}
+
+
+def _families(shapes: Iterable[str]) -> set[str]:
+    """The words that names begin with: qwen, llama, mistral."""
+    return {match[0] for name in shapes if (match := re.match("[a-z]+", name))} - _ONLY_IF_TYPED
+
+
+def _with_context(name: str, shape: Shape, words: set[str], tuned: bool) -> Model:
+    """Tuned models and base models may differ in context alone. A tag of Ollama's is a tuned model."""
+    suffix = "base" if "base" in words else "instruct" if tuned or "instruct" in words else None
+    version = next((word for word in ("2", "2.5", "3") if word in words and "qwen" in words), "")
+    context = _CONTEXT.get((version, suffix or ""), shape.context)
+    if context == shape.context or shape is not SHAPES.get(name):
+        return Model(name, shape)
+    return Model(f"{name}-{suffix}", replace(shape, context=context))
+
+
+def _hint(name: str, core: set[str], of: Mapping[str, set[str]], otherwise: str) -> str:
+    """What may have been meant, of the same family; else what to do."""
+    starts = {match[0] for word in re.split(r"[\s_:/-]+", name) if (match := re.match("[a-z]+", word))}
+    if other := next((family for family in _NOT_KNOWN_YET if family.lower() in starts), None):
+        return f"{other} is not known yet" + (f"; {otherwise}" if otherwise else "")
+    families = _families(of)
+    family = core & families or {
+        near for start in starts for near in difflib.get_close_matches(start, families, 1, 0.7)
+    }
+    inside = [known for known, words in of.items() if words & family]
+    if within := [known for known in inside if of[known] < core]:
+        closest = max(within, key=lambda known: len(of[known]))
+        extra = " ".join(sorted(core - of[closest]))
+        return f'{closest} is known, "{extra}" is not' + (f"; {otherwise}" if otherwise else "")
+    if near := difflib.get_close_matches(name, inside, 1):
+        return did_you_mean(near)
+    return _either("see harness theory --list-models", otherwise)

@@ -1,0 +1,353 @@
+"""`harness fit` on tables of any columns and units, on the logs of other tools, and on what is no log."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_series import drawn
+
+LOGS = Path(__file__).parent / "logs"
+
+
+def write(path: Path, variants: dict[str, tuple[np.ndarray, np.ndarray]]) -> Path:
+    lines = ["variant,n,latency_ms"]
+    lines += [
+        f'"{name}",{k:.0f},{v:.6f}' for name, (n, ms) in variants.items() for k, v in zip(n, ms, strict=True)
+    ]
+    text = "\n".join(lines) + "\n"
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def test_fit_gives_each_variant_of_a_file_with_theory_beside_it(harness, tmp_path):
+    log = write(tmp_path / "log.csv.gz", {"q4_0, mine": drawn(staircase=True), "other": drawn(4000, seed=1)})
+    asked = ("--model", "qwen1.5-14b", "--machine", "rtx-4090", "--bpw", "q4_0, mine=4.5", "--json")
+    mine, other = harness("fit", log, *asked).json
+    assert mine["variant"] == "q4_0, mine"
+    assert mine["B_ci95_ms"][0] < mine["B_ms"] < mine["B_ci95_ms"][1]
+    assert mine["W_ci95"][0] < mine["W_tokens_per_ms"] < mine["W_ci95"][1]
+    assert mine["first_token_ms"] == 60
+    assert mine["flags"] == []
+    active = 13_388_723_200  # without the embedding
+    assert mine["B_theory_ms"] == pytest.approx(active * 4.5 / 8 / 1008e9 * 1e3)
+    assert mine["B_ratio"] == pytest.approx(mine["B_theory_ms"] / mine["B_ms"])
+    assert mine["W_theory"] == pytest.approx(1008e9 / 819_200 / 1e3)
+    assert mine["B_as_w16_ms"] == pytest.approx(mine["B_ms"] * 16 / 4.5)
+    assert (other["B_theory_ms"], other["B_as_w16_ms"]) == (None, None)  # its bits per weight are not known
+    assert [flag["code"] for flag in other["flags"]] == ["early_stop"]
+    text = harness("fit", log).out
+    assert "staircase" in text
+    assert "early_stop: 4000 tokens of 9975" in text
+
+
+def test_a_variant_that_is_no_series_is_told_and_the_rest_is_analysed(harness, tmp_path):
+    n, ms = drawn(600)
+    dead = np.concatenate([ms[:500], np.zeros(100)])
+    log = write(
+        tmp_path / "log.csv", {"good": (n, ms), "dead": (n, dead), "odd": (n, -ms), "none": (n, ms * 0)}
+    )
+    with log.open("a") as file:
+        file.write("words,1,fast\n")
+    ran = harness("fit", log, "--json")
+    assert ran.code == 0
+    good, died, odd, none, words = ran.json
+    assert good["unusable"] is None
+    assert died["n_tokens"] == 500
+    assert {"died", "early_stop"} <= {flag["code"] for flag in died["flags"]}
+    assert "is -60 ms" in odd["unusable"]
+    assert "is 0 ms" in none["unusable"]
+    assert "not a number" in words["unusable"]
+    assert "odd: unusable, because the latency at n = 26 is -60 ms" in harness("fit", log).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "qwen1.5-7b"], "--model and --machine go together"),
+        (["--bpw", "b=4"], "unknown variant b; there are a"),
+        (["--bpw", "4"], "expected VARIANT=BITS"),
+        (["--model", "qwen1.5-7", "--machine", "rtx-4090"], "did you mean qwen1.5-7b"),
+        (
+            ["--latency-column", "took"],
+            "--latency-column took: no such column; it has variant, n, latency_ms",
+        ),
+        (["--time-column", "t"], "--time-column t: no such column"),
+        (["--group-column", "g"], "--group-column g: no such column"),
+        (["--time-column", "n", "--latency-column", "n"], "not allowed with argument"),
+    ],
+)
+def test_a_mistake_of_the_command_line_is_one_sentence_and_ends_with_2(harness, tmp_path, arguments, said):
+    log = tmp_path / "log.csv"
+    log.write_text("variant,n,latency_ms\na,1,2\na,2,2\na,3,2\n")
+    ran = harness("fit", log, *arguments)
+    assert ran.code == 2
+    assert said in ran.err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "it is empty"),
+        (b" \n", "it is empty"),
+        (b"variant,n,ms\na,1,2\n", "it has no column latency_ms, but variant, n, ms; name one with"),
+        (b"variant,n,latency_ms\n", "it has no rows"),
+        (bytes(range(256)), "it is no text file"),
+        (b"\x1f\x8b damaged", "it is a damaged gzip file"),
+        (b"n,latency_ms\n1,2,3,4\n1,2,3,4,5\n", "it is no CSV file"),
+        (b'{"a": [1, 2', "it is no JSON"),
+        (b'{"n": 1, "latency_ms": 1}\n{"n": 2', "damaged in line 2"),
+        (b"[1, 2]", "it is JSON, but not of objects"),
+        (b"latency_ms\n12\n", "it has 1 token only, and a line takes 3"),
+        (b"n,latency_ms\n1,60\n\n2,12\n3,fast\n", "latency_ms in line 5 is 'fast', not a number"),
+        (b"n,latency_ms\n1,60\n2,nan\n3,12\n", "latency_ms in line 3 is 'nan', not a number"),
+        (b"n,latency_ms\n1,60\n2,\n3,12\n", "latency_ms in line 3 is empty"),
+        (b"n,latency_ms\n1,60\n2,-3\n3,12\n", "the latency at n = 2 is -3 ms"),
+        (b"n,latency_ms\n1,60\n2,12\n2,12\n", "n does not increase after 2 (line 4); --group-column"),
+    ],
+)
+def test_a_log_that_cannot_be_used_is_one_sentence_and_ends_with_1(harness, tmp_path, content, said):
+    log = tmp_path / "log.csv"
+    log.write_bytes(content)
+    ran = harness("fit", log)
+    assert ran.code == 1
+    assert said in ran.out + ran.err
+    ran = harness("report", log)
+    assert (ran.code, ran.out) == (1, "")
+    assert said in ran.err
+
+
+def test_what_is_no_file_is_one_sentence(harness, tmp_path):
+    ran = harness("fit", tmp_path)
+    assert (ran.code, ran.err) == (1, f"harness: {tmp_path}: it is a folder, not a file\n")
+    assert harness("fit", tmp_path / "none.csv").err.endswith("no such file\n")
+
+
+def test_extra_columns_are_told_and_not_used(harness, tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text("variant,when,n,latency_ms\na,x,1,2\na,y,2,3\na,z,3,3\n")
+    ran = harness("fit", log, "--json")
+    assert ran.json[0]["n_tokens"] == 3
+    assert "columns not used: when" in ran.err
+
+
+# --- columns and units
+
+
+def table(path: Path, names: str, *columns: object) -> Path:
+    rows = zip(*columns, strict=True)  # type: ignore[call-overload]
+    path.write_text("\n".join([names, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+def figures(ran) -> tuple[float, float]:
+    (row,) = ran.json
+    return row["B_ms"], row["W_tokens_per_ms"]
+
+
+TRUTH = (pytest.approx(20, rel=0.01), pytest.approx(1000, rel=0.02))
+
+
+def test_columns_of_any_name_in_any_unit(harness, tmp_path):
+    n, ms = drawn()
+    for unit, scale in (("s", 1e-3), ("us", 1e3), ("ns", 1e6)):
+        named = table(tmp_path / "named.csv", f"n,itl_{unit}", n, ms * scale)
+        assert figures(harness("fit", named, "--json")) == TRUTH
+        other = table(tmp_path / "other.csv", "n,took", n, ms * scale)
+        asked = ("--latency-column", "took", "--unit", unit, "--json")
+        assert figures(harness("fit", other, *asked)) == TRUTH
+        assert f"took is in {unit}, as given" in harness("fit", other, *asked).err
+
+
+@pytest.mark.parametrize(("name", "scale", "unit"), [("latency_ms", 1e-3, "s"), ("latency", 1e3, "us")])
+def test_a_unit_that_is_not_plausible_is_asked_for(harness, tmp_path, name, scale, unit):
+    n, ms = drawn()
+    log = table(tmp_path / "log.csv", f"n,{name}", n, ms * scale)
+    ran = harness("fit", log)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert f"which unit is {name} in?" in ran.err
+    assert f"give --unit {unit} or --unit ms" in ran.err
+    assert figures(harness("fit", log, "--unit", unit, "--json")) == TRUTH
+    assert harness("fit", log, "--unit", "ms").code == 0  # the user's word counts
+
+
+@pytest.mark.parametrize(
+    ("form", "shown"),
+    [
+        (lambda ms: ms / 1e3, "in s, inferred from its gaps"),
+        (lambda ms: ms * 1e3, "in us, inferred from its gaps"),
+        (lambda ms: 1.7e18 + ms * 1e6, "in ns, inferred from its size as a date"),
+        (lambda ms: 1.7e9 + ms / 1e3, "in s, inferred from its size as a date"),
+        (
+            lambda ms: [
+                (datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=t)).isoformat()
+                for t in ms
+            ],
+            "are dates and times",
+        ),
+    ],
+)
+def test_gaps_are_formed_of_timestamps_and_their_unit_is_shown(harness, tmp_path, form, shown):
+    n, ms = drawn()
+    log = table(tmp_path / "log.csv", "n,at", n, form(np.cumsum(ms)))
+    ran = harness("fit", log, "--time-column", "at", "--json")
+    assert figures(ran) == TRUTH
+    assert ran.json[0]["first_token_ms"] is None  # a timestamp does not tell when the request began
+    assert ran.json[0]["n_tokens"] == len(n)
+    assert shown in ran.err
+    assert shown in harness("fit", log, "--time-column", "at").out
+
+
+def test_timestamps_that_go_back_are_no_series(harness, tmp_path):
+    log = table(tmp_path / "log.csv", "at", [1000, 1020, 1010, 1030])
+    ran = harness("fit", log, "--time-column", "at", "--unit", "ms")
+    assert ran.code == 1
+    assert "at goes back from 1020 to 1010 in line 4" in ran.out
+
+
+def test_groups_and_tables_of_other_forms(harness, tmp_path):
+    n, ms = drawn(600)
+    log = table(tmp_path / "log.csv", "who,n,latency_ms", ["a", "b"] * 600, n.repeat(2), ms.repeat(2))
+    assert [row["variant"] for row in harness("fit", log, "--group-column", "who", "--json").json] == [
+        "a",
+        "b",
+    ]
+    expected = figures(harness("fit", table(log, "n,latency_ms", n, ms), "--json"))
+    text = log.read_text()
+    rows = [json.dumps({"n": k, "latency_ms": v}) for k, v in zip(n, ms, strict=True)]
+    for content in (
+        text.replace(",", ";").encode(),
+        text.encode("utf-16"),
+        gzip.compress(text.encode("utf-8-sig")),
+        "\n".join(rows).encode(),
+        f"[{','.join(rows)}]".encode(),
+        json.dumps({"tool": "mine", "n": [*n], "latency_ms": [*ms]}).encode(),
+    ):
+        log.write_bytes(content)
+        assert figures(harness("fit", log, "--json")) == expected
+    (row,) = harness("fit", table(log, "latency_ms", ms), "--json").json
+    assert row["last_n"] == len(ms)
+
+
+# --- logs of other tools
+
+
+def test_vllm_has_every_token_of_each_request(harness, tmp_path):
+    ran = harness("fit", LOGS / "vllm.json", "--json")
+    assert [row["variant"] for row in ran.json] == ["request 1", "request 3"]
+    first = ran.json[0]
+    assert (first["first_token_ms"], first["n_tokens"], first["last_n"]) == (pytest.approx(61), 9, 25 + 9)
+    assert first["median_ms"] == pytest.approx(12.035)
+    assert "1 of 3 requests failed" in ran.err
+    run = json.loads((LOGS / "vllm.json").read_text())
+    both = tmp_path / "appended.json"
+    shared = run | {"max_concurrent_requests": 4, "output_lens": [30, 0, 9]}
+    both.write_text("\n".join(map(json.dumps, (run, shared))))
+    ran = harness("fit", both, "--json")
+    rows = {row["variant"]: row for row in ran.json}
+    assert len(rows) == 4
+    assert "30 tokens came in 9 chunks" in rows["run 2 request 1"]["unusable"]
+    assert "latencies of a shared server" in ran.err
+    both.write_text(json.dumps({key: run[key] for key in run if key not in ("itls", "ttfts")}))
+    ran = harness("fit", both)
+    assert ran.code == 1
+    assert "--save-detailed" in ran.err
+
+
+def test_aiperf_has_every_token_of_streamed_requests(harness, tmp_path):
+    ran = harness("fit", LOGS / "aiperf.jsonl", "--json")
+    streamed, total = ran.json
+    assert (streamed["first_token_ms"], streamed["n_tokens"], streamed["last_n"]) == (61.5, 9, 559)
+    assert streamed["per_token"]
+    assert (total["per_token"], total["first_token_ms"], total["B_ms"]) == (False, 64.0, None)
+    assert total["tokens_per_s"] == pytest.approx(200)
+    assert "1 of 3 requests failed or were cancelled" in ran.err
+    summary = tmp_path / "profile_export_aiperf.json"
+    summary.write_text('{"request_latency": {"unit": "ms", "avg": 3.0}}')
+    ran = harness("fit", summary)
+    assert ran.code == 1
+    assert "profile_export.jsonl" in ran.err
+
+
+def test_guidellm_has_totals_of_each_request(harness):
+    ran = harness("fit", LOGS / "guidellm.json", "--json")
+    first, second = ran.json
+    assert (first["n_tokens"], first["first_token_ms"], first["tokens_per_s"]) == (64, 80, 80)
+    assert not first["per_token"]
+    assert first["B_ms"] is None
+    assert second["tokens_per_s"] == pytest.approx(83.3, rel=0.01)
+    assert "GuideLLM keeps the mean gap of each request" in ran.err
+    assert "1 of 3 requests failed or were cancelled" in ran.err
+
+
+def test_llama_server_has_totals_and_in_a_stream_every_token(harness):
+    for name, requests in (("llama-response.json", 1), ("llama-server.txt", 2)):
+        ran = harness("fit", LOGS / name, "--json")
+        assert len(ran.json) == requests
+        row = ran.json[0]
+        assert (row["n_tokens"], row["first_token_ms"], row["tokens_per_s"]) == (35, 31.5, 50)
+        assert not row["per_token"]
+        assert "timings are totals of a request" in ran.err
+    ran = harness("fit", LOGS / "llama-stream.txt", "--json")
+    (row,) = ran.json
+    assert (row["first_token_ms"], row["n_tokens"], row["last_n"]) == (31.5, 9, 4 + 21 + 9)
+    assert row["median_ms"] == pytest.approx(20.1)
+    assert ran.err == ""
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in LOGS.iterdir() if path.suffix != ".md"))
+def test_a_log_of_another_tool_takes_no_columns(harness, name):
+    assert harness("fit", LOGS / name).code == 0
+    ran = harness("fit", LOGS / name, "--unit", "s")
+    assert ran.code == 2
+    assert "has its own names and units" in ran.err
+
+
+@pytest.mark.parametrize(
+    "content", ['{"itls": 3, "ttfts": null}', '{"benchmarks": [{"requests": [1]}]}', '{"timings": {}}']
+)
+def test_a_log_that_is_not_as_documented_is_one_sentence(harness, tmp_path, content):
+    log = tmp_path / "log.json"
+    log.write_text(content)
+    ran = harness("fit", log)
+    assert ran.code == 1
+    assert "Error" not in ran.err
+    assert "object" not in ran.err
+    assert ran.err.count("\n") == 1
+
+
+# --- the page
+
+
+def test_a_log_becomes_a_page(harness, tmp_path):
+    n, ms = drawn()
+    log = write(tmp_path / "my log.csv", {"<b>q4</b>": (n, ms), "dead": (n, -ms)})
+    assert harness("fit", log, "-o", tmp_path / "page.html").out.endswith(f"{tmp_path / 'page.html'}\n")
+    page = (tmp_path / "page.html").read_text()
+    assert "Latency against position" in page
+    assert "&lt;b&gt;q4" in page
+    assert "<b>q4" not in page
+    assert "the latency at n = 26 is -60 ms" in page
+    ran = harness("report", log)
+    assert ran.out == f"{tmp_path / 'reports' / 'my log.html'}\n"
+    assert (tmp_path / "reports" / "my log.html").read_text() == page
+    assert "1,00" in harness("report", log, "--format", "md").out
+    assert harness("report", log, tmp_path).code == 2
+    table(log, "latency_ms", ms * 1e-3)
+    ran = harness("report", log)
+    assert ran.code == 2
+    assert "give --unit s" in ran.err
+
+
+def test_what_cannot_be_drawn_is_one_sentence(harness, tmp_path):
+    ran = harness("fit", LOGS / "guidellm.json", "--png", tmp_path / "figure.png")
+    assert ran.code == 1
+    assert "no series has latencies of single tokens" in ran.err
+    ran = harness("fit", LOGS / "vllm.json", "-o", tmp_path)
+    assert ran.code == 1
+    assert "cannot be written" in ran.err

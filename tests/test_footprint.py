@@ -1,0 +1,67 @@
+"""The estimate of memory against what was measured: every longest context of the published study, llama.cpp's
+own account of its buffers."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from harness.theory import gguf_types
+from harness.theory.footprint import Engine, LlamaCpp, Model, Torch, exllama_v2_scratch, longest
+from harness.theory.loaded import loaded_bytes
+from harness.theory.machines import MACHINES
+from harness.theory.packed import Packing, packed_bytes
+from harness.theory.shapes import Shape, kv_bytes_per_token, lm_head_params
+from harness.theory.tensors import of_shape
+
+STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
+CARD = MACHINES["rtx-4090"]
+AVAILABLE = CARD.memory_bytes - CARD.reserve.value  # the reserve that the study had on its card: 0.7 GiB
+
+
+def of_study(record: dict[str, Any]) -> tuple[Engine, Model]:
+    """How a row of the study held its model. Checkpoints as large as its files, where it has their size."""
+    shape, stack, variant = Shape(**record["model"]["shape"]), record["stack"], record["variant"]
+    kv = kv_bytes_per_token(shape)
+    if stack == "llamacpp":
+        tensors = gguf_types.quantized(shape, "f16" if variant == "fp16" else variant, as_published=True)
+        embedding = sum(tensor.bytes for tensor in tensors if tensor.part == "embedding")
+        return LlamaCpp(on_gpu=True), Model(shape, sum(t.bytes for t in tensors), embedding, kv)
+    quant = {"int8": "int8", "int4": "nf4"}.get(variant) if stack == "bnb" else None
+    weights: float = loaded_bytes(of_shape(shape), "bf16", quant)
+    if stack in ("gptq", "autoawq"):
+        packing = Packing({"gptq": "gptq", "autoawq": "awq"}[stack])
+        weights = sum(packed_bytes(of_shape(shape), packing).values())
+        weights = max(weights, record["reported"]["file_bytes"] or 0)
+    scratch = exllama_v2_scratch(shape) if "exllamav2" in variant else 0.0
+    embedding = 2.0 * lm_head_params(shape)
+    engine = Torch(on_gpu=True, cache="rebuilt", scratch_bytes=scratch, rope_tables=True)
+    return engine, Model(shape, weights, embedding, kv)
+
+
+def measured() -> list[dict[str, Any]]:
+    """The study's rows with a longest context, or none for want of memory. Those with fused layers are left
+    out: their cache rolled over, so that no length was too long."""
+    found = [json.loads(path.read_text()) for path in sorted(STUDY.glob("*/*/record.json"))]
+    found = [record for record in found if "fused" not in record["variant"]]
+    return [r for r in found if "max_ctx_measured_4090.csv" in r["reported"].get("printed", {})]
+
+
+def test_the_longest_contexts_of_the_published_study_are_predicted_within_5_percent_in_the_median():
+    errors = {}
+    for record in measured():
+        said = record["reported"]["printed"]["max_ctx_measured_4090.csv"]["max_ctx"]
+        found = longest(*of_study(record), AVAILABLE)
+        if said == "oom":
+            assert found is None, record["cell"]
+        elif said.endswith("+"):
+            assert found is not None
+            assert found > int(said[:-1]), record["cell"]
+        elif said != "exception":
+            assert found is not None, record["cell"]
+            errors[record["cell"]] = abs(found / int(said) - 1)
+    assert len(errors) >= 70
+    assert statistics.median(errors.values()) <= 0.05
+    assert max(errors.values()) <= 0.15, max(errors.items(), key=lambda each: each[1])

@@ -1,10 +1,11 @@
 """How often `invalid` is wrong: a cell of the quickstart, quiet, beside a disk writer and beside a compiler.
 
-Each cell is a process of its own, without a second attempt; the conditions take turns. A figure (decode,
-tokens/s) is equal where it is within noise of the median of the quiet cells: 3 robust standard deviations of
-those, 2% at least. A cell that is equal and `invalid` is a false one; a cell that is off and `ok` is missed.
-Both are counted from the same records by two rules: the present one, and the one before it, by which a
-counter of the whole machine (refaults, swap, PSI, quota) was a reason too.
+Each cell is a process of its own, without a second attempt; the conditions take turns, one turn with a thread
+on each core, the next with a core left to others, where a load need not disturb. A figure (decode, tokens/s)
+is equal where it is within noise of the median of the quiet cells of as many threads: 3 robust standard
+deviations of those, 2% at least. A cell that is equal and `invalid` is a false one; a cell that is off and
+`ok` is missed. Both are counted from the same records by two rules: the present one, and the one before it,
+by which a counter of the whole machine (refaults, swap, PSI, quota) was a reason too.
 
 The writer writes a file, reads it back and begins again, in a cgroup with less memory than that where one
 can be made, so that it reads again what was evicted. The compiler compiles one C file over and over.
@@ -35,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import results
+from harness import machine, results
 from harness.analysis import rows
 from harness.analysis.disturbances import (
     PAGE_BYTES,
@@ -77,6 +78,7 @@ CONFIG = {
 @dataclass(frozen=True)
 class Cell:
     condition: str
+    threads: int
     tokens_per_s: float
     before: bool  # invalid by the rule before
     now: bool
@@ -90,6 +92,7 @@ def main() -> int:
     parser.add_argument("--cells", type=int, default=50, help="to measure, in all conditions together")
     parser.add_argument("--out", type=Path, help="keep the records here")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that loads and folders are gone
     with tempfile.TemporaryDirectory(prefix="false-invalid-") as folder:
         out = arguments.out or Path(folder) / "results"
         measure(Path(folder), out, arguments.cells)
@@ -99,20 +102,27 @@ def main() -> int:
 
 def measure(folder: Path, out: Path, cells: int) -> None:
     """Cells with the conditions in turn, each turn in an order of its own."""
+    cores = machine.physical_cores()
+    threads = (cores, max(1, cores - 1))
     config = folder / "cell.yaml"
     config.write_text(json.dumps(CONFIG))  # JSON is YAML
     turns = (random.Random(turn).sample(sorted(LOADS), len(LOADS)) for turn in itertools.count())
-    for number, condition in enumerate(itertools.islice(itertools.chain.from_iterable(turns), cells)):
+    order = itertools.islice(itertools.chain.from_iterable(turns), cells)
+    for number, condition in enumerate(order):
+        count = threads[number // len(LOADS) % len(threads)]
         into = out / condition / f"{time.time_ns()}"
         began = time.monotonic()
         with LOADS[condition](folder):
             time.sleep(SETTLE_S)
             command = [str(HARNESS), "run", str(config), "--out", str(into)]
+            command += ["--set", f"protocol.threads={count}"]
             ran = subprocess.run(command, env=variables(folder), capture_output=True, text=True, timeout=1800)
         time.sleep(SETTLE_S)
         if ran.returncode not in (0, 1):
             raise SystemExit(f"harness run ended with {ran.returncode}: {ran.stderr.strip()[-500:]}")
-        print(f"{number + 1}/{cells} {condition}: {time.monotonic() - began:.0f} s", flush=True)
+        print(
+            f"{number + 1}/{cells} {condition}, threads {count}: {time.monotonic() - began:.0f} s", flush=True
+        )
 
 
 @contextlib.contextmanager
@@ -182,7 +192,8 @@ def judged(out: Path) -> Iterator[Cell]:
             refaults = record["conditions"]["pressure"].get("workingset_refault_file", 0)
             seen = f"waited {waited:.1%}, {refaults} refaults on the machine"
             seen += "".join(f"; now: {reason}" for reason in row["reasons"])
-            yield Cell(condition, row["tokens_per_s"], bool(before), row["status"] == "invalid", seen)
+            invalid = bool(before), row["status"] == "invalid"
+            yield Cell(condition, record["threads"], row["tokens_per_s"], *invalid, seen)
 
 
 def of_the_machine(record: dict[str, Any]) -> list[str]:
@@ -203,28 +214,34 @@ def of_the_machine(record: dict[str, Any]) -> list[str]:
 
 
 def tell(cells: Sequence[Cell]) -> None:
-    undisturbed = [math.log(cell.tokens_per_s) for cell in cells if cell.condition == "quiet"]
-    if not undisturbed:
-        raise SystemExit("no quiet cell was measured")
-    middle = statistics.median(undisturbed)
-    deviation = NORMAL_MAD * statistics.median(abs(each - middle) for each in undisturbed)
-    noise = max(NOISE_FLOOR, ROBUST_DEVIATIONS * deviation)
-    off = {id(cell): math.log(cell.tokens_per_s) - middle for cell in cells}
-    for cell in cells:
-        rules = f"before {'invalid' if cell.before else 'ok':7} now {'invalid' if cell.now else 'ok':7}"
-        print(
-            f"{cell.condition:8} {cell.tokens_per_s:7.2f} tokens/s {off[id(cell)]:+7.1%} {rules} {cell.seen}"
-        )
-    print(f"{len(undisturbed)} quiet cells: {math.exp(middle):.2f} tokens/s; equal is within {noise:.1%}")
+    equal: list[Cell] = []
+    differ: list[Cell] = []
+    for threads, of in itertools.groupby(sorted(cells, key=lambda cell: cell.threads), lambda c: c.threads):
+        chosen = list(of)
+        undisturbed = [math.log(cell.tokens_per_s) for cell in chosen if cell.condition == "quiet"]
+        if not undisturbed:
+            print(f"threads {threads}: no quiet cell to compare with", file=sys.stderr)
+            continue
+        middle = statistics.median(undisturbed)
+        deviation = NORMAL_MAD * statistics.median(abs(each - middle) for each in undisturbed)
+        noise = max(NOISE_FLOOR, ROBUST_DEVIATIONS * deviation)
+        within = f"{math.exp(middle):.2f} tokens/s; equal is within {noise:.1%}"
+        print(f"threads {threads}: {len(undisturbed)} quiet cells, {within}")
+        for cell in chosen:
+            off = math.log(cell.tokens_per_s) - middle
+            (equal if abs(off) <= noise else differ).append(cell)
+            rules = f"before {'invalid' if cell.before else 'ok':7} now {'invalid' if cell.now else 'ok':7}"
+            figure = f"{cell.tokens_per_s:7.2f} tokens/s {math.expm1(off):+7.1%}"
+            print(f"  {cell.condition:8} {figure}  {rules} {cell.seen}")
     for condition in (*LOADS, "all"):
-        chosen = [cell for cell in cells if condition in (cell.condition, "all")]
-        equal = [cell for cell in chosen if abs(off[id(cell)]) <= noise]
-        differ = [cell for cell in chosen if abs(off[id(cell)]) > noise]
-        said = f"{condition}: {len(chosen)} cells, {len(equal)} equal and {len(differ)} off"
+        alike, off_noise = (
+            [cell for cell in some if condition in (cell.condition, "all")] for some in (equal, differ)
+        )
+        said = f"{condition}: {len(alike)} cells equal and {len(off_noise)} off"
         for rule in ("before", "now"):
-            false = sum(getattr(cell, rule) for cell in equal)
-            missed = sum(not getattr(cell, rule) for cell in differ)
-            said += f"; {rule}: false invalid {share(false, equal)}, missed {share(missed, differ)}"
+            false = sum(getattr(cell, rule) for cell in alike)
+            missed = sum(not getattr(cell, rule) for cell in off_noise)
+            said += f"; {rule}: false invalid {share(false, alike)}, missed {share(missed, off_noise)}"
         print(said)
 
 

@@ -217,7 +217,7 @@ def test_a_wrong_check_makes_the_cells_it_speaks_for_invalid_and_a_later_one_lif
 
     def told(*checks: dict) -> list[dict]:
         rows = [
-            {"content_key": key, "status": status, "reasons": [], "flags": []}
+            {"content_key": key, "status": status, "reasons": [], "flags": [], "disturbed": "cpu"}
             for key, status in (("k", "ok"), ("k", "oom"), ("other", "ok"))
         ]
         agreement.held_against(rows, agreement.latest(checks))
@@ -227,5 +227,6 @@ def test_a_wrong_check_makes_the_cells_it_speaks_for_invalid_and_a_later_one_lif
     assert (first["status"], second["status"], third["status"]) == ("invalid", "oom", "ok")
     assert first["flags"] == [{"code": "weights_disagree", "detail": first["reasons"][0]}]
     assert (first["weights_check"], third["weights_check"]) == ("wrong", None)
+    assert (first["disturbed"], third["disturbed"]) == (None, "cpu")  # not for the machine's doing alone
     assert [row["status"] for row in told(right, wrong, failed)] == ["ok", "oom", "ok"]
     assert told(failed)[0]["weights_check"] == "failed"

@@ -241,6 +241,7 @@ def held_against(rows: Sequence[Row], checks: Sequence[Row]) -> None:
             each["flags"].append({"code": "weights_disagree", "detail": str(found["reason"])})
             each["reasons"] = [*each["reasons"], str(found["reason"])]
             each["status"] = "invalid" if each["status"] in FINE else each["status"]
+            each["disturbed"] = None  # it is invalid for more than what the machine did
 
 
 def _ordered(checks: Sequence[Row]) -> list[Row]:

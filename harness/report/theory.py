@@ -189,27 +189,27 @@ def _show_on_machines(rows: Sequence[Row]) -> None:
 
 
 def _legend(rows: Sequence[Row]) -> None:
-    first = rows[0]
+    shaped = [row for row in rows if row["fits"]]
+    if not shaped:
+        _say("B: reading the weights once; of a shape that is not known, bytes are all that can be told.")
+        return
+    first = shaped[0]
     _say(
         "B: reading the weights once (TPOT at zero context). W: tokens of context per further ms"
-        + (f", cache read: {first['kv_read']}" if first["kv_read"] else "")
-        + ". tok/s: at no context"
-        + (f"; at n: at n = {first['context']:,}, if it fits" if first["context"] else "")
-        + ". A dash: it does not fit, or is not known. computing: the rate counted with."
-        + (
-            f" batch: sequences from which decode is compute-bound. prefill: of {first['prompt_tokens']:,} "
-            "tokens, lm_head on the last. compute-bound: prompt lengths, with the lm_head on every or on the "
-            "last token, the cache read once per token."
-            if first["prompt_tokens"]
-            else ""
-        )
+        f", cache read: {first['kv_read']}. tok/s: at no context; at n: at n = {first['context']:,}, if it "
+        "fits. "
+        "A dash: it does not fit, or is not known. computing: the rate counted with. batch: sequences from "
+        "which decode is compute-bound. "
+        f"prefill: of {first['prompt_tokens']:,} tokens, lm_head on the last. "
+        "compute-bound: prompt lengths, with the lm_head on every or on the last token, the cache read once "
+        "per token."
     )
     for model, window in {row["model"]: row["window"] for row in rows if row["window"]}.items():
         _say(f"{model} attends to {window:,} tokens.")
     for source in dict.fromkeys(row["reached"]["source"] for row in rows if row["reached"]):
         by = {f"{r['reached']['stack']} {r['reached']['variant']}": None for r in rows if r["reached"]}
         _say(f"reached: of the ceiling, and tok/s, by {', '.join(by)}: {source}")
-    for row in {(row["machine"], row["rate"]): row for row in rows}.values():
+    for row in {(row["machine"], row["rate"]): row for row in shaped}.values():
         _say(f"{row['machine']}: {_limits(row)}")
 
 

@@ -44,6 +44,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, environment], check=True)
     (packages,) = environment.glob("lib/python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    # Of a worker this is no place to import from, whatever the controller has there.
+    (packages / "statistics.py").write_text("raise ImportError('of the controller')")
     install = [uv, "pip", "install", "--quiet", "--offline", "--no-deps", "--no-build-isolation"]
     subprocess.run([*install, "--python", environment / "bin" / "python", source], check=True)
     return environment

@@ -36,6 +36,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from instrument import variables
+
 from harness import machine, results
 from harness.analysis import rows
 from harness.analysis.disturbances import (
@@ -45,7 +47,6 @@ from harness.analysis.disturbances import (
     STALLED_FLOOR_US,
     STALLED_SHARE,
 )
-from harness.cache import cache_folder
 from harness.fence import Fence
 
 HARNESS = Path(sys.executable).parent / "harness"
@@ -247,17 +248,6 @@ def tell(cells: Sequence[Cell]) -> None:
 
 def share(count: int, of: Sequence[Cell]) -> str:
     return f"{count} of {len(of)} ({count / len(of):.0%})" if of else "0 of 0"
-
-
-def variables(folder: Path) -> dict[str, str]:
-    """A device lock of its own; environments and weights are those of the user's cache."""
-    cache = folder / "cache"
-    for name in ("envs", "weights"):
-        (cache_folder() / name).mkdir(parents=True, exist_ok=True)
-        cache.mkdir(exist_ok=True)
-        if not (cache / name).exists():
-            (cache / name).symlink_to(cache_folder() / name)
-    return {**os.environ, "HARNESS_CACHE": str(cache)}
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ published, or was measured here."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,14 @@ NEWEST = 60  # records of a model that are looked at
 _BITS = {"w16": 16, "w8": 8, "w4": 4}  # forms that stand for whatever has so many bits
 
 
-def add(row: Row, shape: Shape, machine: Machine) -> None:
+def add(row: Row, records: Sequence[Row], machine: Machine) -> None:
     """Set `reached`: tokens_per_s, `share` of the ceiling at the same context, `stack`, `variant`, `source`;
-    null where nobody has measured it, or the ceiling is not known."""
+    null where nobody has measured it, or the ceiling is not known. `records`: see of_model."""
     B_ms, W = row["B_ms"], row["W_tokens_per_ms"]
     if B_ms is None:
         return
     found = []
-    for record in _records(row["model"], shape):
+    for record in records:
         if not _is_on(record, machine) or not _has(record, row["weights"]):
             continue
         if (speed := _speed(record)) is not None:
@@ -43,8 +43,8 @@ def add(row: Row, shape: Shape, machine: Machine) -> None:
     row["reached"] = max(found, key=lambda each: each["share"], default=None)
 
 
-def _records(model: str, shape: Shape) -> Iterator[Row]:
-    """Of a model of this name and shape, published and own. What cannot be read is left out."""
+def of_model(model: str, shape: Shape) -> Iterator[Row]:
+    """The records of a model of this name and shape, published and own. What cannot be read is left out."""
     published = (shipped.HERE / shipped.PUBLISHED).glob(f"*/{model}/*/record.json")
     own = sorted(RESULTS.glob(f"*/{model}/*/*/record.json"), key=lambda path: path.parent.name)
     for path in [*published, *own[-NEWEST:]]:

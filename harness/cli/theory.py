@@ -89,14 +89,17 @@ def _rows(
     found = []
     for model in models:
         name = model.name if names_given.count(model.name) == 1 else model.given
+        measured: list[Row] = []
+        if model.shape and arguments.machine and ask.units.name != PUBLISHED.name:
+            measured = [*reached.of_model(name, model.shape)]
         for machine_name, machine in chosen:
             for form in model.forms:
                 if model.shape:
                     line = row(name, model.shape, form, machine_name, machine, ask)
                 else:
                     line = row_without_shape(name, form, model.tied, machine_name, machine, ask)
-                if model.shape and machine and ask.units.name != PUBLISHED.name:
-                    reached.add(line, model.shape, machine)
+                if measured and machine:
+                    reached.add(line, measured, machine)
                 if arguments.tensors or (arguments.json and form is model.stored):
                     line["tensors"] = [_tensor(tensor, model.tied) for tensor in form.tensors]
                 found.append(line)

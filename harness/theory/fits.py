@@ -56,12 +56,12 @@ def by_stack(
 
 
 def _fit(engine: Engine, model: Model, available: float, context: int) -> dict[str, Any]:
-    fit = footprint.fit(engine, model, available, context)
+    need, uncapped = footprint.total(engine, model, context), footprint.longest(engine, model, available)
     return {
-        "need_bytes": fit.need_bytes,
-        "spare_bytes": fit.spare_bytes,
-        "longest": fit.longest,
-        "longest_uncapped": fit.uncapped,
+        "need_bytes": need,
+        "spare_bytes": available - need,
+        "longest": uncapped and min(uncapped, model.shape.context),
+        "longest_uncapped": uncapped,
     }
 
 

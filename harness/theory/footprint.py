@@ -148,29 +148,6 @@ def exllama_v2_scratch(shape: Shape) -> float:
     )
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Whether a context fits. `spare_bytes`: what is left, negative where it is short. `longest`: tokens, at
-    most the trained context, null where not one fits; `uncapped`: the same without that limit."""
-
-    need_bytes: float
-    spare_bytes: float
-    longest: int | None
-    uncapped: int | None
-
-    @property
-    def fits(self) -> bool:
-        return self.spare_bytes >= 0
-
-
-def fit(engine: Engine, model: Model, available_bytes: float, tokens: int) -> Fit:
-    """`available_bytes`: of the device, less what is reserved for others."""
-    need = total(engine, model, tokens)
-    uncapped = longest(engine, model, available_bytes)
-    capped = uncapped and min(uncapped, model.shape.context)
-    return Fit(need, available_bytes - need, capped, uncapped)
-
-
 def total(engine: Engine, model: Model, tokens: int) -> float:
     return sum(engine.parts(model, tokens).values())
 

@@ -14,6 +14,7 @@ from harness.results import Stored
 from harness.theory import demand, floors
 from harness.theory.floors import Ceiling
 from harness.theory.machines import MACHINES
+from harness.theory.rows import is_quantized
 from harness.theory.shapes import Shape
 
 STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
@@ -67,7 +68,7 @@ def test_no_published_prefill_is_faster_than_what_its_kernels_multiply_with():
             continue
         bits = traffic.bpw(stored.record) or 16.0
         asked = demand.of_bits(Shape(**stored.record["model"]["shape"]), bits)
-        rate = CARD.kernel_rate(quantized=bits < 15)
+        rate = CARD.kernel_rate(is_quantized(bits))
         assert rate is not None
         ceiling = Ceiling(CARD.bandwidth_bytes_per_s, CARD.rates[rate].value)
         for n, ns in zip(curve["n"], curve["latency_ns"], strict=True):
@@ -114,3 +115,10 @@ def test_an_l4_is_not_said_to_prefill_faster_than_a_4090(harness):
     fast, slow = harness(*asked).json
     assert fast["prefill_ms"]["last"] < slow["prefill_ms"]["last"]
     assert fast["prefill_ms"]["last"] < 68  # what the fastest of llama.cpp's published variants took
+
+
+def test_prefill_turns_compute_bound_at_the_same_prompt_in_a_report_and_in_theory(harness):
+    stored = next(each for each in study() if each.record["cell"].startswith("qwen1.5-7b.hf.bf16"))
+    (told,) = harness("theory", "qwen1.5-7b", "--machine", "rtx-4090", "--quant", "f16", "--json").json
+    row = rows.row(stored.record, results.series(stored), None, None)
+    assert row["prefill_knees"] == told["prefill_knees"]

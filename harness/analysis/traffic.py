@@ -11,7 +11,7 @@ from harness.analysis.flags import Limit
 from harness.theory import demand, floors, shapes
 from harness.theory.ggml import element_bytes
 from harness.theory.machines import MACHINES, Machine
-from harness.theory.rows import knees
+from harness.theory.rows import is_quantized, knees
 from harness.theory.shapes import Shape
 from harness.theory.units import SI
 
@@ -95,11 +95,13 @@ def board(cpu: str | None) -> Machine | None:
 
 def prefill_knees(record: Record) -> dict[str, list[int | None] | None] | None:
     """Prompt lengths between which prefill is bound by compute, as `harness theory` gives them; null of a
-    board, whose rate depends on the kernel of each type."""
+    board, whose rate depends on the kernel of each type, and of a machine whose rate is not known."""
     machine, shape, bits = data_sheet(record), _shape(record), bpw(record)
     if machine is None or machine.board or shape is None or bits is None:
         return None
-    ceiling = floors.Ceiling(machine.data_sheet_bytes_per_s, machine.flops)
+    if (rate := machine.kernel_rate(is_quantized(bits))) is None:
+        return None
+    ceiling = floors.Ceiling(machine.data_sheet_bytes_per_s, machine.rates[rate].value)
     return knees(demand.of_bits(shape, bits), ceiling, SI)
 
 

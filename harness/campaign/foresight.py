@@ -28,6 +28,7 @@ from harness.theory.machines import (
     DRIVER_RESERVE_BYTES,
     MACHINES,
     SYSTEM_RESERVE_BYTES,
+    drives_display,
 )
 from harness.theory.packed import Packing, packed_bytes
 from harness.theory.shapes import Shape, kv_elements_per_token, lm_head_params, parameters
@@ -95,7 +96,7 @@ def device_of(experiment: Experiment) -> Device:
         if gpu["uuid"] == device_id:
             major, _, minor = (gpu["compute_capability"] or "").partition(".")
             capability = (int(major), int(minor)) if major else None
-            reserve = DISPLAY_RESERVE_BYTES if "GeForce" in gpu["name"] else DRIVER_RESERVE_BYTES
+            reserve = DISPLAY_RESERVE_BYTES if drives_display(gpu["name"]) else DRIVER_RESERVE_BYTES
             name = f"the {gpu['name']}"
             return Device(family, name, gpu["memory_bytes"], capability, reserve_bytes=reserve)
     return Device(family, "the GPU", None)

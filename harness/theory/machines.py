@@ -49,7 +49,7 @@ class Machine:
             return Figure(self.memory.value * share, _METAL)
         if self.compute_capability is None:
             return Figure(SYSTEM_RESERVE_BYTES, "for the operating system")
-        if "GeForce" in self.name:
+        if drives_display(self.name):
             return Figure(DISPLAY_RESERVE_BYTES, "for the display and the driver")
         if self.name.startswith(("L4", "T4")):
             return Figure(self.memory.value / 16, "for error correction, which such cards keep in memory")
@@ -62,7 +62,7 @@ class Machine:
             return self.rate
         names: tuple[str, ...] = ("fp16", "fp32")  # Apple's GPUs have no other units
         if self.compute_capability is not None:
-            names = ("fp16-tensor",) if "GeForce" in self.name else ("fp16",)
+            names = ("fp16-tensor",) if drives_display(self.name) else ("fp16",)
             names = ("int8", *names) if quantized else names
         elif not self.unified:  # a CPU
             names = ("int8",) if quantized else ("fp16",)
@@ -86,6 +86,11 @@ class Machine:
     def flops(self) -> float:
         """The data sheet's first rate, in operations/s: what the published study counted with."""
         return self.rates[self.rate].value
+
+
+def drives_display(gpu: str) -> bool:
+    """A gaming card, by its name: its driver keeps memory for a display, and its `fp16` is of plain units."""
+    return "GeForce" in gpu
 
 
 # What llama.cpp's 46 longest contexts of the published study leave of its card, beside its own buffers and a

@@ -128,7 +128,8 @@ def row_without_shape(
 
 def _on_machine(shape: Shape, form: Form, asked: Demand, machine: Machine, ask: Ask) -> Row:
     bits = (asked.weight_bytes_per_token + asked.embedding_bytes) * 8 / parameters(shape)
-    rate = ask.rate or (machine.rate if ask.units.data_sheet_rate else machine.kernel_rate(bits < 15))
+    known = machine.rate if ask.units.data_sheet_rate else machine.kernel_rate(is_quantized(bits))
+    rate = ask.rate or known
     scale = ask.units.tera / 1e12
     flops = machine.rates[rate].value * scale if rate else math.inf
     ceiling = Ceiling(machine.bandwidth_bytes_per_s * ask.units.giga / 1e9, flops)
@@ -154,6 +155,11 @@ def _on_machine(shape: Shape, form: Form, asked: Demand, machine: Machine, ask: 
         return found
     found |= _decode(asked, ceiling, ask, bool(rate), held)
     return found | (_prefill(asked, ceiling, ask) if rate else {})
+
+
+def is_quantized(bits_per_weight: float) -> bool:
+    """Weights of fewer than 16 bits, where a few tensors may be wider or narrower than the others."""
+    return bits_per_weight < 15
 
 
 def _decode(asked: Demand, ceiling: Ceiling, ask: Ask, knows_rate: bool, held: int) -> Row:

@@ -45,6 +45,18 @@ def test_fit_gives_each_variant_of_a_file_with_theory_beside_it(harness, tmp_pat
     assert "early_stop: 4000 tokens of 9975" in text
 
 
+def test_a_segment_that_does_not_rise_is_flat_and_has_no_W(harness, tmp_path):
+    n = np.arange(1, 10_000)
+    rolled = 5.7 + np.minimum(n, 2048) * 1.4e-3 + np.random.default_rng(4).normal(size=len(n)) * 0.02
+    log = write(tmp_path / "log.csv", {"rolled": (n, rolled)})
+    rising, flat = next(
+        line for line in harness("fit", log).out.splitlines() if line.startswith("rolled: mode")
+    ).split("; ")
+    assert "W 71" in rising
+    assert flat.endswith(" ms, flat")
+    assert ", flat |" in harness("report", log, "--format", "md").out
+
+
 def test_a_variant_that_is_no_series_is_told_and_the_rest_is_analysed(harness, tmp_path):
     n, ms = drawn(600)
     dead = np.concatenate([ms[:500], np.zeros(100)])

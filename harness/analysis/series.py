@@ -103,6 +103,7 @@ def row(found: Analysis) -> dict[str, Any]:
                 "to_n": segment.to_n,
                 "B_ms": segment.line.B_ms,
                 "W_tokens_per_ms": segment.line.W_tokens_per_ms,
+                "flat": found.median_ms is not None and is_flat(segment, found.median_ms),
             }
             for segment in (shape.segments if shape else ())
         ],

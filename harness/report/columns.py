@@ -105,13 +105,14 @@ def longest(row: Row, key: str) -> str:
 
 
 def segments(row: Row, key: str) -> str:
-    """`26 to 2,048: B 12.10, W 900; 2,049 to ...`; a single segment is the line of the other table."""
+    """`26 to 2,048: B 12.10, W 900; 2,049 to 9,999: B 14.10, flat`; a single segment is the line of the
+    other table."""
     found: Sequence[Mapping[str, object]] = row.get(key) or []
     if len(found) < 2:
         return NONE
     parts = (
-        f"{number(s, 'from_n', '{:,.0f}')} to {number(s, 'to_n', '{:,.0f}')}: B {number(s, 'B_ms')},"
-        f" W {number(s, 'W_tokens_per_ms', '{:,.0f}')}"
+        f"{number(s, 'from_n', '{:,.0f}')} to {number(s, 'to_n', '{:,.0f}')}: B {number(s, 'B_ms')}, "
+        + ("flat" if s.get("flat") else f"W {number(s, 'W_tokens_per_ms', '{:,.0f}')}")
         for s in found
     )
     return "; ".join(parts)

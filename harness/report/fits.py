@@ -69,7 +69,8 @@ def show(rows: Sequence[Row], notes: Sequence[str]) -> None:
             print(f"{row['variant']}: the robust line is {line}")
         if len(row["segments"]) > 1:
             parts = (
-                f"to n = {part['to_n']:,} B {part['B_ms']:.2f} ms, W {short(part['W_tokens_per_ms'])}"
+                f"to n = {part['to_n']:,} B {part['B_ms']:.2f} ms, "
+                + ("flat" if part["flat"] else f"W {short(part['W_tokens_per_ms'])}")
                 for part in row["segments"]
             )
             print(f"{row['variant']}: {row['shape']}: {'; '.join(parts)}")

@@ -63,6 +63,10 @@ def test_shapes_of_the_real_series_are_what_their_stacks_do(study):
     for row in fused:
         assert row["shape"] == "mode change"
         assert row["segments"][0]["to_n"] == pytest.approx(2048, abs=3)
+        assert [flag["code"] for flag in row["flags"]].count("kernel_change") == 1
+    assert not any(
+        flag["code"] == "kernel_change" for row in rows for flag in row["flags"] if row not in fused
+    )
     spiky = [row for row in rows if row["spikes"]["count"]]
     assert {row["stack"] for row in spiky} == {"bnb", "gptq", "autoawq"}
     assert all(row["spikes"]["period_tokens"] == pytest.approx(204, abs=2) for row in spiky)

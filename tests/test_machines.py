@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from harness.theory.machines import MACHINES, Figure, Machine
+from harness.theory.machine import Figure, Machine
+from harness.theory.machines import MACHINES
 
 # Memory in GiB, bandwidth in GB/s, and the default rate in tera-operations/s.
 PUBLISHED = {

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from harness.theory import demand, floors, gguf_types, rows
 from harness.theory.families import SHAPES
 from harness.theory.floors import Ceiling, Demand
-from harness.theory.machines import MACHINES, Figure, Machine
+from harness.theory.machine import Figure, Machine
+from harness.theory.machines import MACHINES
 from harness.theory.rows import Ask, Form
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor

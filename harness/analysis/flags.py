@@ -118,20 +118,18 @@ def identical(series: Mapping[str, Floats]) -> dict[str, Flag]:
     }
 
 
-def same_changes(found: Mapping[str, Analysis]) -> dict[str, Flag]:
-    """By name: series of one stack whose mode changes at the same n as another's.
+def same_changes(changes: Mapping[str, int | None]) -> dict[str, Flag]:
+    """By name: series of one stack whose mode changes at the same n as another's. `changes`: as of
+    series.change_of_mode.
 
     A machine that heats up or is disturbed changes at another token in each series; a kernel that is chosen
     by the length of the context changes at the same one.
     """
-    changes = {}
-    for name, each in found.items():
-        shape, level = each.shape, each.median_ms
-        if shape and level and shape.name == "mode change" and plateau(shape, level) is None:
-            changes[name] = shape.segments[1].from_n
     raised = {}
     for name, at in changes.items():
-        alike = sum(abs(other - at) <= SAME_N for other in changes.values())
+        if at is None:
+            continue
+        alike = sum(other is not None and abs(other - at) <= SAME_N for other in changes.values())
         if alike > 1:
             detail = (
                 f"at n = {at:,}: a change at the same n in {alike} series of this stack: a change of kernel"

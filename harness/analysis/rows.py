@@ -12,7 +12,7 @@ import numpy as np
 
 from harness.analysis import energy, grown, intervals, sensed, series, traffic
 from harness.analysis.disturbances import counting
-from harness.analysis.flags import Flag, Limit, flags, identical, published
+from harness.analysis.flags import Flag, Limit, flags, identical, published, same_changes
 from harness.analysis.identity import device, identity, weights
 from harness.analysis.line import Floats
 from harness.analysis.series import Analysis, Unusable
@@ -256,6 +256,18 @@ def _pooled(repeats: list[Row]) -> Row:
     raised = {(flag["code"], flag["detail"]): flag for r in repeats for flag in r["flags"]}
     pooled["flags"] = list(raised.values())
     return pooled
+
+
+def name_kernel_changes(rows: Sequence[Row]) -> None:
+    """Flag rows of a model and stack whose mode changes at the same n: no drift, but another kernel."""
+    of_stack: dict[tuple[str, str], list[Row]] = {}
+    for each in rows:
+        of_stack.setdefault((each["model"], each["stack"]), []).append(each)
+    for alike in of_stack.values():
+        changes = same_changes({str(i): each["mode_changes_at"] for i, each in enumerate(alike)})
+        for i, flag in changes.items():
+            others = [known for known in alike[int(i)]["flags"] if known["code"] != "drift"]
+            alike[int(i)]["flags"] = [*others, flag.row()]
 
 
 def told_apart(rows: Sequence[Row], latencies: Sequence[Floats]) -> None:

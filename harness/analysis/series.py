@@ -107,6 +107,7 @@ def row(found: Analysis) -> dict[str, Any]:
             }
             for segment in (shape.segments if shape else ())
         ],
+        "mode_changes_at": change_of_mode(found),
         "spikes": asdict(found.spikes),
         "median_ms": found.median_ms,
         "tokens_per_s": found.tokens_per_s,
@@ -252,6 +253,14 @@ def plateau(shape: Shape | None, level: float) -> Segment | None:
     rises = steep > 0 and not is_flat(first, level)
     lies = is_flat(second, level) and second.line.slope_ms < FLAT * steep
     return second if rises and lies else None
+
+
+def change_of_mode(found: Analysis) -> int | None:
+    """The n from which another mode holds; null of other shapes and of a cache that rolled over."""
+    shape, level = found.shape, found.median_ms
+    if not shape or not level or shape.name != "mode change" or plateau(shape, level) is not None:
+        return None
+    return shape.segments[1].from_n
 
 
 def _differ(line: Line, steady: Line) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 from harness.analysis.flags import Limit
 from harness.theory import demand, floors, shapes
 from harness.theory.ggml import element_bytes
-from harness.theory.machines import MACHINES, Machine
+from harness.theory.machine import Machine
+from harness.theory.machines import MACHINES
 from harness.theory.rows import is_quantized, knees
 from harness.theory.shapes import Shape
 from harness.theory.units import SI

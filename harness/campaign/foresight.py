@@ -23,13 +23,13 @@ from harness.theory.estimate import seconds
 from harness.theory.footprint import Engine, LlamaCpp, Model, Torch
 from harness.theory.ggml import element_bytes
 from harness.theory.loaded import ELEMENT_BYTES, loaded_bytes
-from harness.theory.machines import (
+from harness.theory.machine import (
     DISPLAY_RESERVE_BYTES,
     DRIVER_RESERVE_BYTES,
-    MACHINES,
     SYSTEM_RESERVE_BYTES,
     drives_display,
 )
+from harness.theory.machines import MACHINES
 from harness.theory.packed import Packing, packed_bytes
 from harness.theory.shapes import Shape, kv_elements_per_token, lm_head_params, parameters
 from harness.theory.tensors import Tensor, of_shape

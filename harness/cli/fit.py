@@ -19,7 +19,7 @@ from harness.logs.read import read
 from harness.logs.table import Options
 from harness.results import ResultsError
 from harness.theory import demand, floors, machine_names, names
-from harness.theory.machines import Machine
+from harness.theory.machine import Machine
 from harness.theory.names import NotUnderstood
 from harness.theory.shapes import Shape
 from harness.theory.units import UNITS, Units
@@ -133,7 +133,7 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
     same = identical({name: ms for name, (_, ms, _) in cut.items() if len(ms) > 1})
     longest = max((len(ms) for _, ms, _ in cut.values()), default=0)
     found = {name: _analysis(each, *cut[name][:2]) for name, each in log.series.items()}
-    changes = same_changes({name: each for name, each in found.items() if isinstance(each, Analysis)})
+    changes = same_changes({n: series.change_of_mode(e) for n, e in found.items() if isinstance(e, Analysis)})
     rows = []
     for name, each in found.items():
         bits = bpw.get(name)

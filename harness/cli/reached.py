@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import shipped
-from harness.theory.machines import Machine
+from harness.theory.machine import Machine
 from harness.theory.shapes import Shape
 
 Row = dict[str, Any]

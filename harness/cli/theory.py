@@ -18,7 +18,8 @@ from harness.cli.theory_names import Mistake
 from harness.theory import gguf_types
 from harness.theory.families import SHAPES
 from harness.theory.fits import Form
-from harness.theory.machines import MACHINES, Figure, Machine
+from harness.theory.machine import Figure, Machine
+from harness.theory.machines import MACHINES
 from harness.theory.rows import Ask, Row, row, row_without_shape
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, streamed_bytes

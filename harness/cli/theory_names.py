@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.cli.names import shortened, unknown
 from harness.theory import machine_names, names
 from harness.theory.gguf_types import QUANTS
-from harness.theory.machines import Machine
+from harness.theory.machine import Machine
 from harness.theory.names import NotUnderstood
 from harness.theory.shapes import Shape
 

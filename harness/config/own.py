@@ -14,7 +14,7 @@ from harness.config.forms import InlineShape
 from harness.config.mistakes import Loc, Mistakes, expected, shown
 from harness.config.rows import named_shape
 from harness.theory import machine_names
-from harness.theory.machines import Figure, Machine
+from harness.theory.machine import Figure, Machine
 from harness.theory.names import NotUnderstood
 from harness.theory.shapes import Shape
 

@@ -10,7 +10,7 @@ from harness.theory.floors import Demand
 from harness.theory.footprint import Engine, Ideal, LlamaCpp, Model, Torch
 from harness.theory.gguf_types import QUANTS
 from harness.theory.loaded import loaded_bytes
-from harness.theory.machines import Machine
+from harness.theory.machine import Machine
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, of_shape
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from harness.theory.counts import memory_gib
-from harness.theory.machines import MACHINES, Figure, Machine
+from harness.theory.machine import Figure, Machine
+from harness.theory.machines import MACHINES
 from harness.theory.names import LONGEST, NotUnderstood, did_you_mean, listed
 
 # GiB of the sizes that are sold, by the makers' pages that the machines' own figures name.

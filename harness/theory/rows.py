@@ -10,7 +10,7 @@ from typing import Any
 from harness.theory import demand, floors
 from harness.theory.fits import IDEAL, Form, by_stack
 from harness.theory.floors import Ceiling, Demand
-from harness.theory.machines import Machine
+from harness.theory.machine import Machine
 from harness.theory.shapes import (
     Shape,
     active_params,

@@ -1,0 +1,100 @@
+"""What theory knows of a machine: memory, bandwidth, rates, what of its memory no model can have. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Figure(NamedTuple):
+    """A value and where it is from."""
+
+    value: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`memory` in bytes, `bandwidth` in bytes/s, `rates` in operations/s by type; `rate`: the default one.
+
+    `compute_capability`: major and minor of NVIDIA's, null of others. `peak_bandwidth`: what the memory's
+    data sheet allows, where `bandwidth` is what was measured. `board`: a whole computer with its memory
+    soldered on, so that its name tells how fast its CPU may read. `unified`: memory that a GPU shares with
+    its CPU.
+    """
+
+    name: str
+    memory: Figure
+    bandwidth: Figure
+    rates: Mapping[str, Figure]
+    rate: str
+    compute_capability: tuple[int, int] | None = None
+    peak_bandwidth: Figure | None = None
+    board: bool = False
+    unified: bool = False
+
+    @property
+    def reserve(self) -> Figure:
+        """Bytes of memory that a model cannot have."""
+        if self.unified:
+            share = 1 / 3 if self.memory.value <= 36 * 2**30 else 1 / 4
+            return Figure(self.memory.value * share, _METAL)
+        if self.compute_capability is None:
+            return Figure(SYSTEM_RESERVE_BYTES, "for the operating system")
+        if drives_display(self.name):
+            return Figure(DISPLAY_RESERVE_BYTES, "for the display and the driver")
+        if self.name.startswith(("L4", "T4")):
+            return Figure(self.memory.value / 16, "for error correction, which such cards keep in memory")
+        return Figure(DRIVER_RESERVE_BYTES, "for the driver")
+
+    def kernel_rate(self, quantized: bool) -> str | None:
+        """The rate that bounds matrix products of weights of 16 bits, or `quantized` to fewer: the fastest
+        units that kernels multiply them with. Null where that rate is not known."""
+        if not set(self.rates).isdisjoint(ASKED_OR_MEASURED):
+            return self.rate
+        names: tuple[str, ...] = ("fp16", "fp32")  # Apple's GPUs have no other units
+        if self.compute_capability is not None:
+            names = ("fp16-tensor",) if drives_display(self.name) else ("fp16",)
+            names = ("int8", *names) if quantized else names
+        elif not self.unified:  # a CPU
+            names = ("int8",) if quantized else ("fp16",)
+        return next((name for name in names if name in self.rates), None)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What a model can use at most: VRAM, unified memory or RAM."""
+        return int(self.memory.value)
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        return self.bandwidth.value
+
+    @property
+    def data_sheet_bytes_per_s(self) -> float:
+        """What no measurement can exceed."""
+        return (self.peak_bandwidth or self.bandwidth).value
+
+    @property
+    def flops(self) -> float:
+        """The data sheet's first rate, in operations/s: what the published study counted with."""
+        return self.rates[self.rate].value
+
+
+def drives_display(gpu: str) -> bool:
+    """A gaming card, by its name: its driver keeps memory for a display, and its `fp16` is of plain units."""
+    return "GeForce" in gpu
+
+
+# What llama.cpp's 46 longest contexts of the published study leave of its card, beside its own buffers and a
+# CUDA context: a desktop with its display on it.
+DISPLAY_RESERVE_BYTES = round(0.7 * 2**30)
+DRIVER_RESERVE_BYTES = 2**29
+SYSTEM_RESERVE_BYTES = 2**30
+_METAL = (
+    "macOS lets its GPU have about two thirds of the memory, three quarters of more than 36 GiB (newer "
+    "versions more): https://github.com/exo-explore/exo/pull/1672, "
+    "https://github.com/ggml-org/llama.cpp/issues/1870"
+)
+
+ASKED_OR_MEASURED = {"own", "measured"}  # rates of a user's own machine, and of this one

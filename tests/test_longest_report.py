@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness import config, results
-from harness.report import beside, contexts, document, export, figures, longest, summary
+from harness.report import beside, contexts, document, export, longest, summary
 from harness.report.gather import Gathered
 from harness.report.study import Row, Study
 
@@ -272,7 +272,7 @@ def test_the_figure_has_a_dot_a_figure_and_opens_what_is_not_proved(published):
 def test_page_and_markdown_hold_the_chapter_only_where_someone_looked(published):
     bare = Study("t", [named("hf", "bf16-dynamic", status="ok", B_ms=1.0, max_ctx=10, kind="measured")])
     assert 'id="longest"' not in document.page(bare)
-    assert longest.TITLE not in export.markdown(bare.rows, told=figures.chapters(bare))
+    assert longest.TITLE not in export.markdown(bare)
     evil = search(
         name="m </script><img src=x>", stack="s", variant="</script><img src=x>", model="<img src=x>"
     )
@@ -281,8 +281,9 @@ def test_page_and_markdown_hold_the_chapter_only_where_someone_looked(published)
     assert page.count('<section id="longest">') == 1
     assert '<a href="#longest">The longest context</a>' in page
     assert "<img src=x" not in page
-    text = export.markdown(study.rows, told=figures.chapters(study))
+    text = export.markdown(study)
     assert "## The longest context" in text
     assert "| ok | 4,096 | decoding | 1.00 | budget (cgroup v1) | 6,965 | 58.8% |" in text
-    assert text.startswith(export.markdown(bare.rows).rstrip())
+    tables = export.markdown(bare).partition("\n## ")[2].rstrip()
+    assert tables in text
     assert '<section id="tables">' not in document.page(Study("t", [], searches=[evil]))

@@ -186,7 +186,9 @@ def test_figures_need_no_more_than_a_row_has():
 
 
 def test_markdown_has_the_pages_tables_and_no_name_breaks_them():
-    text = export.markdown([row("m s a|b<i>", B_ms=12.5), row("m s q4", status="oom")])
+    text = export.markdown(Study("t", [row("m s a|b<i>", B_ms=12.5), row("m s q4", status="oom")]))
+    assert text.startswith("2 cells: 1 ok, 1 oom.\n\n- **m**: ")
+    assert "- oom (m s q4)" in text
     assert "| cell | status | B ms |" in text
     assert "| m s a\\|b&lt;i> | ok 3/3 | 12.50 |" in text
     assert "| m s q4 | oom 3/3 | oom |" in text

@@ -188,6 +188,6 @@ def test_page_and_markdown_hold_the_chapter_only_where_memory_is_attributed():
     assert "<h4>Once loaded</h4>" in page
     assert "<h4>At its peak</h4>" in page
     assert "<img src=x" not in page
-    text = export.markdown(study.rows, told=figures.chapters(study))
+    text = export.markdown(study)
     assert "## Where the memory goes: At its peak" in text
     assert "| 389 | 26 | 240 | 80 | -35 (-5.0%) | 700 | 98,304 |" in text

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness import results
-from harness.report import document, export, figures, ranking, summary
+from harness.report import document, export, ranking, summary
 from harness.report.gather import Gathered
 from harness.report.study import Study, labels
 
@@ -40,7 +40,7 @@ def published() -> Study:
 
 def in_tables(study: Study) -> dict[str, set[str]]:
     """By a cell's name: the numbers of its rows in the Markdown."""
-    text = export.markdown(study.rows, study.checks, figures.chapters(study))
+    text = export.markdown(study)
     found: dict[str, set[str]] = {}
     for line in text.splitlines():
         if line.startswith("| "):
@@ -200,7 +200,7 @@ def test_a_page_of_published_figures_says_on_top_whose_they_are_and_of_which_yea
     assert all(part in said for part in ("by noooop, 2024", "github.com/noooop", "CC0-1.0"))
     page = document.page(published)
     assert page.index("third-party figures") < page.index("148 cells of 8 models")
-    assert export.markdown(published.rows).startswith(f"> {said}\n")
+    assert export.markdown(published).startswith(f"> {said}\n")
     ours = row("a") | {"baseline": published.rows[0]}
     (beside,) = summary.third_party([ours])
     assert beside.startswith("1 of 1 cells are compared with third-party figures")
@@ -208,7 +208,7 @@ def test_a_page_of_published_figures_says_on_top_whose_they_are_and_of_which_yea
 
 
 def test_a_length_that_the_memory_cannot_hold_is_not_held_in_every_table(published: Study):
-    text = export.markdown(published.rows, told=figures.chapters(published))
+    text = export.markdown(published)
     lines = [
         line for line in text.splitlines() if line.startswith("| qwen1.5-14b autoawq gemm-fused on cuda ")
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness import results
 from harness.cli import NOT_OK, OK, fit
 from harness.logs.log import LogError
-from harness.report import document, export, figures
+from harness.report import document, export
 from harness.report.gather import Gathered
 from harness.report.study import Study
 from harness.results import ResultsError, Stored
@@ -35,7 +35,7 @@ def make(arguments: argparse.Namespace) -> int:
             return NOT_OK
     if arguments.format:
         if arguments.format == "md":
-            print(export.markdown(study.rows, study.checks, figures.chapters(study)), end="")
+            print(export.markdown(study), end="")
         else:
             print({"csv": export.csv, "json": export.json}[arguments.format](study.rows), end="")
         return OK

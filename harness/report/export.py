@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.report import agreement, chapters, columns, figures, summary
-from harness.report.chapters import Chapter
 from harness.report.columns import Column
 from harness.report.drawing import Figure, plain
 from harness.report.study import Row, Study, bounds
@@ -65,15 +64,13 @@ class FiguresError(Exception):
     """The figures cannot be made into pictures; the message says why, in a sentence."""
 
 
-def markdown(
-    rows: Sequence[Row], checks: Sequence[Row] = (), told: Mapping[str, Chapter] | None = None
-) -> str:
-    """The page's tables, as they are shown there, each below a heading. Rows as of Study.rows, and of
-    Study.checks; `told`: as of figures.chapters."""
-    tables: list[tuple[str, Sequence[Column], Sequence[Row]]] = []
+def markdown(study: Study) -> str:
+    """The page's sentences, then its tables as they are shown there, each below a heading."""
+    rows, tables = study.rows, list[tuple[str, Sequence[Column], Sequence[Row]]]()
     tables += [(title, columns.used(every, rows), rows) for title, every in columns.TABLES.items()]
-    tables += [table for chapter in (told or {}).values() for table in chapters.lines(chapter)]
-    parts = [f"> {_in_markdown(line)}" for line in summary.third_party(rows)]
+    for chapter in figures.chapters(study).values():
+        tables += chapters.lines(chapter)
+    parts = [*(f"> {_in_markdown(line)}" for line in summary.third_party(rows)), *_sentences(study)]
     for title, chosen, of in tables:
         if not chosen:
             continue
@@ -83,11 +80,22 @@ def markdown(
             for row in of
         ]
         parts.append(_table(title, lines, [False, False, *(column.numeric for column in chosen)]))
-    if checks:
-        lines = agreement.lines(checks)
+    if study.checks:
+        lines = agreement.lines(study.checks)
         numeric = [False, False, *[True] * (len(lines[0]) - 3), False]
         parts.append(_table(agreement.HEADING, lines, numeric))
     return "\n\n".join(parts) + "\n"
+
+
+def _sentences(study: Study) -> list[str]:
+    """The counts, what stands out, and what is not ok."""
+    per_model = ((_in_markdown(model), _in_markdown(said)) for model, said in summary.per_model(study))
+    stands_out = [f"- **{model}**: {said}" for model, said in per_model]
+    failed = [_in_markdown(f"{said} ({', '.join(names)})") for said, names in summary.failures(study)]
+    parts = [summary.counts(study), "\n".join(stands_out)]
+    if failed:
+        parts += ["## What is not ok, and why", "\n".join(f"- {each}" for each in failed)]
+    return [part for part in parts if part]
 
 
 def _table(title: str, lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> str:

@@ -34,12 +34,12 @@ from typing import Any
 import psutil
 
 from harness import results
-from harness.analysis.verdicts import status
-from harness.cache import cache_folder
-from harness.envs import build
-from harness.envs.header import stacks
+from harness.analysis.records.verdicts import status
 from harness.models import weights
 from harness.results import ResultsError
+from harness.stacks import build
+from harness.stacks.header import stacks
+from harness.system.cache import cache_folder
 
 HARNESS = Path(sys.executable).parent / "harness"
 DIE_WITHIN_S = 20.0
@@ -49,7 +49,7 @@ NEW_TOKENS = 80
 REPEATS = 2
 FAKE_CELLS = 2
 REAL_QUANTS = ("f16", "q4_0")
-FINE = {"ok", "invalid"}  # measured whole; on a busy machine a verdict may still call the figures invalid
+USABLE = {"ok", "invalid"}  # measured whole; on a busy machine a verdict may still call the figures invalid
 
 
 @dataclass
@@ -189,7 +189,7 @@ def rehearse(place: Place, report: Report, watch: Watch) -> float:
     ran = finish(place, 0)
     took = time.monotonic() - begun
     watch.check(report)
-    if ran.returncode != int(set(watch.states(0).values()) != {"ok"}) or set(watch.outcomes()) - FINE:
+    if ran.returncode != int(set(watch.states(0).values()) != {"ok"}) or set(watch.outcomes()) - USABLE:
         raise SystemExit(f"an undisturbed campaign ended with {ran.returncode}: {ran.stderr.strip()[-800:]}")
     return took
 
@@ -245,7 +245,7 @@ def complete(
         report.problems.append(
             f"campaign {number}: exit code {code}, its records say {expected}: {said[-500:]}"
         )
-    failed = set(states.values()) - FINE
+    failed = set(states.values()) - USABLE
     if failed and not workers_killed:
         report.problems.append(f"campaign {number}: {', '.join(failed)}, and no worker was killed")
     if failed:
@@ -257,7 +257,7 @@ def complete(
                 f"campaign {number}: --retry-failed ended with {again.returncode}: {again.stderr[-500:]}"
             )
     cells = REPEATS * (FAKE_CELLS + (0 if place.fake_only else len(REAL_QUANTS)))
-    if len(states) != cells or set(states.values()) - FINE:
+    if len(states) != cells or set(states.values()) - USABLE:
         found = counted(Counter(states.values()))
         report.problems.append(f"campaign {number}: {found} of {cells} at its end")
 

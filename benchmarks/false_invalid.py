@@ -39,15 +39,15 @@ from typing import Any
 from instrument import variables
 
 from harness import machine, results
-from harness.analysis import rows
-from harness.analysis.disturbances import (
+from harness.analysis.records.disturbances import (
     PAGE_BYTES,
     REFAULT_FLOOR_BYTES,
     REFAULT_TOLERANCE,
     STALLED_FLOOR_US,
     STALLED_SHARE,
 )
-from harness.fence import Fence
+from harness.dataset import rows
+from harness.worker.memory_limit import MemoryLimit
 
 HARNESS = Path(sys.executable).parent / "harness"
 NOISE_FLOOR = 0.02  # from run to run, of a mean of 128 tokens on a shared machine
@@ -134,8 +134,8 @@ def quiet(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def writer(folder: Path) -> Iterator[None]:
     file = folder / "written"
-    with Fence(WRITER_BYTES) as fence:
-        command = [*fence.prefix, sys.executable, "-c", WRITER, str(file), str(FILE_BYTES)]
+    with MemoryLimit(WRITER_BYTES) as memory_limit:
+        command = [*memory_limit.prefix, sys.executable, "-c", WRITER, str(file), str(FILE_BYTES)]
         with running(command, folder):
             yield
     file.unlink(missing_ok=True)

@@ -28,11 +28,11 @@ from typing import Any
 
 import psutil
 
-from harness import launch
-from harness.cache import cache_folder, exclusive
-from harness.envs import build
-from harness.envs.build import Interpreter
-from harness.envs.header import Environment, stacks
+from harness.stacks import build
+from harness.stacks.build import Interpreter
+from harness.stacks.header import Environment, stacks
+from harness.system.cache import cache_folder, exclusive
+from harness.worker import launch
 from runners.protocol import Died, Done, Failed, Loaded, Request, Tokens
 
 TOKENS = 128

@@ -39,8 +39,8 @@ def main() -> int:
     if os.environ.get(INSIDE):
         return inside(arguments)
 
-    from harness.envs import build
-    from harness.envs.header import stacks
+    from harness.stacks import build
+    from harness.stacks.header import stacks
 
     python = build.create(stacks()["hf"].environments["cpu"], print).python
     model = arguments.model

@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from harness import results
-from harness.cache import cache_folder
-from harness.envs import build
-from harness.envs.header import stacks
 from harness.results import Stored
+from harness.stacks import build
+from harness.stacks.header import stacks
+from harness.system.cache import cache_folder
 
 HARNESS = Path(sys.executable).parent / "harness"
 STAMP_TARGET_NS = 20_000

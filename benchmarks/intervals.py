@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from scipy.signal import lfilter
 
-from harness.analysis import intervals, line, series
+from harness.analysis.series import intervals, latency, line
 
 NOISES = ("smooth", "rough", "late")
 FIGURES = {"B": "B_ci95_ms", "W": "slope_ci95_ms", "tok/s": "tokens_per_s_ci95"}
@@ -98,7 +98,7 @@ def _cell(
         drawn = chance.normal(size=TOKENS + 100) * TOKEN_SPREAD * math.sqrt(1 - RHO**2)
         tokens = lfilter([1], [1, -RHO], drawn)[100:]  # the first are not yet stationary
         ms = truth.at(X) * math.exp(spread * own + late) * (1 + tokens)
-        found = series.Analysis(
+        found = latency.Analysis(
             n_tokens=TOKENS + 1,
             line=line.least_squares(X, ms),
             interval=line.interval(X, ms),
@@ -106,7 +106,7 @@ def _cell(
             tokens_per_s=float(1e3 / ms.mean()),
             median_ms=float(np.median(ms)),
         )
-        rows.append(series.row(found) | {"campaign": campaign, "started_utc": "", "status": "ok"})
+        rows.append(latency.row(found) | {"campaign": campaign, "started_utc": "", "status": "ok"})
     return rows
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from harness.dataset.study import Curve, MemoryCurve, Study
 from harness.report import document, export
-from harness.report.study import Curve, MemoryCurve, Study
 
 TARGETS = {"time": 15.0, "memory": 1.5e9, "size": 8e6}
 BANDWIDTH = 1008e9  # bytes/s

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from harness import results
-from harness.cache import cache_folder
+from harness.system.cache import cache_folder
 
 HARNESS = Path(sys.executable).parent / "harness"
 ROUNDS = 5

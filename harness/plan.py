@@ -13,8 +13,8 @@ from typing import Any
 
 from harness.config import Experiment, MaxCtx, Model, Variant, Weights, Workload
 from harness.config.variants import bits_of, quant_of, weights_format
-from harness.envs.header import Header, stacks
-from harness.limits import Broken, Known, broken
+from harness.stacks.header import Header, stacks
+from harness.stacks.limits import Broken, Known, broken
 from harness.theory.packed import Packing, packed_bytes
 from harness.theory.shapes import Shape
 from harness.theory.tensors import of_shape

@@ -23,13 +23,14 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from harness import cli, launch, machine
-from harness.analysis.verdicts import FINE
-from harness.cache import cache_folder, made
-from harness.envs import build
-from harness.envs.build import Interpreter
-from harness.envs.header import stacks
+from harness import cli, machine
+from harness.analysis.records.verdicts import USABLE
+from harness.stacks import build
+from harness.stacks.build import Interpreter
+from harness.stacks.header import stacks
+from harness.system.cache import cache_folder, made
 from harness.theory.families import SHAPES
+from harness.worker import launch
 from runners.protocol import Died, Event, Request
 
 REAL_STACKS = ("llamacpp", "hf", "bnb", "gptq", "autoawq", "gptqm")  # later ones use the weights of hf
@@ -357,7 +358,7 @@ def settled(row: dict[str, Any], undisturbed: str = "ok") -> str:
 
 def failures(rows: Iterable[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
     """The rows that are neither ok nor disturbed by the machine alone: cell, status, reasons."""
-    return [(row["cell"], row["status"], row["reasons"]) for row in rows if settled(row) not in FINE]
+    return [(row["cell"], row["status"], row["reasons"]) for row in rows if settled(row) not in USABLE]
 
 
 def gone(pid: int) -> bool:

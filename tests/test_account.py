@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from harness import launch
-from harness.envs.build import Interpreter
-from harness.envs.header import stacks
+from harness.stacks.build import Interpreter
+from harness.stacks.header import stacks
 from harness.theory.families import SHAPES
 from harness.theory.footprint import LlamaCpp, Model
 from harness.theory.shapes import kv_bytes_per_token
+from harness.worker import launch
 from runners.protocol import Done, Loaded, Phase, Request
 
 PROMPT = list(range(1, 26))

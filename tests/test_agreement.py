@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis import agreement
+from harness.analysis.records import agreement
 from harness.report import agreement as report
 
 PROMPT = [0, 25]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis import rows, traffic
-from harness.analysis.verdicts import invalid_because, status
+from harness.analysis.records import traffic
+from harness.analysis.records.verdicts import invalid_because, status
+from harness.dataset import rows
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from harness import results
-from harness.analysis import attribution, rows
-from harness.report.gather import Gathered
+from harness.analysis.records import attribution
+from harness.dataset import rows
+from harness.dataset.gather import Gathered
 from harness.results.form import wrong_with
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())

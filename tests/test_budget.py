@@ -18,13 +18,14 @@ from test_analysis import record
 from test_hf import request_of, said
 
 from harness import config as configs
-from harness import launch, plan
-from harness.analysis.verdicts import status
+from harness import plan
+from harness.analysis.records.verdicts import status
 from harness.campaign.repeat import Seen
 from harness.config.sizes import size_bytes
-from harness.envs.header import RUNNERS
-from harness.fence import Fence, means_here
 from harness.machine.limits import cgroups_of, free_memory_bytes
+from harness.stacks.header import RUNNERS
+from harness.worker import launch
+from harness.worker.memory_limit import MemoryLimit, mechanism_here
 from runners.protocol import Loaded, Phase, Tokens
 
 TINY = """\
@@ -128,7 +129,7 @@ def test_a_repeat_that_takes_more_than_the_budget_is_out_of_memory_and_the_rest_
     assert ran.code == 1
     assert [row["status"] for row in ran.json] == ["oom", "ok"]
     for each in records(tmp_path / "results"):
-        assert each["memory_budget"] == {"bytes": 120 << 20, "means": means_here()}
+        assert each["memory_budget"] == {"bytes": 120 << 20, "means": mechanism_here()}
     assert harness("list", "--json").code == 0  # readable by their form
 
 
@@ -156,7 +157,7 @@ def test_a_budget_that_is_not_there_or_below_the_weights_is_refused_in_a_sentenc
 
 
 def test_an_interrupt_leaves_no_cgroup(background, config, tmp_path):
-    if means_here() == "RLIMIT_DATA":
+    if mechanism_here() == "RLIMIT_DATA":
         pytest.skip("needs a memory cgroup that can be written")
     campaign = background("run", config({"hang_at_token": 1}, memory_budget="200MiB", timeout_s=60))
 
@@ -197,7 +198,7 @@ def test_real_stacks_load_with_mmap_off_and_say_so(
     for each in found:
         assert each["outcome"] == "ok", each["reason"]
         assert each["options"]["mmap"] is each["loaded"]["options"]["mmap"] is False
-        assert each["memory_budget"] == {"bytes": budget, "means": means_here()}
+        assert each["memory_budget"] == {"bytes": budget, "means": mechanism_here()}
         reasons = status(each)[1]
         assert not [reason for reason in reasons if "mmap" in reason]
 
@@ -252,9 +253,9 @@ def test_a_stack_that_mapped_its_weights_within_a_budget_is_caught():
 def test_pressure_within_a_budget_is_the_workers_own_where_its_cgroup_tells(tmp_path):
     """The machine's counters have everybody's, and stand beside."""
     (tmp_path / "cgroup.subtree_control").write_text("memory")
-    with Fence(64 << 20, "cgroup v2", cgroups=tmp_path) as fence:
-        folder = Path(fence.prefix[-1]).parent
-        seen = Seen(fence)
+    with MemoryLimit(64 << 20, "cgroup v2", cgroups=tmp_path) as memory_limit:
+        folder = Path(memory_limit.prefix[-1]).parent
+        seen = Seen(memory_limit)
         for phase, refaults, stalled in (("generate", 5, 10), ("finish", 100_005, 3_000_010)):
             (folder / "memory.stat").write_text(f"workingset_refault_file {refaults}\n")
             (folder / "memory.pressure").write_text(f"some avg10=0.00 total={stalled}\nfull total=0\n")

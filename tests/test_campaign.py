@@ -13,7 +13,7 @@ import psutil
 import pytest
 from conftest import failures, gone
 
-from harness.envs.header import RUNNERS
+from harness.stacks.header import RUNNERS
 
 STATUSES = {
     "good": ({}, "ok", ""),

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from harness import results
-from harness.analysis import rows, traffic
+from harness.analysis.records import traffic
+from harness.dataset import rows
 from harness.results import Stored
 from harness.theory import demand, floors
 from harness.theory.floors import Ceiling

@@ -16,11 +16,11 @@ from conftest import settled
 from harness import config as configs
 from harness import plan, results
 from harness.campaign.prepare import Preparation
-from harness.campaign.reference import NoLogits, Reference, free_bytes, logits_of, precision
 from harness.campaign.repeat import Inputs
-from harness.envs.build import Interpreter
-from harness.envs.header import stacks
+from harness.campaign.weights_check.reference import NoLogits, Reference, free_bytes, logits_of, precision
 from harness.models import weights
+from harness.stacks.build import Interpreter
+from harness.stacks.header import stacks
 from harness.theory.families import SHAPES
 
 
@@ -280,7 +280,7 @@ say("Done", facts={"positions": list(kept)})
     assert positions == [*range(25)]
     assert reference.said
     assert reference.said["name"] == "hf bf16"
-    assert reference.said["why"] == "in float32 there was no room for it: full"
+    assert reference.said["why"] == "in float32 it did not fit: full"
     inputs = answering('REFUSED = ["fp32", "bf16"]\n' + refuses)
     reference = Reference(cells, preparation, inputs, 60.0, tmp_path)
     lines.clear()

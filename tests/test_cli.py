@@ -17,7 +17,7 @@ import harness
 from harness import machine
 from harness.cli import init
 from harness.config import load
-from harness.envs.header import stacks
+from harness.stacks.header import stacks
 from harness.theory import shapes
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -41,6 +41,11 @@ def test_help_imports_nothing_slow():
 
 def test_version(harness):
     assert harness("--version").out.strip() == f"harness {_version()}"
+
+
+def test_python_runs_the_package_as_a_module():
+    ran = subprocess.run([sys.executable, "-m", "harness", "--version"], capture_output=True, text=True)
+    assert ran.stdout.strip() == f"harness {_version()}"
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in CONFIGS.glob("*.yaml")))

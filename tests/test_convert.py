@@ -12,11 +12,11 @@ import gguf
 import numpy as np
 import pytest
 
-from harness.launch import JobFailed
 from harness.models import gguf_header
 from harness.theory.families import SHAPES
 from harness.theory.gguf_types import quantized
 from harness.theory.shapes import Shape
+from harness.worker.launch import JobFailed
 from runners.protocol import Request
 from runners.synthetic import SHARD_BYTES, synthesize
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from harness.analysis.difference import Sample, differences, discoveries
-from harness.analysis.metrics import METRICS
+from harness.analysis.records.metrics import METRICS
+from harness.analysis.series.difference import Sample, differences, discoveries
 from harness.compare.judge import BETTER, WORSE, Runs, judged
 
 THRESHOLDS = {"slower": 0.02, "memory": 0.02, "context": 0.02}

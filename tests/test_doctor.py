@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from harness.doctor import clocks, gpu, heat, memory, sharing
-from harness.doctor.builds import builds
-from harness.doctor.finding import LEVELS, Finding
-from harness.doctor.inside import FEATURES
-from harness.envs import compiler
-from harness.envs.build import Interpreter
-from harness.envs.compiler import WHY_NO_AMX
-from harness.envs.header import stacks
+from harness.machine.doctor import clocks, gpu, heat, memory, sharing
+from harness.machine.doctor.builds import builds
+from harness.machine.doctor.finding import LEVELS, Finding
+from harness.machine.doctor.inside import FEATURES
 from harness.results.form import wrong_with
+from harness.stacks import compiler
+from harness.stacks.build import Interpreter
+from harness.stacks.compiler import WHY_NO_AMX
+from harness.stacks.header import stacks
 
 CPU = "sys/devices/system/cpu"
 PI = {"proc/device-tree/model": "Raspberry Pi 5 Model B Rev 1.0\0"}

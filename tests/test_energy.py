@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from harness.analysis import energy, rows, sensed
+from harness.analysis.records import energy, sensor_summary
+from harness.dataset import rows
+from harness.machine.sensors import SensorSampler, rapl
 from harness.report import columns as shown
 from harness.results.form import wrong_with
-from harness.sensors import Sampler, rapl
 
 GOOD = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 S = 1_000_000_000
 PACKAGE, DRAM, PSYS, GPU = "rapl_package_0_uj", "rapl_dram_0_uj", "rapl_psys_uj", "gpu_energy_mj"
 DOMAINS = {PACKAGE: {"name": "package-0", "range_uj": 262_143_328_850}}
 # A first token after a second, then ten a second.
-DURING = sensed.Timed(100 * S, tuple(101 * S + k * S // 10 for k in range(401)), 26)
+DURING = sensor_summary.Timed(100 * S, tuple(101 * S + k * S // 10 for k in range(401)), 26)
 
 
 def sampled(joules: list[float | None], column: str = PACKAGE, every_s: float = 1.0) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def test_what_the_prompt_took_is_none_of_it():
 
 
 def test_samples_between_two_tokens_count_the_one_in_the_making_in_part():
-    slow = sensed.Timed(100 * S, tuple((101 + 4 * k) * S for k in range(12)), 26)
+    slow = sensor_summary.Timed(100 * S, tuple((101 + 4 * k) * S for k in range(12)), 26)
     found = energy.measured(steady(20.0, seconds=43), DOMAINS, slow)
     assert found is not None
     assert (found["window_s"], found["tokens"]) == (40.0, 10.0)
@@ -98,11 +99,11 @@ def test_a_gap_and_a_failed_reading_make_none():
 
 
 def test_under_half_a_minute_there_is_none():
-    short = sensed.Timed(100 * S, tuple(100 * S + k * S // 10 for k in range(1, 121)), 26)
+    short = sensor_summary.Timed(100 * S, tuple(100 * S + k * S // 10 for k in range(1, 121)), 26)
     row = row_of(steady(20.0), during=short)
     assert row["joules_per_token"] is None
     assert row["energy_reason"] == "timed part of 12 s: energy needs 30 s"
-    late = sensed.Timed(60 * S, DURING.stamps_ns, 26)
+    late = sensor_summary.Timed(60 * S, DURING.stamps_ns, 26)
     row = row_of(steady(20.0, seconds=20), during=late)
     assert row["energy_reason"] == "energy was read over 17.0 s of decode: it needs 30 s"
 
@@ -157,7 +158,7 @@ def zones(root: Path, *, energy_uj: int = 1_000_000) -> None:
 def test_the_counters_of_packages_dram_and_platform_are_sampled_as_they_count(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     zones(tmp_path)
-    with Sampler(None, tmp_path, interval_s=60) as sampler:
+    with SensorSampler(None, tmp_path, interval_s=60) as sampler:
         deadline = time.monotonic() + 60
         while 9_000_000 not in sampler.columns.get("rapl_package_1_uj", []):
             assert time.monotonic() < deadline
@@ -177,7 +178,7 @@ def test_counters_that_only_root_reads_are_missing_with_what_to_do(tmp_path, mon
     (tmp_path / "sys/class/powercap/intel-rapl:1/energy_uj").chmod(0)
     if os.geteuid() == 0:
         pytest.skip("root reads everything")
-    with Sampler(None, tmp_path) as sampler:
+    with SensorSampler(None, tmp_path) as sampler:
         pass
     assert sampler.summary()["missing"]["CPU energy"] == rapl.UNREADABLE
     assert sampler.energy == {}
@@ -187,7 +188,7 @@ def test_of_a_package_that_cannot_be_read_nothing_is_counted(tmp_path, monkeypat
     monkeypatch.setenv("PATH", str(tmp_path))
     zones(tmp_path)
     (tmp_path / "sys/class/powercap/intel-rapl:1/energy_uj").unlink()
-    with Sampler(None, tmp_path) as sampler:
+    with SensorSampler(None, tmp_path) as sampler:
         pass
     assert "package-1 of RAPL cannot be read" in sampler.summary()["missing"]["CPU energy"]
     assert sampler.energy == {}

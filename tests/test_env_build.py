@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from harness import machine
-from harness.envs import build, compiler
-from harness.envs.build import EnvironmentFailed
-from harness.envs.header import Environment, parse, stacks
+from harness.stacks import build, compiler
+from harness.stacks.build import EnvironmentFailed
+from harness.stacks.header import Environment, parse, stacks
 
 ROOT = Path(__file__).parent.parent
 MODULES = ["tiny_good", "tiny_bad", "tiny_dies", "tiny_absent"]

@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
-from harness.envs import build
-from harness.envs.build import EnvironmentFailed
-from harness.envs.header import Context, HeaderError, parse, stacks
-from harness.envs.steps import build_variables
+from harness.stacks import build
+from harness.stacks.build import EnvironmentFailed
+from harness.stacks.header import Context, HeaderError, parse, stacks
+from harness.stacks.steps import build_variables
 
 HEADER = """# /// script
 # requires-python = ">=3.10"

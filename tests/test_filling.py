@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.envs.header import stacks
+from harness.stacks.header import stacks
 from runners import filling
 from runners.protocol import Died, Done, Failed, Instruments, Loaded, Phase, Request, Tokens
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from test_hf import PROMPT, request_of, said
 
-from harness.analysis import verdicts
-from harness.envs.build import Interpreter, uv_binary
+from harness.analysis.records import verdicts
+from harness.stacks.build import Interpreter, uv_binary
 from harness.theory.families import SHAPES
 from harness.theory.shapes import kv_bytes_per_token
 from runners.protocol import Done, Failed

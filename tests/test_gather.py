@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness import results
-from harness.report.gather import Gathered
+from harness.dataset.gather import Gathered
 
 STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
 GOLDEN = Path(__file__).parent / "golden" / "record-1.json"

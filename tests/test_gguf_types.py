@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from harness.envs.build import Interpreter
-from harness.envs.header import stacks
 from harness.models import gguf_header
+from harness.stacks.build import Interpreter
+from harness.stacks.header import stacks
 from harness.theory.families import SHAPES
 from harness.theory.gguf_types import QUANTS, quantized, retyped
 from harness.theory.shapes import Shape

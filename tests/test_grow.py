@@ -13,7 +13,7 @@ import pytest
 from conftest import Ran
 
 from harness import results
-from harness.analysis import grown
+from harness.analysis.records import grow_results
 
 # A worker's growth until not even 10 kB are left, and a session that needs 4 MiB to count.
 UNTIL_NOTHING_IS_LEFT = """
@@ -142,19 +142,19 @@ def record(**changed: Any) -> dict[str, Any]:
 
 
 def test_the_share_is_of_what_was_free_when_the_model_was_loaded() -> None:
-    assert grown.row(record(), None, 5.0)["kv_share_of_free"] == pytest.approx(100 * 5 / 1000)
+    assert grow_results.row(record(), None, 5.0)["kv_share_of_free"] == pytest.approx(100 * 5 / 1000)
     on_gpu = record(device="GPU-1", memory_budget=None)
-    assert grown.row(on_gpu, 3000, 5.0)["kv_share_of_free"] == pytest.approx(100 * 5 / 2000)
+    assert grow_results.row(on_gpu, 3000, 5.0)["kv_share_of_free"] == pytest.approx(100 * 5 / 2000)
 
 
 @pytest.mark.parametrize(
     "unknown", [{"memory": {}}, {"memory_budget": None}, {"memory_budget": {"bytes": 300, "means": "x"}}]
 )
 def test_without_knowing_what_was_free_there_is_no_share(unknown: dict[str, Any]) -> None:
-    said = grown.row(record(**unknown), None, 5.0)
+    said = grow_results.row(record(**unknown), None, 5.0)
     assert (said["max_ctx"], said["kv_share_of_free"]) == (100, None)
 
 
 def test_other_workloads_grow_to_nothing() -> None:
     decode = record(workload={"kind": "decode", "prompt_tokens": 25, "new_tokens": 75})
-    assert set(grown.row(decode, None, 5.0).values()) == {None, False}
+    assert set(grow_results.row(decode, None, 5.0).values()) == {None, False}

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from conftest import told
 
-from harness import launch
-from harness.envs.header import stacks
 from harness.models import safetensors_header
+from harness.stacks.header import stacks
 from harness.theory.families import SHAPES
 from harness.theory.shapes import kv_bytes_per_token, parameters
+from harness.worker import launch
 from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens
 
 WARMUP = {"window_tokens": 4, "max_windows": 3, "tolerance": 0.9}

@@ -120,7 +120,7 @@ def test_what_failed_before_it_had_a_device_counts_for_the_one_the_cell_runs_on(
         del record["device"]
         path.write_text(json.dumps(record))
     history = grown.history()
-    assert history.barren == {}
+    assert history.cells_without_data == {}
     assert {series.identity["device"] for series in history.series} == {"GPU-1"}
     assert {series.nights[-1].why for series in history.series} == {"unavailable: no GPU here"}
 

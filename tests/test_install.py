@@ -14,7 +14,7 @@ import pytest
 from conftest import Ran
 
 from harness.campaign.facts import source_digest
-from harness.envs.build import Interpreter, key_of
+from harness.stacks.build import Interpreter, key_of
 
 pytestmark = [
     pytest.mark.slow("builds and installs the project"),

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis import intervals
-from harness.analysis.line import Interval, Line
-from harness.analysis.series import Analysis, analyse, inverse, row
-from harness.analysis.spread import Spread, moderated, within
+from harness.analysis.series import intervals
+from harness.analysis.series.latency import Analysis, analyse, inverse, row
+from harness.analysis.series.line import Interval, Line
+from harness.analysis.series.spread import Spread, moderated, within
 from harness.report.fits import interval
 
 SIMULATED = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "intervals.py"))["coverage"]

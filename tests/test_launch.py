@@ -12,8 +12,8 @@ import psutil
 import pytest
 from conftest import gone
 
-from harness import launch
-from harness.envs.header import stacks
+from harness.stacks.header import stacks
+from harness.worker import launch
 from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens, holds
 
 WARMUP = {"window_tokens": 4, "max_windows": 5, "tolerance": 0.5}
@@ -115,8 +115,8 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from harness import launch
-from harness.envs import build
-from harness.envs.header import stacks
+from harness.stacks import build
+from harness.stacks.header import stacks
 from test_launch import request_of
 interpreter = build.find(stacks()["fake"].environments["cpu"])
 worker = launch.Worker(request_of(hang_at_token=1), interpreter, Path({str(tmp_path)!r}))

@@ -10,8 +10,8 @@ import pytest
 from test_packed import SMALL, made, packed
 
 from harness import results
-from harness.envs.header import HeaderError, parse, stacks
-from harness.limits import Known, broken
+from harness.stacks.header import HeaderError, parse, stacks
+from harness.stacks.limits import Known, broken
 from harness.theory.families import SHAPES
 from harness.theory.footprint import Model, Torch, exllama_v2_scratch, total
 from harness.theory.packed import Packing, packed_bytes

@@ -15,7 +15,7 @@ from conftest import failures, settled
 
 from harness import config as configs
 from harness import plan
-from harness.envs.header import stacks
+from harness.stacks.header import stacks
 from harness.theory.families import SHAPES
 from harness.theory.shapes import kv_bytes_per_token
 from runners.protocol import Done, Failed, Loaded, Request, Tokens

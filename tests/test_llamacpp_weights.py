@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.envs.header import stacks
+from harness.stacks.header import stacks
 from harness.theory import gguf_types
 from harness.theory.families import SHAPES
 from harness.theory.shapes import Shape, parameters

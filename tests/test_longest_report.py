@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from harness import config, results
-from harness.report import beside, contexts, document, export, longest, summary
-from harness.report.gather import Gathered
-from harness.report.study import Row, Study
+from harness.dataset import baseline_match
+from harness.dataset.gather import Gathered
+from harness.dataset.study import Row, Study
+from harness.report import contexts, document, export, longest, summary
 
 ROOT = Path(__file__).parent.parent
 STUDY = ROOT / "results" / "published" / "rtx4090-qwen1.5"
@@ -108,7 +109,7 @@ def test_every_variant_of_the_studys_config_stands_beside_its_own_row_of_the_stu
     variants = [(v.stack, v.name) for v in config.load(ROOT / "configs" / "4090-qwen15.yaml").variants]
     assert set(variants) == set(PUBLISHED)
     ours = [named(*variant) for variant in (*variants, *OTHERS)]
-    found = beside.beside(ours, published.cells)
+    found = baseline_match.beside(ours, published.cells)
     tables = {each.record["cell"]: each.record["source"]["tables"] for each in published.stored}
     for row in ours:
         expected = PUBLISHED.get((row["stack"], row["variant"]))
@@ -119,8 +120,8 @@ def test_every_variant_of_the_studys_config_stands_beside_its_own_row_of_the_stu
 
 def test_the_same_name_goes_before_the_studys(published):
     own = named("hf", "bf16-dynamic", kind="measured", B_ms=1.0)
-    assert beside.beside([named("hf", "bf16-dynamic")], [*published.cells, own]) == {own["name"]: own}
-    assert beside.beside([named("hf", "bf16-dynamic")], [named("hf", "bf16", kind="measured")]) == {}
+    assert baseline_match.beside([named("hf", "bf16-dynamic")], [*published.cells, own]) == {own["name"]: own}
+    assert baseline_match.beside([named("hf", "bf16-dynamic")], [named("hf", "bf16", kind="measured")]) == {}
 
 
 def test_the_theory_of_the_published_rows_is_the_published_theory(published):

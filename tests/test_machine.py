@@ -10,11 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import launch, machine
+from harness import machine
 from harness.campaign import probes
 from harness.campaign.device_lock import device_lock
 from harness.campaign.repeat import Inputs
 from harness.machine.limits import free_memory_bytes
+from harness.worker import launch
 
 FACTS = {
     *("device", "family", "name", "memory_bytes", "architecture", "physical_cores", "logical_cpus"),

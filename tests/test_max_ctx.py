@@ -17,7 +17,7 @@ import pytest
 from conftest import Ran, gone
 
 from harness import results
-from harness.campaign.room import DeviceLost, NoRoom, Room, room_on
+from harness.campaign.max_context.memory_headroom import DeviceLost, MemoryHeadroom, NoHeadroom, headroom_on
 
 MIB = 2**20
 KV = 65536  # bytes a token: a granule is 16 MiB, far more than what the interpreter's own memory varies by
@@ -43,8 +43,8 @@ def searched(config: Callable[..., Path], harness: Callable[..., Ran]) -> Callab
 
 def test_memory_that_is_really_taken_is_predicted_and_proved_to_the_granule(searched) -> None:
     (row,) = searched({"kv_bytes_per_token": KV, "clock": "real"})  # memory is sampled as it fills
-    room = (256 - 5 - 8) * MIB  # of an interpreter of Python alone: 5 to 8 MiB; weights 2 MB
-    assert row["verified_n_ctx"] in range(room // KV // 256 * 256 - 256, room // KV + 257)
+    headroom = (256 - 5 - 8) * MIB  # of an interpreter of Python alone: 5 to 8 MiB; weights 2 MB
+    assert row["verified_n_ctx"] in range(headroom // KV // 256 * 256 - 256, headroom // KV + 257)
     assert row["verified_by"] == "decode"
     assert abs(row["predicted_n_ctx"] - row["verified_n_ctx"]) <= 256
     assert row["live_probes"] <= 3
@@ -224,27 +224,27 @@ def test_a_run_searches_after_all_that_is_timed(
 
 
 def test_without_a_budget_the_free_memory_less_a_margin_is_the_limit() -> None:
-    with room_on("cpu", "cpu", None) as room:
-        assert not room.stated
-        assert room.limit_bytes == pytest.approx(0.9 * room.free(), rel=0.05)
+    with headroom_on("cpu", "cpu", None) as headroom:
+        assert not headroom.stated
+        assert headroom.limit_bytes == pytest.approx(0.9 * headroom.free(), rel=0.05)
 
 
 def test_memory_that_others_have_taken_is_waited_for_and_then_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("harness.campaign.room.GIVEN_BACK_S", 0.5)
+    monkeypatch.setattr("harness.campaign.max_context.memory_headroom.GIVEN_BACK_S", 0.5)
     given_back = iter([50, 50, 100])
-    room = Room(100, False, 0, None, lambda: next(given_back))
-    waited, free = room.settle()
-    assert (waited > 0.4, free, room.missing(free)) == (True, 100, 0)
-    taken = Room(100, False, 0, None, lambda: 50)
+    headroom = MemoryHeadroom(100, False, 0, None, lambda: next(given_back))
+    waited, free = headroom.settle()
+    assert (waited > 0.4, free, headroom.missing(free)) == (True, 100, 0)
+    taken = MemoryHeadroom(100, False, 0, None, lambda: 50)
     assert taken.missing(taken.settle()[1]) == 50
 
 
 def test_a_gpu_that_is_not_there_is_lost_and_one_that_cannot_be_asked_is_refused() -> None:
-    with pytest.raises(DeviceLost, match="cannot be asked"), room_on("GPU-gone", "cuda", None):
+    with pytest.raises(DeviceLost, match="cannot be asked"), headroom_on("GPU-gone", "cuda", None):
         pass
-    with pytest.raises(NoRoom, match="Vulkan"), room_on("vulkan", "vulkan", None):
+    with pytest.raises(NoHeadroom, match="Vulkan"), headroom_on("vulkan", "vulkan", None):
         pass
 
 
@@ -297,15 +297,15 @@ def test_a_probe_that_loaded_something_else_proves_nothing(searched) -> None:
 def test_memory_that_may_spill_is_searched_only_once_a_context_beyond_it_was_refused(
     config: Callable[..., Path], harness: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On a CPU, with a room that says of itself what one under WSL does."""
-    from harness.campaign import longest
+    """On a CPU, with the headroom that WSL reports."""
+    from harness.campaign import max_context
 
     @contextlib.contextmanager
-    def spilling(*given: Any) -> Iterator[Room]:
-        with room_on(*given) as room:
-            yield replace(room, may_spill="it may spill")
+    def spilling(*given: Any) -> Iterator[MemoryHeadroom]:
+        with headroom_on(*given) as headroom:
+            yield replace(headroom, may_spill="it may spill")
 
-    monkeypatch.setattr(longest, "room_on", spilling)
+    monkeypatch.setattr(max_context, "room_on", spilling)
     rows = [{"kv_bytes_per_token": KV, "B_ms": 2.0}, {"kv_bytes_per_token": KV, "lazily": True}]
     refused = {"kv_bytes_per_token": KV, "oom_above_n_ctx": 3900, "name": "refuses"}
     path = config(*rows, refused, memory_budget="256MiB")

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from conftest import HARNESS
 
-from harness import launch, results
-from harness.envs.build import Interpreter
-from harness.fence import Fence
+from harness import results
+from harness.stacks.build import Interpreter
+from harness.worker import launch
+from harness.worker.memory_limit import MemoryLimit
 from runners.protocol import Done, Request
 
 # Little to compute and much to hold: 32 KiB of KV cache a token beside 46 MB of weights.
@@ -61,8 +62,8 @@ def fits(record: dict[str, Any], n_ctx: int, interpreter: Interpreter, folder: P
         options=record["options"] | {"n_ctx": n_ctx},
         workloads=[workload | {"prompt": record["workload"]["prompt"]}],
     )
-    with Fence(record["memory_budget"]["bytes"], record["memory_budget"]["means"]) as fence:
-        *_, last = launch.run_job(request, interpreter, folder, 300, fence=fence)
+    with MemoryLimit(record["memory_budget"]["bytes"], record["memory_budget"]["means"]) as memory_limit:
+        *_, last = launch.run_job(request, interpreter, folder, 300, memory_limit=memory_limit)
     return isinstance(last, Done)
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.memory import (
+from harness.worker.memory_sampler import (
+    MemorySampler,
     Resident,
-    Sampler,
     _in_status,
     mark,
     resident,
@@ -45,7 +45,7 @@ def test_a_process_that_has_ended_holds_nothing(tmp_path):
     assert resident(process.pid) is None
     assert weights_in_ram(process.pid, frozenset()) is None
     assert mark("finished", process.pid, lambda: None, frozenset())["rss_anon_bytes"] is None
-    with Sampler(process.pid, 100, lambda: None) as sampler:
+    with MemorySampler(process.pid, 100, lambda: None) as sampler:
         sampler._thread.join(5)
     assert sampler.summary()["samples"] == 0
 

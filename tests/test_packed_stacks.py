@@ -13,7 +13,7 @@ from conftest import built, settled, told
 from test_hf import request_of, said
 from test_stacks import written
 
-from harness.analysis import agreement, verdicts
+from harness.analysis.records import agreement, verdicts
 from harness.models import weights
 from harness.theory.families import SHAPES
 from harness.theory.shapes import parameters
@@ -285,7 +285,7 @@ def test_one_campaign_has_each_kernel_as_it_ran_and_says_why_the_others_did_not(
         assert "functional: every product unpacks the whole matrix first" in page
     checks = [json.loads(p.read_text()) for p in (tmp_path / "results").rglob("record.json")]
     checked = {c["stack"] + " " + c["variant"]: c for c in checks if c["kind"] == "checked"}
-    fine = [name for name, status in expected.items() if status in verdicts.FINE]
+    fine = [name for name, status in expected.items() if status in verdicts.USABLE]
     assert {agreement.verdict(checked[name])[0] for name in fine} == {"agrees"}
     assert agreement.verdict(checked["gptq exllamav2-4"])[0] == "unchecked"  # it was another kernel's logits
     assert checked["autoawq torch"]["check"]["reference"]["unpacked"] is True

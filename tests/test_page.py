@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.dataset.study import Study
 from harness.report import document
-from harness.report.study import Study
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.envs import build
-from harness.envs.header import stacks
+from harness.stacks import build
+from harness.stacks.header import stacks
 
 if sys.version_info >= (3, 11):
     import tomllib

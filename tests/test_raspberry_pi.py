@@ -13,13 +13,15 @@ import pytest
 
 from harness import config as configs
 from harness import machine, plan
-from harness.analysis import rows, series, traffic
-from harness.analysis.verdicts import status
-from harness.campaign import foresight
+from harness.analysis.records import traffic
+from harness.analysis.records.verdicts import status
+from harness.analysis.series import latency
+from harness.campaign import forecast
 from harness.cli import dry_run
-from harness.envs.header import stacks
-from harness.fence import RLIMIT_DATA, means_here
+from harness.dataset import rows
+from harness.stacks.header import stacks
 from harness.theory.machines import MACHINES
+from harness.worker.memory_limit import RLIMIT_DATA, mechanism_here
 
 PROFILES = Path(__file__).parent.parent / "configs"
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
@@ -137,8 +139,8 @@ def test_a_profile_fits_its_budget_and_the_budget_its_board(profile):
     experiment, cells, _, gib = profile
     budget = experiment.protocol.memory_budget_bytes
     assert budget < 0.8 * gib * 2**30  # the system and the controller have the rest
-    device = foresight.Device("cpu", "the budget", budget, free_bytes=budget)
-    found = [foresight.forecast(cell, None, device, 4) for cell in cells]
+    device = forecast.Device("cpu", "the budget", budget, free_bytes=budget)
+    found = [forecast.forecast_cell(cell, None, device, 4) for cell in cells]
     assert [each.failures for each in found] == [[]] * len(cells)
     assert max(each.memory_bytes for each in found) > 0.5 * budget  # it is not for a smaller board
 
@@ -148,11 +150,11 @@ def test_a_profile_tells_W_can_be_compared_and_takes_two_hours_at_most(profile):
     protocol = experiment.protocol
     for cell in cells:
         n = np.arange(26.0, 26 + cell.workload.new_tokens)
-        assert series.analyse(n, 50 + (n - 1) / 100).W_identifiable
+        assert latency.analyse(n, 50 + (n - 1) / 100).W_identifiable
     assert protocol.repeats >= 2
-    device = foresight.Device("cpu", "the board", None)
+    device = forecast.Device("cpu", "the board", None)
     bandwidth = MACHINES[board].bandwidth_bytes_per_s
-    seconds = [foresight.forecast(cell, None, device, 4, bandwidth).seconds for cell in cells]
+    seconds = [forecast.forecast_cell(cell, None, device, 4, bandwidth).seconds for cell in cells]
     assert max(seconds) < protocol.timeout_s / 2
     cooling_s = len(cells) * protocol.repeats * protocol.cool_down.at_most_s
     assert protocol.repeats * sum(seconds) + cooling_s <= 2.05 * 3600
@@ -217,7 +219,7 @@ def test_a_run_says_first_how_long_it_takes(harness, llamacpp_interpreter, tmp_p
 def test_where_the_kernel_has_no_memory_cgroup_a_budget_is_bound_by_rlimit(tmp_path):
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu io pids\n")  # Raspberry Pi OS as it comes
     (tmp_path / "cgroup.subtree_control").write_text("cpu pids\n")
-    assert means_here(tmp_path) == RLIMIT_DATA
+    assert mechanism_here(tmp_path) == RLIMIT_DATA
 
 
 def test_pages_are_counted_as_large_as_they_are(harness, config, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from harness import cli, config
 from harness.config import Experiment, Protocol, Warmup
-from harness.envs.header import stacks
+from harness.stacks.header import stacks
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.dataset.study import Curve, MemoryCurve, Study, failure, labels
 from harness.report import bars, columns, comparisons, curves, document, drawing, export, figures, summary
-from harness.report.study import Curve, MemoryCurve, Study, failure, labels
 from harness.results import ResultsError
 
 SYNTHETIC = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "report.py"))["study"]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from harness import results
+from harness.dataset.gather import Gathered
+from harness.dataset.study import Study
 from harness.report import chapters, columns, document, export, figures, memory
-from harness.report.gather import Gathered
-from harness.report.study import Study
 
 STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
 MIB, GIB = 2**20, 2**30

@@ -21,8 +21,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness import results
-from harness.analysis import rows
 from harness.cli import main
+from harness.dataset import rows
 from harness.results import ResultsError, Running, Stored
 from runners.protocol import Loaded, Phase, Tokens, encode
 

@@ -17,11 +17,11 @@ from test_analysis import record
 
 from harness import config as configs
 from harness import plan
-from harness.analysis import rows
-from harness.analysis.disturbances import BusyProcess, summary
-from harness.analysis.verdicts import status, verdict
+from harness.analysis.records.disturbances import BusyProcess, summary
+from harness.analysis.records.verdicts import status, verdict
 from harness.campaign import quiet, rounds
 from harness.compare.sides import side
+from harness.dataset import rows
 from harness.results import Stored
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())

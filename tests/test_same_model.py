@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from test_convert import LLAMA3
 
-from harness import launch
-from harness.envs.build import Interpreter
-from harness.envs.header import stacks
+from harness.stacks.build import Interpreter
+from harness.stacks.header import stacks
+from harness.worker import launch
 from runners.protocol import Done, Request, Tokens
 
 PROMPT = [(37 * i + 11) % 512 for i in range(25)]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.analysis import depth
-from harness.search import Space, Try, corrected, following, longest, predicted
+from harness.analysis.series import depth
+from harness.campaign.max_context.search import Space, Try, corrected, following, longest, predicted
 
 SPACE = Space(256, 256, 262144)
 COUNT = SPACE.highest // SPACE.granule

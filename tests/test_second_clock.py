@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from harness.analysis import rows
-from harness.analysis.verdicts import status
+from harness.analysis.records.verdicts import status
 from harness.campaign.repeat import Seen
+from harness.dataset import rows
 from runners.protocol import Died, Done, Loaded, Phase, Tokens
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())

@@ -17,15 +17,16 @@ import pytest
 from damage import Edits, Place, edited, edits, places
 from hypothesis import example, given
 
-from harness.analysis import rows, sensed, throttling
-from harness.analysis.verdicts import remarks, status
+from harness.analysis.records import sensor_summary, throttling
+from harness.analysis.records.verdicts import remarks, status
 from harness.config.load import load
+from harness.dataset import rows
+from harness.machine.sensors import SensorSampler, find, nvml, sysfs, vcgencmd
+from harness.machine.sensors.bits import CONDITIONS, NVML_BITS
+from harness.machine.sensors.cooling import Cooling
 from harness.report import columns as shown
 from harness.results import read
 from harness.results.form import wrong_with
-from harness.sensors import Sampler, find, nvml, sysfs, vcgencmd
-from harness.sensors.bits import CONDITIONS, NVML_BITS
-from harness.sensors.cooling import Cooling
 
 GOOD = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 NOTHING = {"sources": {}, "missing": {}, "samples": 0, "cost_ns": 1, "interval_ms": 1000}
@@ -33,7 +34,7 @@ NOTHING |= {"timed": {}, "throttled": [], "energy": None}
 S = 1_000_000_000
 SHORT = {"window_tokens": 4, "max_windows": 20, "tolerance": 0.9}
 # Of 100 tokens from n = 26 on, one each 100 ms, that began at second 10.
-DURING = sensed.Timed(10 * S, tuple(10 * S + k * S // 10 for k in range(1, 101)), 26)
+DURING = sensor_summary.Timed(10 * S, tuple(10 * S + k * S // 10 for k in range(1, 101)), 26)
 
 
 def put(root: Path, files: dict[str, Any]) -> None:
@@ -122,7 +123,7 @@ def test_without_a_zone_the_hwmon_sensor_of_the_package_is_read(tmp_path):
 
 @pytest.mark.usefixtures("no_firmware")
 def test_what_is_not_there_is_said_once_and_costs_no_sample(tmp_path):
-    with Sampler(None, tmp_path, interval_s=0.01) as sampler:
+    with SensorSampler(None, tmp_path, interval_s=0.01) as sampler:
         sampler.read_now()
     said = sampler.summary()
     assert sampler.columns == {}
@@ -142,7 +143,7 @@ def test_a_tree_that_changes_is_sampled_as_it_changes(tmp_path):
             sampler.read_now()
             time.sleep(0.005)
 
-    with Sampler(None, tmp_path, interval_s=60) as sampler:
+    with SensorSampler(None, tmp_path, interval_s=60) as sampler:
         until("cpu_temp_millidegrees_c", 40_000)
         put(tmp_path, zone(0, "cpu-thermal", 71_500) | cpu(0, core_ms=30, core_events=2) | cpu(1, core_ms=12))
         until("cpu_temp_millidegrees_c", 71_500)
@@ -199,7 +200,7 @@ def test_a_raspberry_pi_tells_its_true_clock_and_its_bits(tmp_path, firmware):
 def test_firmware_that_fails_is_missing_and_asked_once(tmp_path, firmware, script, says):
     calls = tmp_path / "calls"
     firmware(f"echo $* >> {calls}; {script}")
-    with Sampler(None, tmp_path, interval_s=0.01) as sampler:
+    with SensorSampler(None, tmp_path, interval_s=0.01) as sampler:
         time.sleep(0.2)
     missing = sampler.summary()["missing"]
     assert says in missing["vcgencmd get_throttled"]
@@ -284,7 +285,7 @@ def test_the_names_that_nvml_is_asked_by_are_pynvmls():
 
 
 def test_a_gpu_that_is_gone_is_missing(tmp_path):
-    with Sampler("GPU-00000000-0000-0000-0000-000000000000", tmp_path) as sampler:
+    with SensorSampler("GPU-00000000-0000-0000-0000-000000000000", tmp_path) as sampler:
         pass
     assert sampler.summary()["missing"]["GPU temperature"].startswith("NVML: ")
 
@@ -353,15 +354,15 @@ def test_what_nobody_looked_at_is_missing():
 @pytest.mark.parametrize(
     ("ms", "spoils"), [((0, 0, 0, 0), False), ((500, 0, 90, 0), False), ((0, 0, 90, 20), True)]
 )
-def test_a_hot_core_spoils_from_a_hundredth_of_the_time_on(ms, spoils):
+def test_a_hot_core_spoils_from_a_hundredth_of_the_time_on(ms, invalidates):
     columns = bits(*ms, name="core_throttle_ms") | {"core_throttle_events": [1, 0, 1, 1]}
     record = throttled(columns)
     reasons = throttling.invalid_because(record)
     assert [f"core too hot for {sum(ms) / 1e3:.2f} s of 10.00" in reason for reason in reasons] == [
         True
-    ] * spoils
+    ] * invalidates
     noted = [flag.code for flag in throttling.remarks(record)]
-    assert noted == ([] if spoils else ["thermal_events"])
+    assert noted == ([] if invalidates else ["thermal_events"])
 
 
 def test_a_hot_cpu_beside_a_gpu_is_a_remark():
@@ -370,7 +371,7 @@ def test_a_hot_cpu_beside_a_gpu_is_a_remark():
     record["device"] = "GPU-1"
     assert throttling.invalid_because(record) == []
     (flag,) = throttling.remarks(record)
-    assert (flag.code, flag.spoils) == ("thermal_events", None)
+    assert (flag.code, flag.invalidates) == ("thermal_events", None)
     assert "4000 ms in all" in flag.detail
     beside_a_gpu = throttled(bits(0, 0, 0x4, 0)) | {"device": "vulkan"}
     assert len(throttling.invalid_because(beside_a_gpu)) == 1  # a Raspberry Pi's clocks are one board's
@@ -390,26 +391,26 @@ def test_of_a_gpu_a_slowdown_is_a_fault_and_a_power_cap_a_condition():
     assert "hardware thermal slowdown from n = 76" in reason
     (flag,) = throttling.remarks(record)
     assert flag.code == "power_cap"
-    assert flag.spoils is None
+    assert flag.invalidates is None
     only_capped = throttled(bits(0x4, 0x4, 0x4, 0x4, name="gpu_event_reasons"))
     assert throttling.invalid_because(only_capped) == []
 
 
 def test_a_sample_is_placed_at_its_token_with_the_flushes_between():
     done = {"start_ns": 1000, "flushes": [[2, 500]]}
-    during = sensed.timed(done, [10, 20, 30, 40], prompt_tokens=25)
+    during = sensor_summary.timed(done, [10, 20, 30, 40], prompt_tokens=25)
     assert during is not None
     assert during.stamps_ns == (1010, 1020, 1530, 1540)
     assert [during.n_at(t) for t in (0, 1010, 1011, 1525, 1531, 9999)] == [26, 26, 27, 28, 29, 29]
     assert during.tokens_by(1535) == 3.5
-    assert sensed.timed(None, [10], 25) is None
-    assert sensed.timed(done, [], 25) is None
+    assert sensor_summary.timed(None, [10], 25) is None
+    assert sensor_summary.timed(done, [], 25) is None
 
 
 def test_gauges_are_of_the_timed_part_and_stand_in_a_row():
     columns = bits(90_000, 50_000, 60_000, 95_000, name="cpu_temp_millidegrees_c")
     columns |= {"cpu_clock_max_khz": [1, 3_000_000, None, 1], "pi_throttled_bits": [0, 0, 0, 0]}
-    found = sensed.gauges(columns, DURING)
+    found = sensor_summary.gauges(columns, DURING)
     assert found["cpu_temp_millidegrees_c"] == {"lowest": 50_000, "median": 55_000, "highest": 60_000}
     assert found["cpu_clock_max_khz"]["median"] == 3_000_000
     assert "pi_throttled_bits" not in found

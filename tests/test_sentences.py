@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from harness import results
+from harness.dataset.gather import Gathered
+from harness.dataset.study import Study, labels
 from harness.report import document, export, ranking, summary
-from harness.report.gather import Gathered
-from harness.report.study import Study, labels
 
 PUBLISHED = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?\+?")

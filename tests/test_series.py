@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.analysis import budget
-from harness.analysis.flags import Limit, flags, identical, same_changes
-from harness.analysis.line import interval
-from harness.analysis.series import Unusable, analyse, change_of_mode, row
+from harness.analysis.records.flags import Limit, flags, identical, same_changes
+from harness.analysis.series import budget
+from harness.analysis.series.latency import Unusable, analyse, change_of_mode, row
+from harness.analysis.series.line import interval
 
 B_MS, SLOPE = 20.0, 1e-3
 

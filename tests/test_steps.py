@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis.steps import Level, levels
+from harness.analysis.series.steps import Level, levels
 
 NIGHTS = 60
 Nights = list[float | None]

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis import rows, traffic
-from harness.analysis.verdicts import invalid_because, status
+from harness.analysis.records import traffic
+from harness.analysis.records.verdicts import invalid_because, status
+from harness.dataset import rows
 from harness.report import columns, tables
 from harness.results.form import wrong_with
 

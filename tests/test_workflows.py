@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.envs.header import stacks
+from harness.stacks.header import stacks
 
 ROOT = Path(__file__).parent.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -175,7 +175,7 @@ def test_each_environment_is_cached_by_the_header_it_is_built_from():
     def entry(stack: str, header: str) -> dict[str, str]:
         machine = f"${{{{ runner.os }}}}-${{{{ runner.arch }}}}-{PYTHON}"
         key = f"env-{stack}-{machine}-${{{{ hashFiles({header}) }}}}"
-        return {"path": f"~/.cache/harness/envs/{stack}-*", "key": key}
+        return {"path": f"~/.cache/harness/stacks/{stack}-*", "key": key}
 
     always = [entry(stack, f"'runners/{stack}.py'") for stack in ("llamacpp", "hf")]
     own = entry("${{ matrix.stack }}", "format('runners/{0}.py', matrix.stack)")

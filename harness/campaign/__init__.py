@@ -9,26 +9,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from harness import doctor, machine, plan, results
-from harness.analysis import agreement
-from harness.analysis.disturbances import BusyProcess
-from harness.analysis.verdicts import FINE, status
-from harness.campaign import check, facts, longest, readiness, rounds
+from harness import machine, plan, results
+from harness.analysis.records import agreement
+from harness.analysis.records.disturbances import BusyProcess
+from harness.analysis.records.verdicts import USABLE, status
+from harness.campaign import facts, max_context, readiness, rounds, weights_check
 from harness.campaign.device_lock import DeviceBusy, device_lock
-from harness.campaign.foresight import Device, device_of, forecast
+from harness.campaign.forecast import Device, device_of, forecast_cell
 from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.probes import Probes
 from harness.campaign.repeat import Inputs, measure, not_measured
 from harness.config import Experiment
-from harness.envs import build
+from harness.machine import doctor
+from harness.machine.sensors.cooling import Cooling
 from harness.plan import Cell
 from harness.results import Record, Stored
-from harness.sensors.cooling import Cooling
-from harness.wording import plural
+from harness.stacks import build
+from harness.system.wording import plural
 
 __all__ = ["CHECK_SECONDS", "Asked", "DeviceBusy", "Stopped", "Watcher", "check_weights", "run"]
 
-CHECK_SECONDS = check.SECONDS
+CHECK_SECONDS = weights_check.SECONDS
 
 
 class Stopped(RuntimeError):
@@ -87,7 +88,7 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
             key: readiness.inputs(cell, experiment, preparation, device) for key, cell in pending.items()
         }
         known = {
-            key: forecast(pending[key], inputs.weights, device, preparation.threads).failures
+            key: forecast_cell(pending[key], inputs.weights, device, preparation.threads).failures
             for key, inputs in ready.items()
             if isinstance(inputs, Inputs)
         }
@@ -136,26 +137,26 @@ def _searched(campaign: _Campaign, cell: Cell) -> Stored:
     before = campaign.searches.get(key)
     was = status(before.record)[0] if before else None
     if kept := _kept(campaign, cell):
-        answer = f"{kept.record['search'].get('verified_n_ctx')} tokens" if was in FINE else was
-        again = "" if was in FINE else "; --retry-failed searches again"
+        answer = f"{kept.record['search'].get('verified_n_ctx')} tokens" if was in USABLE else was
+        again = "" if was in USABLE else "; --retry-failed searches again"
         watcher.say(f"{cell.id} is searched already: {answer}{again}")
         return kept
-    preparation, refused = campaign.preparation, longest.refusal(cell, campaign.preparation.threads)
-    if preparation.device_id == "cpu" and campaign.means is None:  # the machine itself would run out
+    preparation, refused = campaign.preparation, max_context.refusal(cell, campaign.preparation.threads)
+    if preparation.device_id == "cpu" and campaign.mechanism is None:  # the machine itself would run out
         refused = refused or NotReady("refused", "memory of a worker cannot be bounded on this machine")
     inputs = refused or readiness.inputs(cell, experiment, preparation, campaign.device)
     begun = campaign.shared | facts.of_repeat(cell, 1, key, experiment.device, experiment.gpu)
     if isinstance(inputs, Inputs):
         begun |= facts.of_inputs(cell, inputs, begun)
-    searching = longest.Searching(
+    searching = max_context.Searching(
         folder=campaign.folder,
         device_family=experiment.device.partition(":")[0],
         budget_bytes=experiment.protocol.memory_budget_bytes,
-        means=campaign.means,
+        mechanism=campaign.mechanism,
         say=watcher.say,
     )
     try:
-        stored = longest.find(cell, inputs, begun, searching, before if was == "interrupted" else None)
+        stored = max_context.find(cell, inputs, begun, searching, before if was == "interrupted" else None)
     except results.ResultsError as full:
         raise Stopped(f"stopped at {cell.id}: {full}") from full
     watcher.search_ends(stored)
@@ -209,7 +210,7 @@ class _Campaign:
     watcher: Watcher
     preparation: Preparation
     device: Device
-    means: str | None
+    mechanism: str | None
     keys: dict[str, str]
     folder: Path
     shared: Record
@@ -229,21 +230,21 @@ def _opened(
         for stored in results.recover(asked.root, _passed_over(watcher)):
             watcher.say(f"kept what an interrupted repeat had measured: {stored.folder}")
         slug, device = machine.facts()["slug"], device_of(experiment)
-        means, timeout_s = readiness.means(cells, preparation), experiment.protocol.timeout_s
-        known_by = (preparation, device, slug, means, timeout_s)
+        mechanism, timeout_s = readiness.mechanism(cells, preparation), experiment.protocol.timeout_s
+        known_by = (preparation, device, slug, mechanism, timeout_s)
         keys = {cell.id: readiness.content_key(cell, *known_by) for cell in cells}
         folder = asked.root / slug
         shared = facts.of_campaign(experiment, asked.config_path, asked.command_line)
         before = _before(folder, watcher)
         yield _Campaign(
-            experiment, cells, asked, watcher, preparation, device, means, keys, folder, shared, *before
+            experiment, cells, asked, watcher, preparation, device, mechanism, keys, folder, shared, *before
         )
 
 
 def _checked(campaign: _Campaign, seconds: float) -> list[Stored]:
     """Check, and say what is not as it should be."""
     experiment, preparation, watcher = campaign.experiment, campaign.preparation, campaign.watcher
-    checking = check.Checking(
+    checking = weights_check.Checking(
         experiment=experiment,
         preparation=preparation,
         inputs=lambda cell: readiness.inputs(cell, experiment, preparation, campaign.device),
@@ -255,7 +256,7 @@ def _checked(campaign: _Campaign, seconds: float) -> list[Stored]:
         retry_failed=campaign.asked.retry_failed,
     )
     try:
-        found = check.check(campaign.cells, checking, campaign.checks)
+        found = weights_check.check(campaign.cells, checking, campaign.checks)
     except results.ResultsError as full:
         raise Stopped(f"stopped while checking weights: {full}") from full
     for row in map(agreement.row, (stored.record for stored in found)):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.cache import CacheError, cache_folder, made
+from harness.system.cache import CacheError, cache_folder, made
 
 
 class DeviceBusy(RuntimeError):

@@ -15,10 +15,10 @@ import harness
 from harness import machine
 from harness.campaign.repeat import Inputs
 from harness.config import Experiment
-from harness.envs.build import key_of
-from harness.envs.header import RUNNERS
 from harness.plan import Cell
 from harness.results import Record
+from harness.stacks.build import key_of
+from harness.stacks.header import RUNNERS
 
 _OURS = re.compile(r"^ *from runners(?:\.(\w+)| import ([\w, ]+))", re.MULTILINE)
 

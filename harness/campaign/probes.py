@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from harness import launch, machine
+from harness import machine
 from harness.campaign.repeat import Inputs
-from harness.envs.build import Interpreter
 from harness.machine import ProbeError
 from harness.results import Record
+from harness.stacks.build import Interpreter
+from harness.worker import launch
 from runners.protocol import Request
 
 PROBE_EVERY_S = 60.0  # a probe takes a second on a CPU, five through a stack

@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
-from harness.analysis.disturbances import BusyProcess
-from harness.doctor.sharing import BUSY_SHARE, busy_share
+from harness.analysis.records.disturbances import BusyProcess
+from harness.machine.doctor.sharing import BUSY_SHARE, busy_share
 
 AT_MOST_S = 30.0
 LOOK_S = 0.5  # 50 ticks a CPU of the clock that counts CPU time

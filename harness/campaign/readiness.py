@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from harness import plan
-from harness.campaign.foresight import Device, expected, forecast
+from harness.campaign.forecast import Device, expected, forecast_cell
 from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.repeat import Inputs
 from harness.config import Experiment
-from harness.fence import means_here
 from harness.plan import Cell
+from harness.worker.memory_limit import mechanism_here
 
 
 def inputs(cell: Cell, experiment: Experiment, preparation: Preparation, device: Device) -> Inputs | NotReady:
@@ -22,7 +22,7 @@ def inputs(cell: Cell, experiment: Experiment, preparation: Preparation, device:
             raise NotReady("refused", refusal)
         interpreter = preparation.interpreter(cell.header)
         ready = preparation.weights(cell)
-        if refusal := forecast(cell, ready, device, preparation.threads).refusal:  # now they are read
+        if refusal := forecast_cell(cell, ready, device, preparation.threads).refusal:  # now they are read
             raise NotReady("refused", refusal)
         prompt, source = preparation.prompt(cell, ready)
     except NotReady as reason:
@@ -49,20 +49,20 @@ def _refusal(cell: Cell, preparation: Preparation, device: Device) -> str | None
     return expected(cell, device, preparation.threads).refusal
 
 
-def means(cells: Sequence[Cell], preparation: Preparation) -> str | None:
+def mechanism(cells: Sequence[Cell], preparation: Preparation) -> str | None:
     """How memory is bounded here, on a CPU; null where it cannot be, or is of none of the cells."""
     if preparation.device_id != "cpu" or not any(cell.bounded for cell in cells):
         return None
     try:
-        return means_here()
+        return mechanism_here()
     except OSError:
         return None
 
 
-def _bounds(cell: Cell, means: str | None, timeout_s: float) -> list[str]:
+def _bounds(cell: Cell, mechanism: str | None, timeout_s: float) -> list[str]:
     """What a cell's memory is held to is counted by, which is part of what it is; and of a search the time
     that a probe is given, for one that does not come to its end does not fit."""
-    counted = [str(means)] if cell.bounded else []
+    counted = [str(mechanism)] if cell.bounded else []
     return counted + ([f"{timeout_s:g} s a probe"] if cell.searches else [])
 
 
@@ -71,7 +71,7 @@ def content_key(
     preparation: Preparation,
     device: Device,
     slug: str,
-    means: str | None,
+    mechanism: str | None,
     timeout_s: float,
 ) -> str:
     """What a cell's records are known by, on the machine of this slug. What is free now is in no key: it is
@@ -85,5 +85,5 @@ def content_key(
         return plan.content_key(cell, options, ("unavailable",), None, slug, device_id)
     built = [f"{name}={value}" for name, value in interpreter.environment.variables.items()]
     stack = [interpreter.environment.name, *built, *interpreter.lock]
-    stack += _bounds(cell, means, timeout_s)
+    stack += _bounds(cell, mechanism, timeout_s)
     return plan.content_key(cell, options, stack, preparation.fingerprint(cell), slug, device_id)

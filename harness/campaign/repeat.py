@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import launch, results, sensors
-from harness.analysis import energy, sensed, throttling
-from harness.envs.build import Interpreter
-from harness.fence import Fence
-from harness.memory import Sampler, mark, pressure, watched, weight_files
+from harness import results
+from harness.analysis.records import energy, sensor_summary, throttling
+from harness.machine import sensors
 from harness.models.weights import Ready
 from harness.plan import Cell
 from harness.results import Record, ResultsError, Stored
+from harness.stacks.build import Interpreter
+from harness.worker import launch
+from harness.worker.memory_limit import MemoryLimit
+from harness.worker.memory_sampler import MemorySampler, mark, pressure, watched, weight_files
 from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, Tokens
 
 # What a Done of a decode has to have: the verdicts read it.
@@ -74,26 +76,26 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
     variables = launch.worker_variables(inputs.device_id, inputs.threads)
     begun = begun | {"variables": launch.recorded_variables(variables)}
     running = results.begin(folder / cell.model.name / cell.id, begun)
-    fence = None if cell.budget_bytes is None else Fence(cell.budget_bytes)
-    seen = Seen(fence)
+    memory_limit = None if cell.budget_bytes is None else MemoryLimit(cell.budget_bytes)
+    seen = Seen(memory_limit)
     started_ns = time.perf_counter_ns()
     worker: launch.Worker | None = None
-    sampler: Sampler | None = None
-    sensing: sensors.Sampler | None = None
+    sampler: MemorySampler | None = None
+    sensing: sensors.SensorSampler | None = None
     interrupted = False
     marks: list[dict[str, Any]] = []
     weights = weight_files(inputs.weights.path) if inputs.weights else None
     try:
         with contextlib.ExitStack() as around:
-            if fence is not None:
-                around.enter_context(fence)
-                begun = begun | {"memory_budget": fence.facts()}
+            if memory_limit is not None:
+                around.enter_context(memory_limit)
+                begun = begun | {"memory_budget": memory_limit.facts()}
             vram = around.enter_context(watched(inputs.nvml_uuid))
             marks.append(mark("started", None, vram, None))
-            worker = launch.Worker(request, inputs.interpreter, running.folder, inputs.threads, fence)
+            worker = launch.Worker(request, inputs.interpreter, running.folder, inputs.threads, memory_limit)
             around.callback(worker.stop)  # before its cgroup is removed
-            sensing = around.enter_context(sensors.Sampler(inputs.nvml_uuid))
-            with Sampler(worker.pid, inputs.sample_interval_ms, vram) as sampler:
+            sensing = around.enter_context(sensors.SensorSampler(inputs.nvml_uuid))
+            with MemorySampler(worker.pid, inputs.sample_interval_ms, vram) as sampler:
                 for event in worker.events(inputs.timeout_s, keep=running.events):
                     if at := _moment(event):
                         marks.append(mark(at, worker.pid, vram, weights))
@@ -150,12 +152,12 @@ def not_measured(folder: Path, cell: Cell, begun: Record, outcome: str, reason: 
     return running.finish(record, {}, None)
 
 
-def _sensed(sensing: sensors.Sampler, seen: Seen, prompt_tokens: int) -> Record:
+def _sensed(sensing: sensors.SensorSampler, seen: Seen, prompt_tokens: int) -> Record:
     """What the sensors said, and of it what was so while the repeat was timed."""
     during, said, columns = seen.timed(prompt_tokens), sensing.summary(), sensing.columns
     return said | {
         "missing": said["missing"] | throttling.unseen(columns, during),
-        "timed": sensed.gauges(columns, during),
+        "timed": sensor_summary.gauges(columns, during),
         "throttled": throttling.seen(columns, during),
         "energy": energy.measured(columns, sensing.energy, during),
     }
@@ -190,9 +192,9 @@ def _after_load(marks: list[dict[str, Any]]) -> dict[str, int | None]:
 class Seen:
     """What the worker has said so far, and how memory and CPU pressure rose while it was timing."""
 
-    def __init__(self, fence: Fence | None = None) -> None:
-        """`fence`: of the worker, whose own pressure is taken beside the machine's."""
-        self._fence = fence
+    def __init__(self, memory_limit: MemoryLimit | None = None) -> None:
+        """`memory_limit`: of the worker, whose own pressure is taken beside the machine's."""
+        self._fence = memory_limit
         self.phases: list[Phase] = []
         self.tokens: list[Tokens] = []
         self.loaded: dict[str, Any] | None = None
@@ -264,10 +266,10 @@ class Seen:
         columns, times = results.columns_of(self.tokens), self._device_ns()
         return columns | {"device_ns": times} if times and len(times) == self._count else columns
 
-    def timed(self, prompt_tokens: int) -> sensed.Timed | None:
+    def timed(self, prompt_tokens: int) -> sensor_summary.Timed | None:
         """The timed part, where the samples of sensors are placed; null where it had no end."""
         done = self.ended.facts if isinstance(self.ended, Done) else None
-        return sensed.timed(done, [t for each in self.tokens for t in each.t_ns], prompt_tokens)
+        return sensor_summary.timed(done, [t for each in self.tokens for t in each.t_ns], prompt_tokens)
 
     def stamps(self) -> dict[str, int]:
         """First and last stamp, ns since generation began; nothing when no token came."""

@@ -10,8 +10,8 @@ from itertools import groupby
 from typing import Any
 
 from harness import plan, results
-from harness.analysis.disturbances import BusyProcess, counting
-from harness.analysis.verdicts import FINE, Verdict, attempts_left, verdict
+from harness.analysis.records.disturbances import BusyProcess, counting
+from harness.analysis.records.verdicts import USABLE, Verdict, attempts_left, verdict
 from harness.campaign import quiet
 from harness.plan import Cell
 from harness.results import Stored
@@ -60,7 +60,9 @@ def due(
         if fresh or not judged:
             todo.append(Due(cell, repeat))
             continue
-        counts, found = counting(judged, lambda each: each[1].status in FINE, lambda each: each[1].disturbed)
+        counts, found = counting(
+            judged, lambda each: each[1].status in USABLE, lambda each: each[1].disturbed
+        )
         attempt = counts.record.get("attempt", 1)
         if attempt <= retries and attempts_left(counts.record, found):
             todo.append(Due(cell, repeat, attempt + 1))

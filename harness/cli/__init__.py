@@ -53,10 +53,10 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         from harness.cli import fit
 
         return fit.run(arguments)
-    from harness.cache import CacheError
     from harness.cli import commands
     from harness.config import ConfigError
     from harness.results import ResultsError
+    from harness.system.cache import CacheError
 
     try:
         code: int = getattr(commands, arguments.command.replace("-", "_"))(arguments)

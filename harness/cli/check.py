@@ -11,8 +11,8 @@ from harness import campaign, config, plan
 from harness.cli import NOT_OK, NOT_STARTED, OK
 from harness.cli.commands import chosen_of
 from harness.cli.progress import Progress
+from harness.dataset.gather import Gathered
 from harness.report import agreement
-from harness.report.gather import Gathered
 
 AS_IT_SHOULD = ("agrees", "unchecked")  # of the latter nothing is known to be wrong
 

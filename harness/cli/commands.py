@@ -1,4 +1,4 @@
-"""What each subcommand does: reads its arguments, calls the room that knows, prints."""
+"""What each subcommand does: reads its arguments, calls the module that knows, prints."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import campaign, config, plan, results
-from harness.analysis import disturbances, rows
-from harness.analysis.disturbances import BusyProcess
-from harness.analysis.verdicts import FINE
-from harness.campaign import foresight
+from harness.analysis.records import disturbances
+from harness.analysis.records.disturbances import BusyProcess
+from harness.analysis.records.verdicts import USABLE
+from harness.campaign import forecast
 from harness.cli import NOT_OK, NOT_STARTED, OK
 from harness.cli.progress import Progress
 from harness.config import Experiment
+from harness.dataset import rows
 from harness.results import ResultsError, Stored
-from harness.wording import plural
+from harness.system.wording import plural
 
 if TYPE_CHECKING:
-    from harness.report.gather import Gathered
+    from harness.dataset.gather import Gathered
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,8 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     except (campaign.DeviceBusy, campaign.Stopped) as stop:
         print(f"harness: {stop}", file=sys.stderr)
         return NOT_OK
+    from harness.dataset.gather import Gathered
     from harness.report import document
-    from harness.report.gather import Gathered
 
     gathered = Gathered(stored)
     _print(gathered, arguments.json, progress.busiest)
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         return NOT_OK
     print(f"records: {root}\nreport: {page.absolute()}", file=sys.stderr if arguments.json else sys.stdout)
     done = rows.counted(gathered.repeats) + gathered.searches
-    return OK if all(row["status"] in FINE for row in done) else NOT_OK
+    return OK if all(row["status"] in USABLE for row in done) else NOT_OK
 
 
 def check_weights(arguments: argparse.Namespace) -> int:
@@ -86,7 +87,7 @@ def max_ctx(arguments: argparse.Namespace) -> int:
 
 def list(arguments: argparse.Namespace) -> int:
     """Print the records of a results folder."""
-    from harness.report.gather import Gathered
+    from harness.dataset.gather import Gathered
 
     _print(Gathered([s for s in stored_in(arguments.dir) if s.record["kind"] != "reported"]), arguments.json)
     return OK
@@ -192,7 +193,7 @@ def chosen_of(cells: Sequence[plan.Cell], globs: Sequence[str]) -> Sequence[plan
 
 def _able(experiment: Experiment, cells: Sequence[plan.Cell]) -> Sequence[plan.Cell]:
     """The cells that are not known to fail; of the others each is said, with why."""
-    failures = foresight.known_failures(experiment, cells)
+    failures = forecast.known_failures(experiment, cells)
     for cell_id, reasons in failures.items():
         if reasons:
             print(f"harness: left out {cell_id}: {'; '.join(reasons)}", file=sys.stderr)

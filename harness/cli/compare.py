@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.analysis.metrics import FAMILIES
+from harness.analysis.records.metrics import FAMILIES
 from harness.cli import NOT_OK, NOT_STARTED, OK, REGRESSION
 from harness.compare import Comparison, compare, gha, page, sides, text
 from harness.results import ResultsError

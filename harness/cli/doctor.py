@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import config, doctor
+from harness import config
 from harness.cli import NOT_STARTED, OK
-from harness.doctor import Finding
+from harness.machine import doctor
+from harness.machine.doctor import Finding
 
 
 def show(config_path: Path | None, as_json: bool) -> int:

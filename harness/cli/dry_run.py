@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from harness import machine, results
-from harness.analysis import traffic
-from harness.campaign import foresight
+from harness.analysis.records import traffic
+from harness.campaign import forecast
 from harness.campaign.device_lock import is_busy
 from harness.cli import NOT_OK, OK
 from harness.config import Experiment
-from harness.envs import build
 from harness.models import checkpoint, packed, weights
 from harness.models.weights import Ready
 from harness.plan import Cell
 from harness.results import ResultsError
+from harness.stacks import build
+from harness.system.wording import plural
 from harness.theory.shapes import Shape, parameters
-from harness.wording import plural
 
 NOT_OK_AS = ("will_fail", "will_be_refused", "will_not_fit")
 LATEST = 20  # records looked at for a probe of the bandwidth: a run without probes has none in any
@@ -66,7 +66,7 @@ def beforehand(experiment: Experiment, cells: Sequence[Cell], root: Path) -> str
     Memory is not read for it, which the campaign does anyway: what it was last seen to read here, as the
     records below `root` have it, or what the board is known for, has to do.
     """
-    device = foresight.device_of(experiment)
+    device = forecast.device_of(experiment)
     if device.family != "cpu" or (known := _known_bandwidth(root / machine.facts()["slug"])) is None:
         return None
     bandwidth, source = known
@@ -74,7 +74,7 @@ def beforehand(experiment: Experiment, cells: Sequence[Cell], root: Path) -> str
     seconds = []
     for cell in cells:
         with contextlib.suppress(weights.WeightsError):  # it has no repeat that takes time
-            found = foresight.forecast(cell, foresight.at_hand(cell), device, threads, bandwidth)
+            found = forecast.forecast_cell(cell, forecast.at_hand(cell), device, threads, bandwidth)
             seconds += [] if found.seconds is None or found.failures else [found.seconds]
     if not seconds:
         return None
@@ -120,7 +120,7 @@ class Here:
     already."""
 
     def __init__(self, experiment: Experiment) -> None:
-        self.device = foresight.device_of(experiment)
+        self.device = forecast.device_of(experiment)
         self._threads = experiment.protocol.threads or machine.physical_cores()
         self._planned: set[Path] = set()
         self._bandwidth: float | None = None
@@ -133,7 +133,7 @@ class Here:
         """One cell: `weights` in words, bytes still to be written to disk, memory, seconds a repeat; why it
         will fail, be refused or not fit, all of which the note has."""
         source = self._source(cell)
-        found = foresight.forecast(cell, source.ready, self.device, self._threads, self._bandwidth)
+        found = forecast.forecast_cell(cell, source.ready, self.device, self._threads, self._bandwidth)
         refused = [each.reason for each in found.broken if each.refuses]
         refused += [found.over_budget] if found.over_budget else []
         fails = [each.reason for each in found.broken if not each.refuses] + source.lacks
@@ -156,7 +156,7 @@ class Here:
     def _source(self, cell: Cell) -> Source:
         source, shape = cell.source, cell.model.shape
         try:
-            ready = foresight.at_hand(cell)
+            ready = forecast.at_hand(cell)
         except weights.WeightsError as missing:
             return Source("none to be had", 0, lacks=[str(missing)])
         if cell.weights_format == "none" or source is None:
@@ -171,7 +171,7 @@ class Here:
         if not shape or (name and not cell.quant):
             return Source(place)
         stored = name or cell.packing  # else a checkpoint of 16 bits
-        return Source(place, foresight.bytes_of_shape(cell, shape) if stored else 2 * parameters(shape))
+        return Source(place, forecast.bytes_of_shape(cell, shape) if stored else 2 * parameters(shape))
 
     def _given(self, cell: Cell, words: str, ready: Ready) -> Source:
         """Weights that are here, and what is made of them."""
@@ -199,9 +199,9 @@ class Here:
             steps.append(
                 ("synthesize checkpoint", folder, parameters(shape) * weights.CHECKPOINT_ELEMENT_BYTES)
             )
-        if packing := foresight.packing_of(cell, shape, None):
+        if packing := forecast.packing_of(cell, shape, None):
             path = packed.packed_path(name, packing)
-            steps.append((f"pack {packing.words}", path, foresight.bytes_of_shape(cell, shape)))
+            steps.append((f"pack {packing.words}", path, forecast.bytes_of_shape(cell, shape)))
         if cell.weights_format == "gguf":
             environment = cell.header.environment_for(self.device.family)
             built = build.find(environment) if environment else None

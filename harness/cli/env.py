@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness import launch, machine
+from harness import machine
 from harness.cli import NOT_OK, NOT_STARTED, OK
 from harness.cli.progress import Progress
-from harness.envs import build
-from harness.envs.header import Environment, stacks
+from harness.stacks import build
+from harness.stacks.header import Environment, stacks
+from harness.worker import launch
 from runners.protocol import Request
 
 PROBE_TIMEOUT_S = 120.0

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis import series
-from harness.analysis.flags import Flag, Limit, flags, identical, same_changes
-from harness.analysis.line import Floats
-from harness.analysis.series import Analysis, Unusable
+from harness.analysis.records.flags import Flag, Limit, flags, identical, same_changes
+from harness.analysis.series import latency
+from harness.analysis.series.latency import Analysis, Unusable
+from harness.analysis.series.line import Floats
 from harness.cli import NOT_OK, NOT_STARTED, OK
 from harness.cli.names import printable, shortened, unknown
 from harness.logs.log import Log, LogError, OptionError, Request, Series
@@ -25,7 +25,7 @@ from harness.theory.shapes import Shape
 from harness.theory.units import UNITS, Units
 
 if TYPE_CHECKING:
-    from harness.report.study import Study
+    from harness.dataset.study import Study
 
 Row = dict[str, Any]
 LEAST_TOKENS = 3  # the first, and two for a line
@@ -129,11 +129,13 @@ class Theory:
 
 def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row]:
     """A row per series and request, in the order of the log; one that is no series says why in `unusable`."""
-    cut = {name: series.without_end(each.n, each.ms) for name, each in log.series.items()}
+    cut = {name: latency.without_end(each.n, each.ms) for name, each in log.series.items()}
     same = identical({name: ms for name, (_, ms, _) in cut.items() if len(ms) > 1})
     longest = max((len(ms) for _, ms, _ in cut.values()), default=0)
     found = {name: _analysis(each, *cut[name][:2]) for name, each in log.series.items()}
-    changes = same_changes({n: series.change_of_mode(e) for n, e in found.items() if isinstance(e, Analysis)})
+    changes = same_changes(
+        {n: latency.change_of_mode(e) for n, e in found.items() if isinstance(e, Analysis)}
+    )
     rows = []
     for name, each in found.items():
         bits = bpw.get(name)
@@ -145,9 +147,9 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
         raised = [flag for flag in flags(each, limit, longest) if flag.code != "drift" or name not in changes]
         died = cut[name][2]
         if died is not None:
-            raised.append(Flag("died", f"zeros from n = {died} on, taken as its end", spoils=None))
+            raised.append(Flag("died", f"zeros from n = {died} on, taken as its end", invalidates=None))
         raised += [by_name[name] for by_name in (same, changes) if name in by_name]
-        row |= series.row(each) | {"flags": [flag.row() for flag in raised]}
+        row |= latency.row(each) | {"flags": [flag.row() for flag in raised]}
         rows.append(row | (_against(row, limit) if limit else {}))
     return rows + [_totals(name, each, theory is not None) for name, each in log.requests.items()]
 
@@ -157,7 +159,7 @@ def _analysis(read: Series, n: Floats, ms: Floats) -> Analysis | str:
     if read.fault:
         return read.fault
     try:
-        found = series.analyse(n, ms)
+        found = latency.analyse(n, ms)
     except Unusable as reason:
         return str(reason)
     if len(ms) < LEAST_TOKENS:
@@ -194,7 +196,7 @@ def _against(row: Row, limit: Limit) -> Row:
 
 def _empty(with_theory: bool) -> Row:
     """The figures of a row that has none."""
-    none = series.row(Analysis(n_tokens=0)) | {"n_tokens": None, "flags": []}
+    none = latency.row(Analysis(n_tokens=0)) | {"n_tokens": None, "flags": []}
     theory = dict.fromkeys(("B_theory_ms", "W_theory", "B_ratio", "W_ratio", "B_as_w16_ms"))
     return none | (theory if with_theory else {})
 

@@ -23,7 +23,7 @@ def show(folder: Path, target: Path, as_json: bool) -> int:
         print(f"harness: {warning}", file=sys.stderr)
     if not history.campaigns:
         raise ResultsError(f"{folder}: no records of measurements")
-    for name, (count, why) in history.barren.items():
+    for name, (count, why) in history.cells_without_data.items():
         print(
             f"harness: {name}: no figure in {page.counted(count, 'night')}; the last: {why}", file=sys.stderr
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness import machine, shipped
 from harness.cli import NOT_STARTED, OK
-from harness.wording import plural
+from harness.system.wording import plural
 
 ROOM_FOR_1_8B = 8e9  # bytes: 3.7 GB in 16 bits, the context, and what CUDA and torch take themselves
 BF16_SINCE = 8.0  # compute capability; older GPUs emulate it

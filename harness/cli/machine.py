@@ -13,11 +13,11 @@ from harness.campaign import DeviceBusy, probes
 from harness.campaign.device_lock import device_lock
 from harness.cli import NOT_OK, OK
 from harness.cli.progress import Progress
-from harness.envs import build
-from harness.envs.build import Interpreter
-from harness.envs.header import stacks
 from harness.machine import ProbeError
-from harness.wording import plural
+from harness.stacks import build
+from harness.stacks.build import Interpreter
+from harness.stacks.header import stacks
+from harness.system.wording import plural
 
 Row = dict[str, Any]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from harness import campaign, config, plan
-from harness.analysis.verdicts import FINE
+from harness.analysis.records.verdicts import USABLE
 from harness.cli import NOT_OK, NOT_STARTED, OK
 from harness.cli.commands import chosen_of
 from harness.cli.progress import Progress
 from harness.config import Experiment, MaxCtx
-from harness.report.gather import Gathered
+from harness.dataset.gather import Gathered
 
 Row = dict[str, Any]
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         show(searches)
         print(f"records: {root}")
-    return OK if all(row["status"] in FINE for row in searches) else NOT_OK
+    return OK if all(row["status"] in USABLE for row in searches) else NOT_OK
 
 
 def _searching(experiment: Experiment, no_fill: bool) -> Experiment:

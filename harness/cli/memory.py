@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.attribution import PARTS
+from harness.analysis.records.attribution import PARTS
 from harness.cli import OK
 from harness.cli.commands import stored_in
-from harness.report.gather import Gathered
+from harness.dataset.gather import Gathered
 
 Row = dict[str, Any]
 

@@ -7,11 +7,11 @@ import statistics
 import sys
 import time
 
-from harness.analysis.disturbances import BusyProcess
-from harness.analysis.verdicts import FINE, attempts_left, status, verdict
+from harness.analysis.records.disturbances import BusyProcess
+from harness.analysis.records.verdicts import USABLE, attempts_left, status, verdict
 from harness.plan import Cell
 from harness.results import Stored, series
-from harness.wording import plural
+from harness.system.wording import plural
 
 SAY_AGAIN_S = 10.0
 LIFE_EVERY_S = 60.0  # of a long repeat, where nothing is drawn
@@ -69,7 +69,7 @@ class Progress:
         found = verdict(stored.record, series=columns)
         state, reasons = found.status, found.reasons
         line = f"{self._place} {self._name}  {state}"
-        if state in FINE and columns:
+        if state in USABLE and columns:
             first, *rest = columns["latency_ns"]
             line += f"  TTFT {first / 1e6:.1f} ms"
             line += f", {statistics.median(rest) / 1e6:.2f} ms/token" if rest else ""

@@ -77,7 +77,7 @@ def _has(record: Row, weights: str) -> bool:
 
 
 def _bits(quant: str | None) -> int | None:
-    from harness.analysis.traffic import nominal_bits
+    from harness.analysis.records.traffic import nominal_bits
 
     return nominal_bits(quant)
 
@@ -88,7 +88,7 @@ def _speed(record: Row) -> tuple[float, float, str] | None:
         source = record["source"]["title"]
         return (1e3 / reported["B_ms"], 0.0, source) if reported.get("B_ms") else None
     from harness import results
-    from harness.analysis.verdicts import verdict
+    from harness.analysis.records.verdicts import verdict
 
     try:
         whole = results.read(record["path"])

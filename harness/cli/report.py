@@ -8,10 +8,10 @@ from pathlib import Path
 
 from harness import results
 from harness.cli import NOT_OK, OK, fit
+from harness.dataset.gather import Gathered
+from harness.dataset.study import Study
 from harness.logs.log import LogError
 from harness.report import document, export
-from harness.report.gather import Gathered
-from harness.report.study import Study
 from harness.results import ResultsError, Stored
 
 

@@ -13,10 +13,10 @@ from harness.cli import NOT_OK, NOT_STARTED, OK
 from harness.cli.names import shortened, unknown
 from harness.cli.progress import Progress
 from harness.config import Decode, Model, Variant, Weights
-from harness.envs import build
-from harness.envs.header import stacks
 from harness.models.weights import SOURCE_QUANT, Ready
 from harness.plan import Cell
+from harness.stacks import build
+from harness.stacks.header import stacks
 from harness.theory import names
 from harness.theory.names import NotUnderstood
 from harness.theory.packed import FORMATS, Packing

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.cache import CacheError
 from harness.cli import NOT_STARTED, OK, reached, theory_names
 from harness.cli.names import printable, unknown
 from harness.cli.theory_names import Mistake
+from harness.system.cache import CacheError
 from harness.theory import gguf_types
 from harness.theory.families import SHAPES
 from harness.theory.fits import Form

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.analysis.metrics import FAMILIES
-from harness.analysis.surroundings import changed
+from harness.analysis.records.metrics import FAMILIES
+from harness.analysis.records.surroundings import changed
 from harness.compare.cells import NAMES_SHOWN, Cells
 from harness.compare.judge import INVALID, WORSE, judged
 from harness.compare.sides import Key, Side

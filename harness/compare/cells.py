@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness.analysis import searches
-from harness.analysis.verdicts import FINE
+from harness.analysis.records import searches
+from harness.analysis.records.verdicts import USABLE
 from harness.compare.judge import Runs
 from harness.compare.sides import Key, Side, cell_of
-from harness.report import tables
-from harness.report.gather import Gathered
+from harness.dataset import names
+from harness.dataset.gather import Gathered
 from harness.results import Record
-from harness.wording import plural
+from harness.system.wording import plural
 
 Row = dict[str, Any]
 NAMES_SHOWN = 3
@@ -44,7 +44,7 @@ class Cells:
 
     def runs(self, key: Key) -> Runs:
         """What stands, by campaign, the oldest first."""
-        campaigns = ([row for row in rows if row["status"] in FINE] for rows in self._rows[key].values())
+        campaigns = ([row for row in rows if row["status"] in USABLE] for rows in self._rows[key].values())
         return Runs([rows for rows in campaigns if rows])
 
     def records(self, key: Key) -> list[Record]:
@@ -53,14 +53,14 @@ class Cells:
     def lacks(self, key: Key) -> str | None:
         """Why there is no figure of a cell at all, as a clause; null where there is one."""
         rows = self._every(key)
-        if any(row["status"] in FINE for row in rows):
+        if any(row["status"] in USABLE for row in rows):
             return None
         return _said(rows)
 
     def lost(self, key: Key) -> str | None:
         """What became of the repeats that do not stand, beside those that do, as a clause; null of none."""
         rows = self._every(key)
-        bad = [row for row in rows if row["status"] not in FINE]
+        bad = [row for row in rows if row["status"] not in USABLE]
         return f"{len(bad)} of {plural(len(rows), 'repeat')}: {_said(bad)}" if bad else None
 
     def weights(self, key: Key) -> set[str]:
@@ -76,7 +76,7 @@ class Cells:
         found: dict[Key, str] = {}
         for searched in (False, True):
             of_kind = {key: row for key, row in first.items() if (row["kind"] == "searched") == searched}
-            named = tables.named(list(of_kind.values()))
+            named = names.named(list(of_kind.values()))
             words = " max_ctx" if searched else ""
             found |= {key: row["name"] + words for key, row in zip(of_kind, named, strict=True)}
         return found

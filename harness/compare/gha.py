@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.compare import Comparison
 from harness.compare.judge import INVALID, WORSE
-from harness.wording import plural
+from harness.system.wording import plural
 
 Row = Mapping[str, Any]
 # What is better when larger, as a cost: the name and unit of the inverse, and what it is a multiple of.

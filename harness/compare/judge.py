@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.analysis.difference import Difference, Sample, beyond, differences, discoveries, settled
-from harness.analysis.metrics import METRICS, Metric
+from harness.analysis.records.metrics import METRICS, Metric
+from harness.analysis.series.difference import Difference, Sample, beyond, differences, discoveries, settled
 
 Row = Mapping[str, Any]
 SAME, UNCLEAR, INVALID = "SAME", "UNCLEAR", "INVALID"

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import results
-from harness.analysis.disturbances import counting
-from harness.analysis.verdicts import FINE, verdict
+from harness.analysis.records.disturbances import counting
+from harness.analysis.records.verdicts import USABLE, verdict
 from harness.results import ResultsError, Stored
-from harness.wording import plural
+from harness.system.wording import plural
 
 KINDS = ("measured", "searched")  # what others reported has no repeats, and a check times nothing
 _FOLDER = re.compile(r"/(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)\d\d\.\d+Z/")
@@ -138,7 +138,7 @@ def _read(folder: Path) -> _Folder:
             known = (record["kind"], record["repeat"], record["campaign"]["id"], record["campaign"]["name"])
             when = (str(record["started_utc"]), record["content_key"])
             judged = verdict(record)
-            worth = (judged.status in FINE, judged.disturbed is not None)
+            worth = (judged.status in USABLE, judged.disturbed is not None)
             found.append(_Found(each.folder, cell_of(each), *known, *when, *worth))
         else:
             others += 1

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.analysis.difference import FALSE_DISCOVERIES
+from harness.analysis.series.difference import FALSE_DISCOVERIES
 from harness.compare import Comparison
 from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
-from harness.wording import plural
+from harness.system.wording import plural
 
 Row = Mapping[str, Any]
 VERDICTS = (*WORSE, *BETTER, UNCLEAR, INVALID, SAME)  # in the order they are told

@@ -24,8 +24,8 @@ from harness.config.mistakes import ConfigError, Loc, Mistakes, dotted, shortene
 from harness.config.rows import BITS, QUANT, model_of, safe_name, workload_of
 from harness.config.variants import MAX_CELLS, bits_of, exclusion, expanded, quant_of, weights_format
 from harness.config.yaml_text import Document
-from harness.envs.header import stacks
-from harness.wording import plural
+from harness.stacks.header import stacks
+from harness.system.wording import plural
 
 Placed = list[tuple[Loc, Variant]]
 

@@ -23,7 +23,7 @@ from harness.config.forms import (
     VariantRow,
 )
 from harness.config.variants import EXCLUDED_BY
-from harness.envs.header import Header, Option, stacks
+from harness.stacks.header import Header, Option, stacks
 from harness.theory import counts
 from harness.theory.families import SHAPES
 

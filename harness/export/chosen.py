@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.report.by_campaign import campaigns
+from harness.dataset.by_campaign import campaigns
 from harness.results import Stored
 
 Row = dict[str, Any]

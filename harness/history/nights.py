@@ -11,10 +11,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.metrics import METRICS, Metric
-from harness.analysis.verdicts import FINE
-from harness.report import tables
-from harness.report.by_campaign import campaigns
+from harness.analysis.records.metrics import METRICS, Metric
+from harness.analysis.records.verdicts import USABLE
+from harness.dataset import names
+from harness.dataset.by_campaign import campaigns
 from harness.results import Stored
 
 Row = dict[str, Any]
@@ -46,11 +46,11 @@ class Series:
 
 @dataclass
 class History:
-    """`barren`: cells without a figure in any night, by name, with how many nights and why the last failed.
+    """`cells_without_data`: by name, cells that have no figure: how many nights, why the last failed.
     `campaigns`: how many there were, of whatever cells."""
 
     series: list[Series] = field(default_factory=list)
-    barren: dict[str, tuple[int, str]] = field(default_factory=dict)
+    cells_without_data: dict[str, tuple[int, str]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     campaigns: int = 0
 
@@ -83,7 +83,7 @@ def history(stored: Iterable[Stored]) -> History:
         every = [_series(names[key], key[3], metric, ran) for metric in METRICS]
         made.series += (usable := [each for each in every if each])
         if not usable:
-            made.barren[names[key]] = (len(ran), _why([row for row, _ in list(ran.values())[-1]]))
+            made.cells_without_data[names[key]] = (len(ran), _why([row for row, _ in list(ran.values())[-1]]))
     return made
 
 
@@ -92,7 +92,7 @@ def _with_a_device(cells: Mapping[Key, Ran]) -> dict[Key, Ran]:
     measured on, if that is one."""
     measured: dict[tuple[str, str, str], list[str]] = {}
     for (kind, cell_id, machine, device), ran in cells.items():
-        if any(row["status"] in FINE for night in ran.values() for row, _ in night):
+        if any(row["status"] in USABLE for night in ran.values() for row, _ in night):
             measured.setdefault((kind, cell_id, machine), []).append(device)
     found: dict[Key, Ran] = {}
     for (kind, cell_id, machine, device), ran in cells.items():
@@ -107,7 +107,7 @@ def _with_a_device(cells: Mapping[Key, Ran]) -> dict[Key, Ran]:
 def _names(cells: Mapping[Key, Ran]) -> dict[Key, str]:
     """A name for each, that no two share: the machine and the cell's id are told where it takes them."""
     first = {key: next(iter(ran.values()))[0][0] | {"device": key[3]} for key, ran in cells.items()}
-    plain = {key: str(tables.named([row])[0]["name"]) for key, row in first.items()}
+    plain = {key: str(names.named([row])[0]["name"]) for key, row in first.items()}
     if len({machine for _, _, machine, _ in cells}) > 1:
         plain = {key: f"{name} @ {key[2]}" for key, name in plain.items()}
     count = Counter(plain.values())
@@ -121,7 +121,7 @@ def _series(name: str, device: str, metric: Metric, ran: Ran) -> Series | None:
     """Null where no night has a value."""
     nights, spreads = [], []
     # Of a functional stack the speed says nothing; what it holds and takes does.
-    fine = ("ok",) if metric.family == "slower" else FINE
+    fine = ("ok",) if metric.family == "slower" else USABLE
     for began, night in ran.items():
         rows = [row for row, _ in night if row["status"] in fine]
         values = [value for row in rows if (value := metric.value(row)) is not None]

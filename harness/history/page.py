@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from harness.analysis.metrics import Metric
-from harness.analysis.steps import SHORTEST
+from harness.analysis.records.metrics import Metric
+from harness.analysis.series.steps import SHORTEST
 from harness.history.nights import History, Series
 from harness.history.steps import Step, changes, day, levels_of, long, shown
 from harness.report import document, markup
 from harness.report.drawing import COLOURS, Figure, layout, plain, upright
-from harness.wording import plural
+from harness.system.wording import plural
 
 FEWEST = 2 * SHORTEST  # nights with a figure, for a step to be seen
 
@@ -42,7 +42,7 @@ ROOM = 0.1  # of the view above and below, at least this share of the figure: el
 def page(title: str, history: History, steps: Sequence[Step]) -> str:
     """The whole file as text; one series at least."""
     first, last = history.ends
-    cells = {series.name: "" for series in history.series} | dict.fromkeys(history.barren, "")
+    cells = {series.name: "" for series in history.series} | dict.fromkeys(history.cells_without_data, "")
     lead = (
         f"{counted(len(steps), 'step')} in {counted(len(cells), 'cell')}, over"
         f" {counted(history.campaigns, 'campaign')} from {first:%Y-%m-%d} to {last:%Y-%m-%d}."
@@ -75,7 +75,7 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
     unit, per = ("MB", 1e6) if metric.unit == "bytes" else (metric.unit, 1.0)
     values = [night.value / per for night in nights if night.value is not None]
     low, high = min(values), max(values)
-    room = max(ROOM * (low + high) / 2, (high - low) * ROOM)
+    headroom = max(ROOM * (low + high) / 2, (high - low) * ROOM)
     dates = [night.began.isoformat() for night in nights]
     drawn: list[tuple[str | None, float | None]] = []
     most = long(series)
@@ -112,7 +112,7 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
                 "mode": "markers",
                 "name": "no figure",
                 "x": [date for date, _ in failed],
-                "y": [low - room * 0.9] * len(failed),
+                "y": [low - headroom * 0.9] * len(failed),
                 "text": [plain(why) for _, why in failed],
                 "marker": {"color": FAILED, "symbol": "x", "size": 8},
                 "hovertemplate": "%{x|%Y-%m-%d %H:%M}: %{text}<extra></extra>",
@@ -130,7 +130,7 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
             "night (UTC)",
             f"{metric.name.removesuffix(f'_{metric.unit}')}, {unit}",
             xaxis={"type": "date"},
-            yaxis={"range": [low - room, high + room]},
+            yaxis={"range": [low - headroom, high + headroom]},
             shapes=[upright(step.first.began.isoformat(), "dot") for step in own],
         ),
         ["night", unit, "why there is none"],
@@ -146,7 +146,7 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
 def _warnings(history: History) -> Iterator[str]:
     said = [
         f"{name}: no figure in {counted(nights, 'night')}; the last: {why}"
-        for name, (nights, why) in history.barren.items()
+        for name, (nights, why) in history.cells_without_data.items()
     ]
     if said or history.warnings:
         yield "<h2>What to mind</h2>" + markup.listed(map(escape, [*said, *history.warnings]))

@@ -10,10 +10,10 @@ from itertools import pairwise
 from typing import Any
 
 from harness import results
-from harness.analysis.metrics import Metric
-from harness.analysis.steps import Level, levels
-from harness.analysis.surroundings import changed
-from harness.analysis.verdicts import FINE, status
+from harness.analysis.records.metrics import Metric
+from harness.analysis.records.surroundings import changed
+from harness.analysis.records.verdicts import USABLE, status
+from harness.analysis.series.steps import Level, levels
 from harness.history.nights import History, Night, Series
 from harness.results import Record
 
@@ -126,4 +126,4 @@ def _steps(series: Series) -> list[Step]:
 def _records(nights: Sequence[Night]) -> list[Record]:
     """Those of measured nights that have a figure: a failed repeat may not know its surroundings."""
     found = [results.read(folder / "record.json") for night in nights for folder in night.records]
-    return [record for record in found if status(record)[0] in FINE]
+    return [record for record in found if status(record)[0] in USABLE]

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from harness.small_files import text
+from harness.system.small_files import text
 
 # How OpenBLAS (its OpenMP builds too), MKL, Accelerate and BLIS are told their threads, at the start only.
 BLAS_THREADS = (

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.envs.guard import end_with
 from harness.machine import last_level_cache_bytes
 from harness.machine.limits import free_memory_bytes
+from harness.stacks.guard import end_with
 
 # Of 8 last-level caches up to an eighth is still in the cache when it is read again: a kernel read 94 GB/s of
 # 256 MiB where memory gave 83 (32 MiB of cache). Of 32 it is within the spread of the rounds.

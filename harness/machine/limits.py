@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import psutil
 
-from harness.small_files import counters, number, text
+from harness.system.small_files import counters, number, text
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")

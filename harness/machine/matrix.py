@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.envs.guard import end_with
 from harness.machine.limits import free_memory_bytes
+from harness.stacks.guard import end_with
 
 SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 LONG_ENOUGH_S = 0.1  # a product of that length hides how its threads start and end
@@ -32,10 +32,10 @@ def measure(threads: int) -> dict[str, Any]:
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
     until = time.monotonic() + BUDGET_S
-    random, room = np.random.default_rng(0), free_memory_bytes() // 4
+    random, headroom = np.random.default_rng(0), free_memory_bytes() // 4
     best: dict[str, tuple[float, float]] = {}
     for size in SIZES:
-        if best and 3 * 4 * size**2 > room:
+        if best and 3 * 4 * size**2 > headroom:
             break
         left, right = (random.random((size, size), dtype=np.float32) for _ in range(2))
         name = f"sgemm, {blas()}, N={size}"

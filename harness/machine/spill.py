@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.small_files import text
+from harness.system.small_files import text
 
 # Of llama.cpp's docs/build.md ("Unified Memory"): with it CUDA and HIP allocate managed memory, which pages.
 # Set to anything, 0 too: ggml-cuda.cu looks whether it is there.

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from harness.cache import cache_folder
 from harness.models import checkpoint, config_json
 from harness.models.checkpoint import CheckpointError
 from harness.models.config_json import ConfigFileError
 from harness.models.weights import FULL_TYPES, Ready, WeightsError, digest
+from harness.system.cache import cache_folder
 from harness.theory.packed import KINDS, USUAL_GROUP, Packing, linears
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor

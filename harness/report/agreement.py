@@ -7,8 +7,8 @@ from html import escape
 
 from rich.table import Table
 
-from harness.analysis import agreement
-from harness.report.study import Row, figure
+from harness.analysis.records import agreement
+from harness.dataset.study import Row, figure
 
 HEADING = "Same model? Logits against the 16-bit reference"
 MEANING = (

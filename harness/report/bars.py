@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from harness.dataset.study import Row, bounds, failure, figure
 from harness.report.columns import hidden, interval
 from harness.report.drawing import FAINT, INK, Figure, Mark, Named, Trace, layout, plain
-from harness.report.study import Row, bounds, failure, figure
 
 BAR_HEIGHT = 24
 TICK = 24  # characters of a name beside its bar

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from harness.dataset.study import Row, labels
 from harness.report import columns, markup
 from harness.report.columns import Column
 from harness.report.drawing import Figure
-from harness.report.study import Row, labels
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from harness.dataset.study import Row, bounds, failure, figure
 from harness.report.contexts import held
-from harness.report.study import Row, bounds, failure, figure
 
 Text = Callable[[Row, str], str]
 NONE = "-"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from harness.dataset.study import Row, Study, figure, labels
 from harness.report.drawing import FAINT, Figure, Mark, Named, Trace, layout, legend, plain
-from harness.report.study import Row, Study, figure, labels
 
 FRONT_NAMED = 6  # of a Pareto front, in its text
 SIZES = ("model_bytes", "file_bytes", "loaded_bytes")  # the first that any cell tells

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from harness.report.beside import key, matched
-from harness.report.study import Row, Study, failure, figure, ok
+from harness.dataset.baseline_match import key, matched
+from harness.dataset.study import Row, Study, failure, figure, ok
 from harness.theory import floors
 
 HOW = {"decode": "decoding", "allocation": "allocation"}

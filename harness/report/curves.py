@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.dataset.study import Curve, Floats, MemoryCurve, Row, figure
 from harness.report.drawing import (
     FAINT,
     Figure,
@@ -20,7 +21,6 @@ from harness.report.drawing import (
     packed,
     plain,
 )
-from harness.report.study import Curve, Floats, MemoryCurve, Row, figure
 
 SLOW_MS = 50.0  # 20 tokens/s, where reading feels slow
 LINE_POINTS = 25  # of a straight line: a bent one on a logarithmic axis

@@ -12,12 +12,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from harness.dataset.study import Study
 from harness.report import agreement, chapters, columns, figures, markup, summary
 from harness.report.chapters import Chapter
 from harness.report.drawing import Figure
 from harness.report.markup import listed
 from harness.report.ranking import CRITERION
-from harness.report.study import Study
 from harness.results import ResultsError
 
 MEANINGS = (

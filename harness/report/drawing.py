@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.report.study import Floats, Row, Study, labels
+from harness.dataset.study import Floats, Row, Study, labels
 
 Trace = dict[str, Any]
 Named = Sequence[tuple[str, Row]]  # label and row, in the order of a legend

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.dataset.study import Row, Study, bounds
 from harness.report import agreement, chapters, columns, figures, summary
 from harness.report.columns import Column
 from harness.report.drawing import Figure, plain
-from harness.report.study import Row, Study, bounds
 from harness.results import ResultsError
 
 WIDTH, SCALE = 1200, 2  # of a PNG file: CSS pixels, and device pixels of each

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from harness.dataset.study import Study, labels
 from harness.report import bars, comparisons, curves, drawing, longest, memory
 from harness.report.chapters import Chapter
 from harness.report.drawing import Figure
-from harness.report.study import Study, labels
 
 
 def chapters(study: Study) -> dict[str, Chapter]:

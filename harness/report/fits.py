@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from harness.dataset.study import Curve, Study
 from harness.logs.log import Log
-from harness.report.study import Curve, Study
 from harness.report.theory import Columns, short, table, whole
 
 Row = dict[str, Any]

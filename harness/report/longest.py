@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from harness.dataset.study import Row, Study, failure, figure, labels, ok
 from harness.report import columns, contexts
 from harness.report.bars import short
 from harness.report.chapters import Chapter
 from harness.report.columns import NONE, NOT_HELD, Column
 from harness.report.drawing import COLOURS, FAINT, INK, Figure, Mark, Trace, layout, plain
-from harness.report.study import Row, Study, failure, figure, labels, ok
 
 TITLE = "The longest context"
 MEANING = (

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from harness.dataset.study import Row, ok
 from harness.report import columns
 from harness.report.columns import Column
 from harness.report.drawing import Figure
-from harness.report.study import Row, ok
 
 
 def table(title: str, chosen: Sequence[Column], lines: Iterable[tuple[str, Row, int | None]]) -> str:

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from harness.dataset.baseline_match import matched
+from harness.dataset.study import Row, Study, figure, labels
 from harness.report import columns
 from harness.report.bars import short
-from harness.report.beside import matched
 from harness.report.chapters import Chapter
 from harness.report.columns import NONE, Column
 from harness.report.drawing import COLOURS, FAINT, Figure, Mark, Trace, layout, plain
-from harness.report.study import Row, Study, figure, labels
 
 TITLE = "Where the memory goes"
 MEANING = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.report.study import Row, bounds, figure
+from harness.dataset.study import Row, bounds, figure
 
 # Half of a 95% interval, as a share of the figure.
 SPEED_NOISE = 0.02  # of one run; repeats of a quiet machine differ by about 1%

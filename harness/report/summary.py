@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from harness.dataset.study import Row, Study, figure, labels, ok
 from harness.report import columns
 from harness.report.contexts import held
 from harness.report.ranking import MEMORY_NOISE, Entry, entry, leaders, perplexity, speed
-from harness.report.study import Row, Study, figure, labels, ok
 
 # What the smallest is taken of, with its noise: the first of those that the most ok cells have.
 SIZES = (

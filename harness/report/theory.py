@@ -34,7 +34,7 @@ def short(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def room(row: Row, stack: str) -> str:
+def headroom(row: Row, stack: str) -> str:
     """`yes, 3.1 GB to spare`, or `no, 1.4 GB short`; a dash where the stack does not load such weights."""
     fit = (row["fits"] or {}).get(stack)
     if fit is None:
@@ -82,7 +82,7 @@ WEIGHTS: Columns = (
 NAMED: Columns = (*WEIGHTS[:2], ("machine", lambda row: row["machine"]))
 FITS: Columns = (
     *NAMED,
-    *((f"fits in {stack}", partial(room, stack=stack)) for stack in (LLAMA_CPP, TRANSFORMERS)),
+    *((f"fits in {stack}", partial(headroom, stack=stack)) for stack in (LLAMA_CPP, TRANSFORMERS)),
     *((f"longest: {stack}", partial(longest, stack=stack)) for stack in (LLAMA_CPP, TRANSFORMERS, IDEAL)),
     *WEIGHTS[2:4],
 )

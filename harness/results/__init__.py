@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from harness.results.files import ResultsError, read_columns, write_columns, write_whole
 from harness.results.form import BEGUN, OUTCOMES, Record, wrong_with
-from harness.results.values import POSITIVE, misfit
+from harness.results.values import POSITIVE, schema_error
 from runners.protocol import Event, Loaded, NonsenseError, Phase, Tokens, decode
 
 __all__ = [
@@ -165,7 +165,7 @@ def read(path: Path) -> Record:
     """
     try:
         record: Record = json.loads(path.read_text(encoding="utf-8"))
-        if wrong := misfit(record, {"schema": POSITIVE}):
+        if wrong := schema_error(record, {"schema": POSITIVE}):
             raise ValueError(wrong)
         number = record["schema"]
         if number > SCHEMA:
@@ -243,7 +243,7 @@ def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stor
                 continue  # another campaign is writing it now
             try:
                 begun: Record = json.loads(path.read_text(encoding="utf-8"))
-                if wrong := misfit(begun, BEGUN):
+                if wrong := schema_error(begun, BEGUN):
                     raise ValueError(wrong)
             except (OSError, ValueError, RecursionError) as damage:
                 unreadable(ResultsError(f"{path}: cannot be recovered: {damage}"))

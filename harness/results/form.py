@@ -22,7 +22,7 @@ from harness.results.values import (
     Form,
     Maybe,
     Value,
-    misfit,
+    schema_error,
 )
 from harness.theory.ggml import element_bytes
 from harness.theory.shapes import Shape
@@ -269,7 +269,7 @@ def wrong_with(record: Record) -> str | None:
     kind = record.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         return f"its kind must be one of {', '.join(KINDS)}"
-    if wrong := misfit(record, KINDS[kind]):
+    if wrong := schema_error(record, KINDS[kind]):
         return wrong
     shape = record["model"].get("shape") or {}
     if unknown := [name for name in shape if name not in _SHAPE_KEYS]:
@@ -295,13 +295,13 @@ def _measured(record: Record) -> str | None:
         return wrong
     if record["outcome"] != "ok":
         return None
-    if wrong := misfit(record, FINISHED):
+    if wrong := schema_error(record, FINISHED):
         return wrong
     if record["tokens"] and not timed:
         return "timing.last_token_ns is missing"
     after = loaded | record["done"]["facts_changed"]
     for facts, name in ((loaded, "loaded"), (after, "done.facts_changed")):
-        if wrong := misfit(facts, LOADED, name):
+        if wrong := schema_error(facts, LOADED, name):
             return wrong
         if facts.get("kernel_asked") is not None and "kernels" not in facts:
             return f"{name}.kernels is missing"

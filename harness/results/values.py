@@ -68,27 +68,27 @@ def _are_whole(value: Any, count: int) -> bool:
     )
 
 
-def misfit(value: Any, form: Form, where: str = "") -> str | None:
+def schema_error(value: Any, form: Form, where: str = "") -> str | None:
     """Where and how a value does not fit its form, as a clause; null when it does."""
     if isinstance(form, Value):
         return None if form.holds(value) else f"{where or 'it'} must be {form.must_be}"
     if isinstance(form, Maybe):
-        return None if value is None else misfit(value, form.form, where)
+        return None if value is None else schema_error(value, form.form, where)
     if isinstance(form, list):
         if not isinstance(value, list):
             return f"{where or 'it'} must be a list"
-        return _first(misfit(each, form[0], f"{where}[{index}]") for index, each in enumerate(value))
+        return _first(schema_error(each, form[0], f"{where}[{index}]") for index, each in enumerate(value))
     if not isinstance(value, dict):
         return f"{where or 'it'} must be a mapping"
     inside = f"{where}." if where else ""
     if ... in form:
-        return _first(misfit(each, form[...], f"{inside}{key}") for key, each in value.items())
+        return _first(schema_error(each, form[...], f"{inside}{key}") for key, each in value.items())
     for key, of in form.items():
         name = key.rstrip("?")
         if name not in value:
             if key == name:
                 return f"{inside}{name} is missing"
-        elif wrong := misfit(value[name], of, f"{inside}{name}"):
+        elif wrong := schema_error(value[name], of, f"{inside}{name}"):
             return wrong
     return None
 

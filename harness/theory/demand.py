@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.theory.floors import Demand
-from harness.theory.shapes import (
-    Shape,
-    kv_bytes_per_token,
-    layer_params,
-    lm_head_params,
-)
+from harness.theory.shapes import Shape, kv_bytes_per_token, layer_params, lm_head_params
 from harness.theory.tensors import Tensor, streamed_bytes
 
 # One query and one cached token: q . k and its share of p . v, each a multiplication and an addition per

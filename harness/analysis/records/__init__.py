@@ -1,0 +1,1 @@
+"""What records say: verdicts and their reasons, memory, bandwidth, sensors, agreement. Pure."""

@@ -1,0 +1,222 @@
+"""What the machine, not the stack, did to a repeat: why it is invalid, and what to do about it. Pure.
+
+A repeat that is invalid for nothing else is measured again. The worker's own faults, waits and memory decide;
+what is counted of the whole machine, and others may have caused, is a remark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from harness.analysis.records import throttling, traffic
+from harness.analysis.records.flags import Flag
+from harness.system.wording import plural
+
+CONTENTION_TOLERANCE = 0.05  # of threads x time; 0.1% is usual on a quiet machine
+CONTENTION_FLOOR_NS = 50_000_000  # a wait or two, which any machine has, is a large share of a very short run
+STALLED_SHARE = 0.01  # of the timed part
+STALLED_FLOOR_US = 10_000
+PAGE_BYTES = 4096
+REFAULT_FLOOR_BYTES = 64 << 20
+REFAULT_TOLERANCE = 0.05  # of the model
+PAGED_IN_FLOOR_BYTES = 4 << 20
+PAGED_IN_TOLERANCE = 0.01  # of the weights that each step reads: the warm-up has read all of them
+NAMED_CPUS = 0.1  # a process that used less disturbed nobody
+
+Record = dict[str, Any]
+Row = Mapping[str, Any]
+T = TypeVar("T")
+Kind = Literal["cpu", "memory", "heat", "warmup"]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a repeat's figures are invalid, as a sentence. `disturbance`: what of the machine disturbed it, so
+    that another attempt may be ok; null: the stack's fault, or the config's."""
+
+    text: str
+    disturbance: Kind | None = None
+
+
+@dataclass(frozen=True)
+class BusyProcess:
+    """The process that took the most CPU time while repeats were disturbed. `cpus`: how many it kept busy on
+    average, of `of_cpus`."""
+
+    name: str
+    pid: int
+    cpus: float
+    of_cpus: int
+
+
+def reasons(record: Record) -> list[Reason]:
+    """Each disturbance that makes a finished repeat invalid."""
+    found = []
+    if not record["done"]["warmup"]["agreed"]:
+        found.append(Reason("warm-up never settled: no two windows in a row agreed", "warmup"))
+    found += _paging(record)
+    found += _quota(record)
+    found += _contention(record)
+    return found + [Reason(text, "heat") for text in throttling.invalid_because(record)]
+
+
+def remarks(record: Record) -> list[Flag]:
+    """What rose on the machine while a repeat was timed, and is no sign that it met the worker."""
+    if record["outcome"] != "ok" or not record.get("done"):
+        return []
+    _, machine = _pressures(record)
+    said = _memory_was_short(record, machine)
+    if machine.get("pswpin"):
+        said.append(f"{plural(machine['pswpin'], 'page')} swapped in")
+    if not _quota(record) and (stalled := _stalled(record, machine, "cgroup_throttled_us")):
+        said.append(f"the CPU quota throttled the cgroup around it for {stalled}")
+    if not said:
+        return []
+    return [
+        Flag(
+            "machine_under_pressure", f"the whole machine, while timing: {'; '.join(said)}", invalidates=None
+        )
+    ]
+
+
+def _paging(record: Record) -> list[Reason]:
+    # Within a memory budget the pressure is that of the worker on its own limit: it would be met again.
+    kind: Kind | None = None if record.get("memory_budget") else "memory"
+    found = []
+    if faults := record["done"]["major_faults"]:
+        found.append(f"{plural(faults, 'major page fault')} while timing")
+    own, _ = _pressures(record)
+    found += [f"its own cgroup, while timing: {text}" for text in _memory_was_short(record, own)]
+    if came := _weights_that_came(record):
+        found.append(f"{came / 1e6:.0f} MB of its weights came into memory while timing")
+    return [Reason(text, kind) for text in found]
+
+
+def _pressures(record: Record) -> tuple[Record, Record]:
+    """What rose while timing: of the worker's own cgroup, where it had one, and of the machine. Older records
+    have both under one name: within a budget a cgroup's own counters took the place of the machine's."""
+    conditions = record.get("conditions") or {}
+    machine = conditions.get("pressure") or {}
+    if (own := conditions.get("worker_pressure")) is not None:
+        return own, machine
+    names = _OWN_IN_OLDER.get((record.get("memory_budget") or {}).get("means", ""), ())
+    own = {name: rise for name, rise in machine.items() if name in names}
+    return own, {name: rise for name, rise in machine.items() if name not in names}
+
+
+_OWN_IN_OLDER = {
+    "cgroup v2": ("workingset_refault_file", "memory_stall_us"),
+    "cgroup v1": ("workingset_refault_file",),  # which has no PSI
+}
+
+
+def _memory_was_short(record: Record, pressure: Record) -> list[str]:
+    page_bytes = record["machine"].get("page_bytes") or PAGE_BYTES
+    refaulted = page_bytes * pressure.get("workingset_refault_file", 0)
+    allowed = REFAULT_TOLERANCE * ((record.get("loaded") or {}).get("model_bytes") or math.inf)
+    found = []
+    if refaulted > max(allowed, REFAULT_FLOOR_BYTES):
+        found.append(f"{refaulted / 1e6:.0f} MB of evicted file pages were read again")
+    if stalled := _stalled(record, pressure, "memory_stall_us"):
+        found.append(f"memory pressure stalled it for {stalled}")
+    return found
+
+
+def _stalled(record: Record, pressure: Record, name: str) -> str | None:
+    """How long, where that counts."""
+    timed_us, stalled_us = _timed_ns(record) / 1e3, pressure.get(name, 0)
+    if stalled_us <= max(STALLED_SHARE * timed_us, STALLED_FLOOR_US):
+        return None
+    return f"{stalled_us / 1e6:.2f} s of {timed_us / 1e6:.2f}"
+
+
+def _timed_ns(record: Record) -> int:
+    return record["timing"].get("last_token_ns") or 0
+
+
+def _weights_that_came(record: Record) -> int | None:
+    """Bytes of the mapped weights that were not in the worker's memory when timing began, though the warm-up
+    had read them, and were at its end: a page whose read is under way already makes a token wait without a
+    major fault. Rows of an input embedding come as their tokens do. Null: no more than may, or not known."""
+    marks = {mark["at"]: mark for mark in (record.get("memory") or {}).get("marks") or []}
+    before, after = (marks.get(at, {}).get("rss_weights_bytes") for at in ("warmed", "finished"))
+    model_bytes, step_bytes = traffic.model_bytes(record), traffic.weight_bytes_per_token(record)
+    if before is None or after is None or model_bytes is None or step_bytes is None:
+        return None
+    allowed = model_bytes - step_bytes + max(PAGED_IN_TOLERANCE * step_bytes, PAGED_IN_FLOOR_BYTES)
+    return int(after - before) if after - before > allowed else None
+
+
+def _quota(record: Record) -> list[Reason]:
+    """A quota is of a cgroup that others may share: the worker's own waiting must bear it out, where that is
+    known."""
+    _, machine = _pressures(record)
+    waited_ns = record["done"].get("cpu_wait_ns")
+    stalled = _stalled(record, machine, "cgroup_throttled_us")
+    if not stalled or (waited_ns is not None and waited_ns <= STALLED_SHARE * _timed_ns(record)):
+        return []
+    return [Reason(f"the CPU quota throttled it for {stalled}", "cpu")]
+
+
+def _contention(record: Record) -> list[Reason]:
+    """Threads that were ready and had no CPU: someone else was running. Two threads that meet at a barrier
+    for every tensor are slowed by far more than the share they lose."""
+    waited_ns, timing = record["done"].get("cpu_wait_ns"), record["timing"]
+    if waited_ns is None or not timing.get("last_token_ns"):
+        return []
+    share = waited_ns / (timing["last_token_ns"] * record["threads"])
+    if share <= CONTENTION_TOLERANCE or waited_ns <= CONTENTION_FLOOR_NS:
+        return []
+    cpus = record["machine"].get("usable_cpus")
+    many = cpus is not None and record["threads"] > cpus
+    why = (
+        f"{record['threads']} of them share {plural(cpus, 'CPU')}" if many else "other processes were running"
+    )
+    text = f"its threads waited for a CPU {share:.0%} of the time: {why}"
+    return [Reason(text, None if many else "cpu")]
+
+
+def summary(cells: Iterable[Row], busiest: BusyProcess | None = None) -> str | None:
+    """How many repeats stayed disturbed, by what, and what to do, in one sentence; null: none did. `cells`:
+    rows of analysis.rows.per_cell."""
+    rows = [row for row in cells if row.get("kind") == "measured"]
+    kinds = Counter(kind for row in rows for kind in row["stayed_disturbed"])
+    stayed, of = kinds.total(), sum(row["repeats"] for row in rows)
+    if not stayed:
+        return None
+    (kind, _), *_ = kinds.most_common(1)
+    if busiest and busiest.cpus >= NAMED_CPUS and kind in ("cpu", "warmup"):
+        cpus = f"{busiest.cpus:.1f} of {busiest.of_cpus} CPUs"
+        why = f"`{busiest.name}` (pid {busiest.pid}) used {cpus} meanwhile"
+        advice = "close it, or lower `threads`"
+    else:
+        why, advice = _CAUSES[kind]
+    which = f"{stayed} of {plural(of, 'repeat')} stayed disturbed"
+    return f"{which}: {why}; {advice}, then run again with --retry-failed"
+
+
+_CAUSES: dict[Kind, tuple[str, str]] = {
+    "cpu": ("other processes took the CPUs", "close them, or lower `threads`"),
+    "memory": ("memory was short, and pages came from disk", "close what takes memory"),
+    "heat": ("the device was throttled", "let it cool (protocol.cool_down)"),
+    "warmup": ("warm-up never settled", "close what else is running"),
+}
+
+
+def kind(found: Sequence[Reason]) -> Kind | None:
+    """What disturbed a repeat that is invalid for these reasons, if all of them are disturbances: the first
+    of them; null otherwise."""
+    kinds = [reason.disturbance for reason in found]
+    return kinds[0] if kinds and None not in kinds else None
+
+
+def counting(attempts: Sequence[T], usable: Callable[[T], bool], disturbed: Callable[[T], object]) -> T:
+    """Of the attempts at a repeat, oldest first, the one that counts: the latest; or, where the machine
+    disturbed that, the latest that is usable, if one is."""
+    latest = attempts[-1]
+    usables = (each for each in reversed(attempts) if usable(each))
+    return next(usables, latest) if disturbed(latest) else latest

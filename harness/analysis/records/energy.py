@@ -1,0 +1,115 @@
+"""Joules per token from counters of energy, or why there are none: never estimated. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from harness.analysis.records.sensor_summary import Columns, Timed
+from harness.system.wording import plural
+
+Record = dict[str, Any]
+
+# NVML renews its counter every 20 to 100 ms, RAPL every ms: at both ends of 30 s that is 0.7% at most.
+WINDOW_S = 30.0
+MOST_INTERVALS = 3  # without a sample: longer, and a counter might have begun anew unseen
+# A package's counter begins anew at 65 to 262 kJ, minutes apart. What would have taken more power than this
+# was not a counter that came round, but one that was set back (by a suspend, a driver).
+MOST_W = 10_000
+UNITS = {"uj": 1e-6, "mj": 1e-3}
+
+Domains = Mapping[str, Mapping[str, Any]]
+
+
+def measured(columns: Columns, domains: Domains, during: Timed | None) -> Record | None:
+    """What the counters said between the first and the last sample of the decode (the prompt is none of it):
+    `timed_s`, `window_s`, `tokens` that came in it, `longest_gap_s` between samples, and by column `domains`:
+    `name`, `joules` (null: not known), `failed_reads`, `set_back` (times). Null without a counter.
+
+    `domains`: of the columns that count energy, `name`, and `range_uj` at which it begins anew.
+    """
+    if not domains or during is None:
+        return None
+    first_ns = during.stamps_ns[0]
+    inside = [(index, t) for index, t in enumerate(columns["t_ns"]) if t and first_ns <= t <= during.end_ns]
+    times = [t for _, t in inside]
+    between = list(pairwise(times))
+    found = {}
+    for column, domain in domains.items():
+        values = [columns[column][index] for index, _ in inside]
+        found[column] = {"name": domain["name"], **_spent(column, values, between, domain["range_uj"])}
+    tokens = during.tokens_by(times[-1]) - during.tokens_by(times[0]) if times else 0.0
+    return {
+        "timed_s": (during.end_ns - during.start_ns) / 1e9,
+        "window_s": (times[-1] - times[0]) / 1e9 if times else 0.0,
+        "tokens": round(tokens, 3),
+        "longest_gap_s": max((later - earlier for earlier, later in between), default=0) / 1e9,
+        "domains": found,
+    }
+
+
+def _spent(
+    column: str, values: Sequence[int | None], between: Sequence[tuple[int, int]], range_uj: int | None
+) -> Record:
+    unit = UNITS[column.rpartition("_")[2]]
+    read = [value for value in values if value is not None]
+    failed = len(values) - len(read)
+    total, set_back = 0, 0
+    if not failed:
+        for (earlier, later), was, now in zip(between, read, read[1:], strict=False):
+            rise = now - was if now >= was else now - was + (range_uj or 0)
+            if rise < 0 or rise * unit > MOST_W * (later - earlier) / 1e9:
+                set_back += 1
+            total += rise
+    known = len(read) > 1 and not failed and not set_back
+    return {"joules": total * unit if known else None, "failed_reads": failed, "set_back": set_back}
+
+
+def row(record: Record) -> Record:
+    """`joules_per_token` of the decode, of the whole device with all that ran on it, `energy_window_s`,
+    `energy_source`; or null and why in `energy_reason`. All null of a record that looked for no counter."""
+    said: Record = dict.fromkeys(("joules_per_token", "energy_window_s", "energy_source", "energy_reason"))
+    sensors = record.get("sensors")
+    if not sensors:
+        return said
+    on_cpu = record.get("device") == "cpu"
+    energy = sensors["energy"] or {"domains": {}}
+    domains = [each for each in energy["domains"].values() if _counts(each["name"], on_cpu)]
+    if not domains:
+        what = "CPU energy" if on_cpu else "GPU energy"
+        why = sensors["missing"].get(what, "no counter of its energy was read while it was timed")
+        return said | {"energy_reason": why}
+    dram = " and DRAM" if any(each["name"] == "dram" for each in domains) else ""
+    source = f"RAPL: CPU packages{dram}" if on_cpu else "NVML: the whole GPU"
+    said |= {"energy_window_s": energy["window_s"], "energy_source": f"{source}, other processes included"}
+    if reason := _no_figure(energy, domains, sensors["interval_ms"] / 1e3):
+        return said | {"energy_reason": reason}
+    return said | {"joules_per_token": sum(each["joules"] for each in domains) / energy["tokens"]}
+
+
+def _counts(name: str, on_cpu: bool) -> bool:
+    """Not psys, the whole platform: it has the packages in it."""
+    return name != "psys" and (name != "gpu") == on_cpu
+
+
+def _no_figure(energy: Record, domains: Sequence[Record], interval_s: float) -> str | None:
+    """Why these counters make no figure; null when they do."""
+    if energy["timed_s"] < WINDOW_S:
+        return f"timed part of {energy['timed_s']:.0f} s: energy needs {WINDOW_S:.0f} s"
+    if energy["window_s"] < WINDOW_S:
+        return f"energy was read over {energy['window_s']:.1f} s of decode: it needs {WINDOW_S:.0f} s"
+    if energy["longest_gap_s"] > MOST_INTERVALS * interval_s:
+        return f"energy was not read for {energy['longest_gap_s']:.1f} s: a counter may have begun anew"
+    for each in domains:
+        if each["failed_reads"]:
+            return (
+                f"the energy of {each['name']} could not be read at {plural(each['failed_reads'], 'sample')}"
+            )
+        if each["set_back"]:
+            return (
+                f"the energy counter of {each['name']} was set back at {plural(each['set_back'], 'sample')}"
+            )
+        if each["joules"] is None:
+            return f"the energy of {each['name']} was not read"
+    return None if energy["tokens"] > 0 else "no token came between two readings of the energy"

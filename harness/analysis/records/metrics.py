@@ -1,0 +1,107 @@
+"""Which figures of a cell are followed from run to run: unit, which way is better, where a row has it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.analysis.series.line import block_spread
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure. `better`: lower or higher; `family`: what a threshold is asked for. `value` of a row of a
+    repeat or a search, null where it has none; `error`: its relative standard error within that repeat, from
+    blocks of its tokens, null where they are too few. `worse`, `improved`: the words for what a change may
+    be."""
+
+    name: str
+    unit: str
+    better: str
+    family: str
+    value: Callable[[Row], float | None]
+    error: Callable[[Row], float | None]
+    worse: str = "SLOWER"
+    improved: str = "FASTER"
+
+    def cost(self, value: float) -> float:
+        """The logarithm of the figure, or of its inverse, so that more is worse: a difference of two is a
+        relative change, and noise of both signs is alike."""
+        return math.log(value) if self.better == "lower" else -math.log(value)
+
+    def figure(self, cost: float) -> float:
+        """The figure of such a cost."""
+        return math.exp(cost if self.better == "lower" else -cost)
+
+    def change(self, cost: float) -> float:
+        """The relative change of the figure, new / base - 1, from a difference of costs."""
+        return math.expm1(cost if self.better == "lower" else -cost)
+
+
+def _positive(row: Row, key: str) -> float | None:
+    value = row.get(key)
+    return float(value) if value is not None and value > 0 else None
+
+
+def _of(key: str) -> Callable[[Row], float | None]:
+    return lambda row: _positive(row, key)
+
+
+def _of_a_length(value: Callable[[Row], float | None]) -> Callable[[Row], float | None]:
+    """What is of a length that was asked for: of a generation that grew further it would be more by that
+    alone."""
+    return lambda row: None if row.get("workload") == "grow" else value(row)
+
+
+def _interval(key: str) -> Callable[[Row], float | None]:
+    def error(row: Row) -> float | None:
+        known = row.get(key)
+        if not known or None in known or min(known) <= 0:
+            return None
+        spread = block_spread((math.log(known[1]) - math.log(known[0])) / 2, row.get("n_tokens") or 0)
+        return math.sqrt(spread.variance) if spread else None
+
+    return error
+
+
+def _slope(row: Row) -> float | None:
+    """W, of a slope that can be told from none."""
+    return _positive(row, "W_tokens_per_ms") if row.get("W_identifiable") else None
+
+
+def _peak_bytes(row: Row) -> float | None:
+    """The most memory taken: a process's resident set, or of a GPU the allocator's, else the device's."""
+    if row.get("device") == "cpu":
+        return _positive(row, "peak_rss_bytes")
+    return _positive(row, "peak_allocator_bytes") or _positive(row, "peak_vram_bytes")
+
+
+def _longest(row: Row) -> float | None:
+    """Tokens of context, of a search, or of a generation that grew until memory or its target ended it."""
+    return _positive(row, "verified_n_ctx") or _positive(row, "max_ctx")
+
+
+def _none(row: Row) -> None:
+    return None
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        "tokens_per_s",
+        "tok/s",
+        "higher",
+        "slower",
+        _of_a_length(_of("tokens_per_s")),
+        _interval("tokens_per_s_ci95"),
+    ),
+    Metric("B_ms", "ms", "lower", "slower", _of("B_ms"), _interval("B_ci95_ms")),
+    Metric("W_tokens_per_ms", "tok/ms", "higher", "slower", _slope, _interval("W_ci95")),
+    Metric("ttft_ms", "ms", "lower", "slower", _of("ttft_ms"), _none),
+    Metric("memory_bytes", "bytes", "lower", "memory", _of_a_length(_peak_bytes), _none, "LARGER", "SMALLER"),
+    Metric("max_ctx", "tokens", "higher", "context", _longest, _none, "SHORTER", "LONGER"),
+)
+FAMILIES = tuple(dict.fromkeys(metric.family for metric in METRICS))

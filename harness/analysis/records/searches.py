@@ -1,0 +1,60 @@
+"""Searches for the longest context -> rows: what was predicted, what was proved, by which probes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.analysis.records import traffic
+from harness.analysis.records.identity import identity, weights
+from harness.analysis.records.verdicts import USABLE, status
+
+Record = dict[str, Any]
+Row = dict[str, Any]
+
+SAID = (
+    *("predicted_n_ctx", "predicted_allocated_n_ctx", "verified_n_ctx", "verified_by", "allocated_n_ctx"),
+    *("limit_reason", "limit_bytes", "limit_stated", "not_filled", "granule", "need", "predicted_from"),
+)
+
+
+def row(record: Record) -> Row:
+    """One search, flat. Missing is null. `verified_by`: decode, at the end of a context that was filled, or
+    allocation. `live_probes`: how many contexts were really allocated; `search_s`: without filling them."""
+    state, reasons = status(record)
+    search = record["search"]
+    probes, budget = search["probes"], record.get("memory_budget") or {}
+    fill_s = sum(probe.get("fill_s") or 0.0 for probe in probes)
+    all_s = search.get("account_s", 0.0) + sum(probe["seconds"] for probe in probes)
+    return {
+        **identity(record),
+        "kind": record["kind"],
+        "weights": weights(record),
+        "status": state,
+        "reasons": reasons,
+        **{name: search.get(name) for name in SAID},
+        # What is known by the way of a search that came to no end is no answer.
+        **({} if state in USABLE else {"verified_n_ctx": None, "verified_by": None}),
+        "model_bytes": traffic.model_bytes(record),
+        "weight_bytes_per_token": traffic.weight_bytes_per_token(record),
+        "kv_bytes_per_token": traffic.kv_bytes_per_token(record),
+        "memory_budget_bytes": budget.get("bytes"),
+        "budget_means": budget.get("means"),
+        "live_probes": len(probes),
+        "fill_s": fill_s,
+        "search_s": all_s - fill_s,
+        "speed_ratio": _at(probes, search.get("verified_n_ctx"), "speed_ratio"),
+        "probes": probes,
+    }
+
+
+def latest(rows: Sequence[Row]) -> list[Row]:
+    """Of searches of the same, the last; in the order of their first."""
+    found: dict[str, Row] = {}
+    for each in sorted(rows, key=lambda row: str(row["started_utc"])):
+        found[each["content_key"]] = each
+    return [found[key] for key in dict.fromkeys(row["content_key"] for row in rows)]
+
+
+def _at(probes: Sequence[Record], n_ctx: int | None, key: str) -> Any:
+    return next((p.get(key) for p in reversed(probes) if p["n_ctx"] == n_ctx and p["fits"]), None)

@@ -1,0 +1,211 @@
+"""What a decode step reads from memory, and what share of a bandwidth that is. Pure: from a record alone."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from harness.analysis.records.flags import Limit
+from harness.theory import demand, floors, shapes
+from harness.theory.ggml import element_bytes
+from harness.theory.machine import Machine
+from harness.theory.machines import MACHINES
+from harness.theory.rows import is_quantized, knees
+from harness.theory.shapes import Shape
+from harness.theory.units import SI
+
+Record = dict[str, Any]
+
+
+def model_bytes(record: Record) -> int | None:
+    """Bytes of all tensors: as loaded where the stack counts its own exactly, else as the file's header has
+    them."""
+    return _weights(record).get("model_bytes")
+
+
+def bpw(record: Record) -> float | None:
+    """Bits per weight: model_bytes * 8 / parameters."""
+    if reported := (record.get("reported") or {}).get("bpw"):
+        return float(reported)
+    weights = _weights(record)
+    if not weights.get("parameters") or weights.get("model_bytes") is None:
+        return None
+    return float(weights["model_bytes"] * 8 / weights["parameters"])
+
+
+def nominal_bits(quant: str | None) -> int | None:
+    """The bits that a type's name promises, without scales and what stays in 16 bits: `q4_k_m`, `nf4` and
+    `gptq-int4` 4, `int8` 8, f16, bf16 and fp32 16; null for a name that says none."""
+    if re.fullmatch(r"(f|bf|fp)(16|32)", quant or ""):
+        return 16
+    found = re.search(r"\d+", quant or "")
+    return int(found[0]) if found else None
+
+
+def weight_bytes_per_token(record: Record) -> int | None:
+    """Bytes of weights one decode step reads: all but an untied input embedding, of which it reads one
+    row. By bits per weight and shape where only those are known."""
+    weights, shape, bits = _weights(record), _shape(record), bpw(record)
+    if weights.get("model_bytes") is None:
+        return round(demand.of_bits(shape, bits).weight_bytes_per_token) if shape and bits else None
+    return int(
+        weights["model_bytes"] - (0 if weights.get("tied", True) else weights["input_embedding_bytes"])
+    )
+
+
+def kv_bytes_per_token(record: Record) -> float | None:
+    """Bytes of KV cache a token adds: as the stack says, else 2 * layers * kv_heads * head_dim * element
+    bytes, K and V as typed."""
+    said = (record.get("loaded") or {}).get("kv_bytes_per_token")
+    if said is not None:
+        return float(said)
+    attention, shape = record["model"]["weights"].get("attention"), _shape(record)
+    if not attention and shape:
+        attention = shapes.attention(shape)
+    if not attention:
+        return None
+    options = record.get("options", {})
+    element = element_bytes(options.get("type_k", "f16")) + element_bytes(options.get("type_v", "f16"))
+    return float(attention["layers"] * attention["kv_heads"] * attention["head_dim"] * element)
+
+
+def ceiling_bytes_per_s(records: Iterable[Record]) -> float | None:
+    """The best read bandwidth measured on this machine in these records' campaigns; null when none was."""
+    rates = [float(p["read_bytes_per_s"]) for r in records for p in r.get("bandwidth_probes", [])]
+    return max(rates, default=None)
+
+
+def data_sheet(record: Record) -> Machine | None:
+    """The GPU's data sheet, or that of the board whose CPU it is; null of other CPUs, whose memory no name
+    tells, and of what is not known."""
+    if record.get("device") == "cpu":
+        return board(record["machine"].get("cpu"))
+    names = [str(gpu.get("name")).lower() for gpu in record["machine"].get("gpus") or []]
+    known = (m for m in MACHINES.values() if any(name.endswith(m.name.lower()) for name in names))
+    return next(known, None)
+
+
+def board(cpu: str | None) -> Machine | None:
+    """The single-board computer that a system names so: `Raspberry Pi 5 Model B Rev 1.0`, and not a
+    `Raspberry Pi 500`; null of others."""
+    known = (m for m in MACHINES.values() if m.board and f"{cpu} ".startswith(f"{m.name} "))
+    return next(known, None)
+
+
+def prefill_knees(record: Record) -> dict[str, list[int | None] | None] | None:
+    """Prompt lengths between which prefill is bound by compute, as `harness theory` gives them; null of a
+    board, whose rate depends on the kernel of each type, and of a machine whose rate is not known."""
+    machine, shape, bits = data_sheet(record), _shape(record), bpw(record)
+    if machine is None or machine.board or shape is None or bits is None:
+        return None
+    if (rate := machine.kernel_rate(is_quantized(bits))) is None:
+        return None
+    ceiling = floors.Ceiling(machine.data_sheet_bytes_per_s, machine.rates[rate].value)
+    return knees(demand.of_bits(shape, bits), ceiling, SI)
+
+
+def limits(record: Record, ceiling: float | None) -> dict[str, Limit]:
+    """What the data sheet's bandwidth and the measured one allow, by name; those that are known.
+
+    What fits the last-level cache of a CPU is not counted. A cache that is read in full is part of B, but not
+    of the first token: a prompt need not attend to cells that are empty.
+    """
+    step, (kv_read, length) = _step(record), _reading(record)
+    if step is None:
+        return {}
+    cached = (record["machine"].get("last_level_cache_bytes") or 0) if record.get("device") == "cpu" else 0
+    machine = data_sheet(record)
+    found = {}
+    for name, rate in (
+        ("data sheet", machine and machine.data_sheet_bytes_per_s),
+        ("measured", ceiling),
+    ):
+        if not rate:
+            continue
+        at_most = floors.Ceiling(rate, math.inf)
+        B_s, first_s = (floors.B_s(step, at_most, read, length) for read in (kv_read, "grows"))
+        found[name] = Limit(
+            max(0.0, B_s - cached / rate) * 1e3,
+            _slope_ms(record, step, at_most, "grows"),
+            max(0.0, first_s - cached / rate) * 1e3,
+            _slope_ms(record, step, at_most, kv_read),
+        )
+    return found
+
+
+def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
+    """Bytes a mean decode step streams (weights, and the context so far once) over its time, as a share of
+    ceiling.
+
+    A static cache is streamed in full, a sliding one up to its window. What fits the last-level cache is not
+    counted: it need not come from memory again. Null where all of the weights do.
+    """
+    timing, step = record.get("timing", {}), _step(record)
+    steps = record["tokens"] - 1
+    on_cpu = record.get("device") == "cpu"
+    if ceiling is None or step is None or steps < 1 or "last_token_ns" not in timing or not on_cpu:
+        return None
+    read = step.weight_bytes_per_token + step.kv_bytes_per_token * _mean_attended(record, step)
+    cached = record["machine"]["last_level_cache_bytes"] or 0
+    if step.weight_bytes_per_token <= cached:
+        return None
+    read -= cached
+    seconds = (timing["last_token_ns"] - timing["first_token_ns"]) / 1e9 / steps
+    return float(read / seconds / ceiling)
+
+
+def _step(record: Record) -> floors.Demand | None:
+    """The bytes of a decode step alone, for what is bound by bandwidth; null where they are not known."""
+    weights = weight_bytes_per_token(record)
+    if weights is None:
+        return None
+    return floors.Demand(0, 0, weights, 0, 0, kv_bytes_per_token(record) or 0, 0)
+
+
+def _reading(record: Record) -> tuple[str, int]:
+    """How the stack reads its cache, and the tokens of a static one or of a window: 0 where it does not say,
+    which allows most."""
+    loaded = record.get("loaded") or {}
+    kv_read, shape = loaded.get("kv_read") or "grows", _shape(record)
+    if kv_read == "window":
+        return kv_read, loaded.get("window") or (shape and shape.window) or 0
+    return kv_read, (loaded.get("options") or {}).get("n_ctx") or 0
+
+
+def _slope_ms(record: Record, step: floors.Demand, ceiling: floors.Ceiling, kv_read: str) -> float | None:
+    """The least ms that a token of context adds, its cache read as `kv_read`; null where there is no such
+    slope: a static cache, and a window that the run left behind."""
+    declared, length = _reading(record)
+    past = declared == "window" and record["workload"]["prompt_tokens"] + record["tokens"] > length
+    if declared == "full" or past or not step.kv_bytes_per_token:
+        return None
+    W = floors.W_tokens_per_s(step, ceiling, kv_read)
+    return 1e3 / W if W else None
+
+
+def _mean_attended(record: Record, step: floors.Demand) -> float:
+    """Tokens of cache that a decode step attends to, over the steps' mean."""
+    kv_read, length = _reading(record)
+    first = record["workload"]["prompt_tokens"] + 1
+    last = first + record["tokens"] - 2
+    most = floors.attended(step, last, kv_read, length)
+    if kv_read == "full" or most <= first:
+        return most
+    growing = (first + most) / 2 * (most - first + 1)
+    return float((growing + most * (last - most)) / (last - first + 1))
+
+
+def _weights(record: Record) -> dict[str, Any]:
+    """Sizes of the weights. A stack that says `tied` has counted what it loaded to the byte; the header is
+    that of the file."""
+    loaded = record.get("loaded") or {}
+    if "tied" in loaded and loaded.get("model_bytes") is not None:
+        return dict(loaded)
+    return record["model"]["weights"].get("header") or loaded
+
+
+def _shape(record: Record) -> Shape | None:
+    shape = record["model"].get("shape")
+    return Shape(**shape) if shape else None

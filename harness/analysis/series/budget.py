@@ -1,0 +1,79 @@
+"""Where the time goes: a cost per token that no quantization shrinks, and the bandwidth that bytes get. Pure.
+
+Across the quantizations of one model in one stack, B against the bytes a step streams is a line: its height
+at none is what launching, the host and small kernels take; its slope is the bandwidth that is really had.
+Across the models of one stack the slope of latency against bytes of KV cache tells the same of attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from harness.analysis.series.line import least_squares
+
+Row = dict[str, Any]
+
+FEWEST = 3  # different sizes; two always lie on a line
+
+
+@dataclass(frozen=True)
+class Budget:
+    """`of`: B or W. `group`: what its rows share. `fixed_ms`: per token (for W: of context); `bytes_per_s`:
+    null where more bytes do not take longer."""
+
+    of: str
+    group: tuple[str, ...]
+    cells: int
+    fixed_ms: float
+    bytes_per_s: float | None
+
+
+def budgets(rows: Sequence[Row]) -> list[Budget]:
+    """For each model and stack on a machine (B), and for each stack on a machine (W), where sizes differ."""
+    ok = [row for row in rows if row["status"] == "ok"]
+    place = ("stack", "machine", "device")
+    found = _fitted(ok, "B", ("model", *place), "weight_bytes_per_token", lambda row: row["B_ms"])
+    sloped = [row for row in ok if row["W_identifiable"] and row["W_tokens_per_ms"]]
+    found += _fitted(sloped, "W", place, "kv_bytes_per_token", lambda row: 1 / row["W_tokens_per_ms"])
+    return found
+
+
+def apart(rows: Sequence[Row]) -> list[Row]:
+    """The rows with `fixed_ms`, `bytes_ms` and `dominated_by` (fixed or bytes) of B; null where not known."""
+    known = {budget.group: budget for budget in budgets(rows) if budget.of == "B"}
+    said = []
+    for row in rows:
+        budget = known.get((row["model"], row["stack"], row["machine"], row["device"]))
+        parts: Row = dict.fromkeys(("fixed_ms", "bytes_ms", "dominated_by"))
+        if row["status"] == "ok" and budget and budget.bytes_per_s and row["weight_bytes_per_token"]:
+            fixed, streamed = budget.fixed_ms, row["weight_bytes_per_token"] / budget.bytes_per_s * 1e3
+            parts = {
+                "fixed_ms": fixed,
+                "bytes_ms": streamed,
+                "dominated_by": "fixed" if fixed > streamed else "bytes",
+            }
+        said.append(row | parts)
+    return said
+
+
+def _fitted(
+    rows: Sequence[Row], of: str, keys: tuple[str, ...], size: str, ms: Callable[[Row], float | None]
+) -> list[Budget]:
+    grouped: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+    for row in rows:
+        latency = ms(row)
+        if row[size] and latency is not None:
+            grouped.setdefault(tuple(str(row[key]) for key in keys), []).append((row[size], latency))
+    found = []
+    for group, points in grouped.items():
+        if len({bytes_read for bytes_read, _ in points}) < FEWEST:
+            continue
+        sizes, latencies = np.array(points, dtype=float).T
+        line = least_squares(sizes, latencies)
+        rate = 1e3 / line.slope_ms if line.slope_ms > 0 else None
+        found.append(Budget(of, group, len(points), line.B_ms, rate))
+    return found

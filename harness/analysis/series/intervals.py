@@ -1,0 +1,150 @@
+"""95% intervals of a cell's figures, from repeats whose spread is learnt over all cells of a campaign. Pure.
+
+Repeats are processes, which differ by more than tokens within one do. A cell has three of them or fewer, and
+its campaign has more (analysis.spread).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from scipy.special import stdtrit
+
+from harness.analysis.series.latency import inverse
+from harness.analysis.series.line import CONFIDENCE, block_spread
+from harness.analysis.series.spread import Spread, moderated, pooled, within
+
+Row = dict[str, Any]
+OF_REPEATS = ("B_ci95_ms", "tokens_per_s_ci95", "W_tokens_per_ms", "W_ci95", "slope_ci95_ms")
+FEWEST_FREEDOM = 2  # of one degree, Student's t is 12.7: such an interval excludes next to nothing
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """One figure of the repeats of a cell, on a scale on which the spreads of cells are alike; `blocks`: what
+    blocks of tokens tell of one of them, null where they are too few; `figure`: back from that scale."""
+
+    values: Sequence[float]
+    blocks: Spread | None
+    figure: Callable[[float], float]
+
+    def ends(self, spread: Spread) -> tuple[float, float]:
+        """The interval of the mean, never narrower than blocks of tokens make it."""
+        half = max(_half(each) for each in (spread, self.blocks) if each) / math.sqrt(len(self.values))
+        return self.figure(fmean(self.values) - half), self.figure(fmean(self.values) + half)
+
+
+def _half(spread: Spread) -> float:
+    """Half of an interval of one value."""
+    return float(stdtrit(spread.freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(spread.variance)
+
+
+def of_cells(cells: Sequence[Sequence[Row]]) -> list[Row]:
+    """Of each cell, given as the rows of its repeats: the means of B and of the slope, and the intervals of
+    those and of tok/s (there of the geometric mean).
+
+    Where the campaign has too few repeats to know how they differ, a lone repeat keeps the interval that its
+    blocks of tokens give, which knows nothing of that; two have none.
+    """
+    campaigns = list(map(_campaign, cells))
+    of = [_intervals([sample(cell) for cell in cells], campaigns) for sample in (_B, _rate, _slope)]
+    return [_figures(cell, *ends) for cell, *ends in zip(cells, *of, strict=True)]
+
+
+def _campaign(cell: Sequence[Row]) -> tuple[str, str]:
+    """Which cells a cell is pooled with: those of the campaign that began it, and of the same status."""
+    return min(cell, key=lambda row: str(row["started_utc"]))["campaign"], cell[-1]["status"]
+
+
+def _intervals(
+    samples: Sequence[_Sample | None], campaigns: Sequence[tuple[str, str]]
+) -> list[tuple[float, float] | None]:
+    found: list[tuple[float, float] | None] = [None] * len(samples)
+    for campaign in dict.fromkeys(campaigns):
+        members = {
+            number: sample
+            for number, (of, sample) in enumerate(zip(campaigns, samples, strict=True))
+            if of == campaign and sample
+        }
+        own = {number: within([sample.values]) for number, sample in members.items()}
+        for number, drawn in moderated(own).items():
+            mine = own[number]
+            disturbed = mine is not None and mine.far_beyond(drawn)
+            spread = Spread(mine.variance, drawn.freedom) if mine and disturbed else drawn
+            if spread.freedom >= FEWEST_FREEDOM:
+                found[number] = members[number].ends(spread)
+    return found
+
+
+def _B(cell: Sequence[Row]) -> _Sample | None:
+    rows = [row for row in cell if row["B_ms"] is not None]
+    if not rows or min(row["B_ms"] for row in rows) <= 0:
+        return None
+    halves = []
+    for row in rows:
+        low, high = row["B_ci95_ms"] or (None, None)
+        half = None if high is None else high - row["B_ms"] if low is None else (high - low) / 2
+        halves.append(half and half / row["B_ms"])
+    return _Sample([math.log(row["B_ms"]) for row in rows], _blocks(rows, halves), math.exp)
+
+
+def _rate(cell: Sequence[Row]) -> _Sample | None:
+    rows = [row for row in cell if row["tokens_per_s"] is not None]
+    if not rows:
+        return None
+    known = [(row["tokens_per_s"], row["tokens_per_s_ci95"]) for row in rows]
+    halves = [rate / ends[0] - 1 if ends else None for rate, ends in known]  # of the latency
+    return _Sample([math.log(rate) for rate, _ in known], _blocks(rows, halves), math.exp)
+
+
+def _slope(cell: Sequence[Row]) -> _Sample | None:
+    """As the share of a cell's latency that the context adds over a run: a slope may be negative, and has no
+    logarithm."""
+    rows = [row for row in cell if row["slope_ms"] is not None]
+    if not rows:
+        return None
+    one = median(row["median_ms"] for row in rows) / median(row["n_tokens"] for row in rows)
+    known = [row["slope_ci95_ms"] for row in rows]
+    halves = [(ends[1] - ends[0]) / 2 / one if ends else None for ends in known]
+    shares = [row["slope_ms"] / one for row in rows]
+    return _Sample(shares, _blocks(rows, halves), lambda share: share * one)
+
+
+def _blocks(rows: Sequence[Row], halves: Sequence[float | None]) -> Spread | None:
+    """The spread that blocks of tokens give to one repeat, from half of each repeat's own interval."""
+    known = [
+        spread
+        for row, half in zip(rows, halves, strict=True)
+        if half is not None and (spread := block_spread(half, row["n_tokens"]))
+    ]
+    return pooled(known) if known else None
+
+
+def _figures(
+    cell: Sequence[Row],
+    B: tuple[float, float] | None,
+    rate: tuple[float, float] | None,
+    slope: tuple[float, float] | None,
+) -> Row:
+    lone = len(cell) == 1
+    found: Row = {} if lone else {"B_ms": _mean(cell, "B_ms"), **dict.fromkeys(OF_REPEATS)}
+    if B:
+        found["B_ci95_ms"] = list(B)
+    if rate:
+        found["tokens_per_s_ci95"] = list(rate)
+    mean = _mean(cell, "slope_ms")
+    if mean is not None and (slope or not lone):
+        found |= {"slope_ms": mean, "W_tokens_per_ms": 1 / mean if mean > 0 else None}
+        found |= {"slope_ci95_ms": slope and list(slope), "W_ci95": slope and inverse(slope)}
+        steep = slope is None or slope[0] > 0
+        found["W_identifiable"] = steep and all(row["W_identifiable"] for row in cell)
+    return found
+
+
+def _mean(cell: Sequence[Row], key: str) -> float | None:
+    known = [row[key] for row in cell if row[key] is not None]
+    return fmean(known) if known else None

@@ -1,0 +1,305 @@
+"""What one per-token series says: line, interval, shape, spikes, first token. Pure.
+
+`n` is a token's position as its log counts it (from 1 here; the published series count from 0, and nothing is
+shifted). The first token is prefill and stands apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from harness.analysis.series.line import (
+    BLOCK,
+    Floats,
+    Interval,
+    Line,
+    blocks,
+    interval,
+    least_squares,
+    robust,
+)
+from harness.analysis.series.shapes import FLAT, Segment, Shape, is_flat, shape_of
+
+Ends = list[float | None]
+"""Low and high end of an interval, each null where it is open."""
+EDGE_TOKENS = 128  # what "at the start" and "at the end" are taken over, as llama-bench's tg128
+NEIGHBOURS = 65  # a spike stands out from the median of these
+SPIKE_SHARE, SPIKE_SIGMAS = 0.5, 10.0  # above that median: by half of it, and ten robust standard deviations
+LEAST_SPIKES = 4  # for a period
+SLOW_MS = 50.0  # 20 tokens/s, where reading feels slow
+SETTLED = slice(1, 65)  # of the tokens after the first: the steps at the start, the second token apart
+JUMP, SAME_SLOPE = 0.05, 0.2  # of the level, of the slope
+BENT = 2.0  # standard errors of a curvature that is told from none
+LONGEST_MS = 1e9  # 12 days a token
+# A robust line is told beside the plain one when they differ by this.
+DIFFERS_W, DIFFERS_B = 0.02, 0.01
+
+
+class Unusable(ValueError):
+    """The series is no series of latencies; the message is a clause that says why."""
+
+
+@dataclass(frozen=True)
+class Spikes:
+    """Single tokens far above their neighbours: how many, by how much (median), every how many tokens."""
+
+    count: int = 0
+    size_ms: float | None = None
+    period_tokens: float | None = None
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """`W_identifiable`: the slope can be told from none, and is not that of a jump or of a rise and a
+    plateau. `interval`: within the series. `robust`: a line that spikes do not move, where it differs.
+    `bends_up`: the slope grows along the series.
+    """
+
+    n_tokens: int
+    first_token_ms: float | None = None
+    second_ms: float | None = None
+    settled_ms: float | None = None
+    line: Line | None = None
+    interval: Interval | None = None
+    robust: Line | None = None
+    shape: Shape | None = None
+    W_identifiable: bool = False
+    bends_up: bool = False
+    spikes: Spikes = field(default_factory=Spikes)
+    tokens_per_s: float | None = None
+    start_tokens_per_s: float | None = None
+    end_tokens_per_s: float | None = None
+    slow_from_n: int | None = None
+    last_n: int | None = None
+    median_ms: float | None = None
+    fastest_ms: float | None = None
+
+
+def row(found: Analysis) -> dict[str, Any]:
+    """Its figures as lists, files and reports have them: missing is null, intervals are [low, high].
+
+    No interval of a latency reaches below zero: an end that would is null, and the interval open. W_ci95 is
+    the slope's interval turned over; its high end is null where the slope may be none.
+    """
+    line, steady, shape = found.line, found.robust, found.shape
+    B_ci95 = slope_ci95 = W_ci95 = None
+    if known := found.interval:
+        centre = known.centre
+        B_ci95 = positive(centre.B_ms - known.B_half_ms, centre.B_ms + known.B_half_ms)
+        slope_ci95 = [centre.slope_ms - known.slope_half_ms, centre.slope_ms + known.slope_half_ms]
+        W_ci95 = inverse(slope_ci95)
+    return {
+        "n_tokens": found.n_tokens,
+        "last_n": found.last_n,
+        "first_token_ms": found.first_token_ms,
+        "B_ms": line and line.B_ms,
+        "B_ci95_ms": B_ci95,
+        "slope_ms": line and line.slope_ms,
+        "slope_ci95_ms": slope_ci95,
+        "W_tokens_per_ms": line and line.W_tokens_per_ms,
+        "W_ci95": W_ci95,
+        "W_identifiable": found.W_identifiable,
+        "robust_B_ms": steady and steady.B_ms,
+        "robust_W_tokens_per_ms": steady and steady.W_tokens_per_ms,
+        "shape": shape and shape.name,
+        "segments": [
+            {
+                "from_n": segment.from_n,
+                "to_n": segment.to_n,
+                "B_ms": segment.line.B_ms,
+                "W_tokens_per_ms": segment.line.W_tokens_per_ms,
+                "flat": found.median_ms is not None and is_flat(segment, found.median_ms),
+            }
+            for segment in (shape.segments if shape else ())
+        ],
+        "mode_changes_at": change_of_mode(found),
+        "spikes": asdict(found.spikes),
+        "median_ms": found.median_ms,
+        "tokens_per_s": found.tokens_per_s,
+        "tokens_per_s_ci95": _rates(found),
+        "start_tokens_per_s": found.start_tokens_per_s,
+        "end_tokens_per_s": found.end_tokens_per_s,
+        "slow_from_n": found.slow_from_n,
+    }
+
+
+def _rates(found: Analysis) -> Ends | None:
+    """The interval of the rate over all decode tokens, from that of their mean latency."""
+    if found.interval is None or found.tokens_per_s is None:
+        return None
+    mean, half = 1e3 / found.tokens_per_s, found.interval.mean_half_ms
+    return [1e3 / (mean + half), 1e3 / (mean - half) if half < mean else None]
+
+
+def positive(low: float, high: float) -> Ends | None:
+    """An interval of what is positive: open below where it reaches zero; null where all of it lies there."""
+    return None if high <= 0 else [low if low > 0 else None, high]
+
+
+def inverse(slope: Sequence[float]) -> Ends | None:
+    """An interval of a slope as one of W; null where the slope is surely not positive."""
+    low, high = slope
+    return None if high <= 0 else [1 / high, 1 / low if low > 0 else None]
+
+
+def analyse(n: Floats, ms: Floats) -> Analysis:
+    """Analyse one series, its first token first; its latency may be NaN: not known. Raises Unusable."""
+    check(n, ms)
+    first = None if np.isnan(ms[0]) else float(ms[0])
+    n, ms = np.asarray(n[1:], dtype=float), np.asarray(ms[1:], dtype=float)
+    if len(ms) < 2:
+        return Analysis(n_tokens=len(ms) + 1, first_token_ms=first)
+    x = n - 1
+    line, known, steady = least_squares(x, ms), interval(x, ms), robust(x, ms)
+    shape = shape_of(n, ms)
+    edge = min(EDGE_TOKENS, len(ms))
+    usual, level = _running_median(ms), float(np.median(ms))
+    return Analysis(
+        n_tokens=len(ms) + 1,
+        first_token_ms=first,
+        second_ms=float(ms[0]),
+        settled_ms=float(np.median(ms[SETTLED])),
+        line=line,
+        interval=known,
+        robust=steady if steady and _differ(line, steady) else None,
+        shape=shape,
+        W_identifiable=_identifiable(known, shape, level),
+        bends_up=_bends_up(x, ms),
+        spikes=_spikes(ms, usual),
+        tokens_per_s=float(1e3 / ms.mean()),
+        start_tokens_per_s=float(1e3 / ms[:edge].mean()),
+        end_tokens_per_s=float(1e3 / ms[-edge:].mean()),
+        slow_from_n=_lasting(n, ms if usual is None else usual),
+        last_n=int(n[-1]),
+        median_ms=level,
+        fastest_ms=level if usual is None else float(usual.min()),
+    )
+
+
+def without_end(n: Floats, ms: Floats) -> tuple[Floats, Floats, int | None]:
+    """A series without the zeros that some tools write once a run has died, and the n they begin at."""
+    alive = np.flatnonzero(ms != 0)
+    end = int(alive[-1]) + 1 if len(alive) else 0
+    return (n, ms, None) if end in (0, len(ms)) else (n[:end], ms[:end], int(n[end]))
+
+
+def check(n: Floats, ms: Floats) -> None:
+    """Raises Unusable: nothing there, positions that do not rise, latencies that are no positive numbers.
+
+    The first token's latency may be NaN.
+    """
+    if len(n) == 0:
+        raise Unusable("it has no tokens")
+    if not np.isfinite(n).all():
+        raise Unusable(f"n is not a number in row {int(np.argmin(np.isfinite(n))) + 1}")
+    numbers = np.isfinite(ms) & (ms < LONGEST_MS)
+    numbers[0] |= np.isnan(ms[0])
+    if not numbers.all():
+        at = int(np.argmin(numbers))
+        raise Unusable(f"the latency at n = {n[at]:.0f} is not a number of milliseconds")
+    if (np.diff(n) <= 0).any():
+        raise Unusable(f"n does not increase after {n[int(np.argmax(np.diff(n) <= 0))]:.0f}")
+    if (ms <= 0).any():
+        at = int(np.argmax(ms <= 0))
+        raise Unusable(f"the latency at n = {n[at]:.0f} is {ms[at]:g} ms")
+
+
+def _identifiable(known: Interval | None, shape: Shape, level: float) -> bool:
+    if known is None or shape.name in ("flat", "short") or known.centre.slope_ms <= known.slope_half_ms:
+        return False
+    if shape.name != "mode change":
+        return True
+    return not (plateau(shape, level) or jump(shape) or both_flat(shape, level))
+
+
+def _bends_up(x: Floats, ms: Floats) -> bool:
+    """Whether a parabola through the medians of blocks opens upwards, and that is no chance. At least five
+    blocks; false for fewer."""
+    if len(ms) < 5 * BLOCK:
+        return False
+    centres, medians = blocks(x).mean(axis=1), np.median(blocks(ms), axis=1)
+    z = (centres - centres.mean()) / np.ptp(centres)
+    terms = np.vander(z, 3)
+    inverse_of_squares = np.linalg.inv(terms.T @ terms)
+    found = inverse_of_squares @ terms.T @ medians
+    residuals = medians - terms @ found
+    variance = float(residuals @ residuals) / (len(medians) - 3) * float(inverse_of_squares[0, 0])
+    return bool(found[0] > BENT * np.sqrt(variance))
+
+
+def both_flat(shape: Shape, level: float) -> bool:
+    """Whether a series lies on one level and then on another."""
+    return all(is_flat(segment, level) for segment in shape.segments)
+
+
+def jump(shape: Shape | None) -> tuple[float, float] | None:
+    """The levels in ms before and after a jump that the work does not explain; null where there is none.
+
+    The level changes by over 5%, and the slope stays, or changes as the level does: the machine's speed did.
+    """
+    if shape is None or shape.name != "mode change":
+        return None
+    first, second = (segment.line for segment in shape.segments)
+    x = shape.segments[1].from_n - 1
+    before, after = first.at(float(x)), second.at(float(x))
+    if before <= 0 or abs(after / before - 1) <= JUMP:
+        return None
+    as_it_was = [first.slope_ms, first.slope_ms * after / before]
+    same = any(abs(second.slope_ms - slope) <= SAME_SLOPE * abs(slope) for slope in as_it_was)
+    return (before, after) if same or both_flat(shape, before) else None
+
+
+def plateau(shape: Shape | None, level: float) -> Segment | None:
+    """The flat rest of a series that rose before: what a cache that rolled over looks like; else null."""
+    if shape is None or shape.name != "mode change":
+        return None
+    first, second = shape.segments
+    steep = first.line.slope_ms
+    rises = steep > 0 and not is_flat(first, level)
+    lies = is_flat(second, level) and second.line.slope_ms < FLAT * steep
+    return second if rises and lies else None
+
+
+def change_of_mode(found: Analysis) -> int | None:
+    """The n from which another mode holds; null of other shapes and of a cache that rolled over."""
+    shape, level = found.shape, found.median_ms
+    if not shape or not level or shape.name != "mode change" or plateau(shape, level) is not None:
+        return None
+    return shape.segments[1].from_n
+
+
+def _differ(line: Line, steady: Line) -> bool:
+    slope = abs(steady.slope_ms - line.slope_ms) > DIFFERS_W * abs(line.slope_ms)
+    return slope or abs(steady.B_ms - line.B_ms) > DIFFERS_B * abs(line.B_ms)
+
+
+def _running_median(ms: Floats) -> Floats | None:
+    """Of the neighbours around each token; the ends keep that of the nearest whole window. Null for fewer."""
+    if len(ms) < NEIGHBOURS:
+        return None
+    windows = np.lib.stride_tricks.sliding_window_view(ms, NEIGHBOURS)
+    return np.pad(np.median(windows, axis=1), NEIGHBOURS // 2, mode="edge")
+
+
+def _spikes(ms: Floats, usual: Floats | None) -> Spikes:
+    if usual is None:
+        return Spikes()
+    above = ms - usual
+    spread = 1.4826 * float(np.median(np.abs(above)))
+    at = np.flatnonzero((above > SPIKE_SHARE * usual) & (above > SPIKE_SIGMAS * spread))
+    at = at[at > 0]  # a slow second token is another matter: see flags
+    if len(at) == 0:
+        return Spikes()
+    period = float(np.median(np.diff(at))) if len(at) >= LEAST_SPIKES else None
+    return Spikes(len(at), float(np.median(above[at])), period)
+
+
+def _lasting(n: Floats, usual: Floats) -> int | None:
+    """The position from which latency stays over 50 ms; null where it never does."""
+    fast = np.flatnonzero(usual <= SLOW_MS)
+    start = int(fast[-1]) + 1 if len(fast) else 0
+    return int(n[start]) if start < len(n) else None

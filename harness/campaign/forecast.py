@@ -1,0 +1,305 @@
+"""What a cell will take, and why it cannot work, as far as its config and weights that are here tell. Starts
+nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness import machine, plan
+from harness.config import Decode, Experiment
+from harness.machine.limits import free_memory_bytes
+from harness.models import checkpoint, packed, weights
+from harness.models.gguf_shape import shape_of
+from harness.models.hub_weights import in_hub_cache
+from harness.models.weights import Ready, WeightsError
+from harness.plan import Cell
+from harness.stacks.limits import Broken
+from harness.theory import footprint
+from harness.theory.estimate import seconds
+from harness.theory.footprint import Engine, LlamaCpp, Model, Torch
+from harness.theory.ggml import element_bytes
+from harness.theory.loaded import ELEMENT_BYTES, loaded_bytes
+from harness.theory.machine import (
+    DISPLAY_RESERVE_BYTES,
+    DRIVER_RESERVE_BYTES,
+    SYSTEM_RESERVE_BYTES,
+    drives_display,
+)
+from harness.theory.machines import MACHINES
+from harness.theory.packed import Packing, packed_bytes
+from harness.theory.shapes import Shape, kv_elements_per_token, lm_head_params, parameters
+from harness.theory.tensors import Tensor, of_shape
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a config is for: `family` of devices, `name` in a sentence. What is null is not known. `absent`:
+    why it is not here. `free_bytes`: where its memory is a budget, what is free to take it from.
+    `reserve_bytes`: of its memory, what a model cannot have."""
+
+    family: str
+    name: str
+    memory_bytes: int | None
+    compute_capability: tuple[int, int] | None = None
+    absent: str | None = None
+    free_bytes: int | None = None
+    reserve_bytes: float = 0
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Memory while running and seconds of one repeat, roughly. `broken`: what its stack cannot do. `no_room`,
+    `lacks`, `over_budget`: why it does not fit, why its weights cannot be had, and why it cannot have its
+    budget or load within it, a sentence each. What is null is not known; `no_room` is null where it `fits`,
+    too."""
+
+    memory_bytes: int | None
+    seconds: float | None
+    broken: tuple[Broken, ...]
+    fits: bool | None
+    no_room: str | None
+    lacks: str | None = None
+    over_budget: str | None = None
+
+    @property
+    def failures(self) -> list[str]:
+        """Every reason why it cannot work."""
+        reasons = [*(each.reason for each in self.broken), self.over_budget, self.no_room, self.lacks]
+        return list(dict.fromkeys(reason for reason in reasons if reason))
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it is not to be started, and what its library says of it; null: it is."""
+        refusing = [each for each in self.broken if each.refuses]
+        said = [b.reason if b.reason == b.says else f"{b.reason} ({b.says})" for b in refusing]
+        return "; ".join([*said, *([self.over_budget] if self.over_budget else [])]) or None
+
+
+def device_of(experiment: Experiment) -> Device:
+    """The device that is here; in place of a GPU that is not, what is known of the one the config names."""
+    family = experiment.device.partition(":")[0]
+    facts = machine.facts()
+    try:
+        device_id = machine.device_id(experiment.device, experiment.gpu)
+    except machine.DeviceError as absent:
+        named = _named(experiment.gpu) if family == "cuda" else Device(family, "the GPU", None)
+        return replace(named, absent=str(absent))
+    if family == "cpu":
+        if (budget := experiment.protocol.memory_budget_bytes) is not None:
+            return Device(family, "the budget", budget, free_bytes=free_memory_bytes())
+        return Device(family, "this machine", facts["memory_bytes"], reserve_bytes=SYSTEM_RESERVE_BYTES)
+    for gpu in facts["gpus"]:
+        if gpu["uuid"] == device_id:
+            major, _, minor = (gpu["compute_capability"] or "").partition(".")
+            capability = (int(major), int(minor)) if major else None
+            reserve = DISPLAY_RESERVE_BYTES if drives_display(gpu["name"]) else DRIVER_RESERVE_BYTES
+            name = f"the {gpu['name']}"
+            return Device(family, name, gpu["memory_bytes"], capability, reserve_bytes=reserve)
+    return Device(family, "the GPU", None)
+
+
+def _named(gpu: str | None) -> Device:
+    """The NVIDIA GPU of this name, or part of it. Of several it is the one with the least memory, so that
+    nothing is said to fit that may not."""
+    if gpu is None:
+        return Device("cuda", "the GPU", None)
+    part = gpu.lower().removeprefix("nvidia ")
+    known = [m for m in MACHINES.values() if m.compute_capability and part in m.name.lower()]
+    if not known:
+        return Device("cuda", f"the {gpu}", None)
+    least = min(known, key=lambda found: found.memory_bytes)
+    capability, reserve = least.compute_capability, least.reserve.value
+    return Device("cuda", f"the {gpu}", least.memory_bytes, capability, reserve_bytes=reserve)
+
+
+def at_hand(cell: Cell) -> Ready | None:
+    """The weights of a cell that are here as they are given; null where they are to be made or downloaded.
+
+    Raises WeightsError: there are none, or its stack can neither load them nor make its own of them.
+    """
+    source = cell.source
+    if cell.weights_format == "none":
+        return None
+    if source is None:
+        raise weights.not_named(cell.model.name, cell.weights_format)
+    if source.kind == "synthetic":
+        if cell.packing and cell.model.shape:
+            packed.grouped(cell.packing, cell.model.shape)
+        return None
+    ready = weights.local(Path(str(source.path))) if source.kind == "path" else in_hub_cache(source)
+    if ready is not None:
+        _check(cell, ready)
+    return ready
+
+
+def _check(cell: Cell, ready: Ready) -> None:
+    if cell.weights_format != "gguf":
+        packed.check_loadable(ready, cell.packing, cell.variant.stack)
+    elif ready.format == "hf":
+        weights.check_convertible(ready)
+    elif cell.quant not in (None, ready.quant):
+        weights.check_quantizable(ready, str(cell.quant))
+
+
+def expected(cell: Cell, device: Device, threads: int) -> Forecast:
+    """The forecast of a cell before anything is made or downloaded for it."""
+    try:
+        return forecast_cell(cell, at_hand(cell), device, threads)
+    except WeightsError as lack:
+        return replace(forecast_cell(cell, None, device, threads), lacks=str(lack))
+
+
+def known_failures(experiment: Experiment, cells: Sequence[Cell]) -> dict[str, list[str]]:
+    """By cell, why it cannot work here, each reason a sentence; empty where no reason is known."""
+    device = device_of(experiment)
+    threads = experiment.protocol.threads or machine.physical_cores()
+    return {cell.id: expected(cell, device, threads).failures for cell in cells}
+
+
+def forecast_cell(
+    cell: Cell, ready: Ready | None, device: Device, threads: int, bandwidth: float | None = None
+) -> Forecast:
+    """What is to be expected of a cell. `ready`: its weights, if they are here. `bandwidth`: bytes/s that the
+    device reads, for the time."""
+    capability, shape = device.compute_capability, _shape(cell, ready)
+    packing = packing_of(cell, shape, ready)
+    shards = ready.shards if ready and ready.packing == packing else None
+    broken = plan.known_failures(cell, threads, device.family, capability, shape, packing, shards)
+    options = cell.options(threads)
+    held = held_model(cell, ready, options)
+    over = _over_budget(device, held.weight_bytes if held else None)
+    if held is None:
+        return Forecast(None, None, tuple(broken), None, None, over_budget=over)
+    prompt, new = int(cell.workload.prompt_tokens or 0), int(cell.workload.new_tokens or 0)
+    if not (to_the_end := isinstance(cell.workload, Decode)):
+        new = 0  # how far it gets is the answer; what it takes at least is known
+    n_ctx = _held_tokens(options, prompt + new)
+    memory = round(footprint.total(engine_of(cell, options, device.family != "cpu", held.shape), held, n_ctx))
+    has = device.memory_bytes
+    if device.family != "cpu" and options.get("gpu_layers", -1) != -1:
+        has = None  # what is offloaded is not counted apart
+    fits = None if has is None else memory <= has - device.reserve_bytes
+    takes = None
+    # Where a stack is only functional, it is not the bandwidth that takes the time.
+    if bandwidth is not None and to_the_end and device.family not in cell.header.functional:
+        static = n_ctx if options.get("cache") == "static" else None
+        takes = seconds(held.weight_bytes, held.kv_bytes_per_token, prompt, new, static, bandwidth)
+    no_room = None if has is None or fits else _no_room(device, has)
+    return Forecast(memory, takes, tuple(broken), fits, no_room, over_budget=over)
+
+
+def _no_room(device: Device, memory_bytes: int) -> str:
+    has = f"{memory_bytes / 1e9:.1f} GB {'on' if device.free_bytes is None else 'in'} {device.name}"
+    reserved = f", {device.reserve_bytes / 1e9:.1f} of them kept for others" if device.reserve_bytes else ""
+    return f"will not fit: {has}{reserved}"
+
+
+def engine_of(cell: Cell, options: dict[str, Any], on_gpu: bool, shape: Shape) -> Engine:
+    """How the cell's stack uses memory. `options`: as resolved."""
+    if cell.weights_format == "gguf":
+        ubatch = min(options.get("n_ubatch") or 512, options.get("n_batch") or 512)
+        return LlamaCpp(on_gpu, bool(options.get("flash_attn")), ubatch)
+    whole = options.get("cache") == "static" or bool(options.get("fuse_layers"))
+    exllama_v2 = on_gpu and options.get("kernel") == "exllamav2"
+    scratch = footprint.exllama_v2_scratch(shape) if exllama_v2 else 0.0
+    return Torch(on_gpu, "static" if whole else "dynamic", scratch)
+
+
+def _over_budget(device: Device, weights_bytes: float | None) -> str | None:
+    """Why a budget cannot be had on this machine, or not even hold the weights; null also without one."""
+    budget, free = device.memory_bytes, device.free_bytes
+    if budget is None or free is None:
+        return None
+    if budget > free:
+        return f"the memory budget is {budget / 1e6:.1f} MB and {free / 1e6:.1f} MB is free on this machine"
+    if weights_bytes is not None and weights_bytes > budget:
+        return f"the weights take {weights_bytes / 1e6:.1f} MB and the memory budget is {budget / 1e6:.1f} MB"
+    return None
+
+
+def _held_tokens(options: dict[str, Any], tokens: int) -> int:
+    """Tokens that the cache is allocated for."""
+    if options.get("fuse_layers"):  # autoawq allocates its fused layers' cache for max_seq_len
+        return int(options["max_seq_len"])
+    has_n_ctx = options.get("cache") == "static" or "cache" not in options
+    return int((has_n_ctx and options.get("n_ctx")) or tokens)  # a dynamic one is as long as what it holds
+
+
+def _kv_element_bytes(options: dict[str, Any]) -> float:
+    """Bytes of a K or V element, their mean; 16 bits in stacks that leave no choice."""
+    if "dtype" in options:
+        return ELEMENT_BYTES[options["dtype"]]
+    return (element_bytes(options.get("type_k", "f16")) + element_bytes(options.get("type_v", "f16"))) / 2
+
+
+def _shape(cell: Cell, ready: Ready | None) -> Shape | None:
+    if cell.model.shape or ready is None:
+        return cell.model.shape
+    if ready.header:
+        return shape_of(ready.header)
+    return checkpoint.read(ready.path, needs_shape=False).shape if ready.format == "hf" else None
+
+
+def packing_of(cell: Cell, shape: Shape | None, ready: Ready | None) -> Packing | None:
+    """How the weights of a cell are packed, or will be where they are made here."""
+    if ready and ready.packing:
+        return ready.packing
+    made_here = ready is not None or (cell.source is not None and cell.source.kind == "synthetic")
+    if cell.packing and made_here and shape:
+        with contextlib.suppress(WeightsError):  # a failure of its own, told when its turn comes
+            return packed.grouped(cell.packing, shape)
+    return cell.packing
+
+
+def held_model(cell: Cell, ready: Ready | None, options: dict[str, Any]) -> Model | None:
+    """The weights and KV cache as the cell's stack holds them; null where neither shape nor weights tell.
+    `options`: as resolved."""
+    shape = _shape(cell, ready)
+    if cell.weights_format == "none" or (ready is None and shape is None):
+        return None
+    known = ready.attention if ready else None
+    loaded = bytes_of_shape(cell, shape) if shape else None
+    if ready:
+        loaded = _bytes_of(cell, ready) or loaded
+    if loaded is None or (shape is None and known is None):
+        return None
+    # Of an unknown architecture the attention is known alone: its buffers are not counted.
+    shape = shape or Shape("", 0, 0, 0, 0, 0, 0, 0)
+    if known:
+        layers, kv_heads, head_dim = known["layers"], known["kv_heads"], known["head_dim"]
+        shape = replace(shape, layers=layers, kv_heads=kv_heads, head_dim=head_dim)
+    embedding = 0.0
+    if ready and not ready.sizes["tied"]:
+        embedding = loaded * ready.sizes["input_embedding_bytes"] / ready.sizes["model_bytes"]
+    elif ready is None and not shape.tied:
+        embedding = loaded * lm_head_params(shape) / parameters(shape)
+    return Model(shape, loaded, embedding, kv_elements_per_token(shape) * _kv_element_bytes(options))
+
+
+def bytes_of_shape(cell: Cell, shape: Shape) -> float:
+    """Bytes of the weights of a shape as the cell's stack holds them."""
+    if packing := packing_of(cell, shape, None):
+        return sum(packed_bytes(of_shape(shape), packing).values())
+    if cell.weights_format == "hf":
+        return _as_loaded(cell, of_shape(shape))
+    return weights.synthetic_bytes(shape, cell.quant or weights.SOURCE_QUANT)
+
+
+def _bytes_of(cell: Cell, ready: Ready) -> float | None:
+    """As bytes_of_shape, of weights that are here; null where others are made of them."""
+    if cell.packing and not ready.packing:
+        return None
+    if cell.weights_format == "hf" and ready.quant in weights.FULL_TYPES:
+        return _as_loaded(cell, checkpoint.read(ready.path, needs_shape=False).loaded)
+    if cell.weights_format != "gguf" or cell.quant in (None, ready.quant):
+        return float(ready.sizes["model_bytes"])
+    return weights.quantized_bytes(ready.header, str(cell.quant)) if ready.header else None
+
+
+def _as_loaded(cell: Cell, tensors: Sequence[Tensor]) -> float:
+    options = cell.options(1)
+    return loaded_bytes(tensors, options["dtype"], cell.quant, bool(options.get("double_quant")))

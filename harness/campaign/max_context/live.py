@@ -1,0 +1,202 @@
+"""One live probe of a search: a process of its own allocates a context and, if asked to, fills it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness import results
+from harness.analysis.records.disturbances import REFAULT_FLOOR_BYTES, REFAULT_TOLERANCE
+from harness.analysis.records.verdicts import option_mismatches
+from harness.analysis.series import depth
+from harness.campaign.max_context.memory_estimate import PAGES_TO_A_TABLE
+from harness.campaign.max_context.memory_headroom import MemoryHeadroom
+from harness.campaign.repeat import Inputs
+from harness.plan import Cell
+from harness.worker import launch
+from harness.worker.memory_limit import MemoryLimit
+from harness.worker.memory_sampler import MemorySampler, watched
+from runners.protocol import Died, Done, Event, Failed, Loaded, Phase
+
+FILL_SHARE = 0.9  # of a probe's time that filling may take; the rest is loading
+SAMPLE_MS = 100  # closer than while timing: here a peak counts
+TROUBLE = ("error", "interrupted")  # says nothing of the memory; other ends are "does not fit"
+BEFORE_LOADING = ("start", "import")
+Found = dict[str, Any]
+
+
+@dataclass
+class Probing:
+    """What all probes of a search share. `option`: the one that takes the context's length; `mechanism`: how
+    the memory is bounded, null on a GPU."""
+
+    cell: Cell
+    inputs: Inputs
+    option: str
+    headroom: MemoryHeadroom
+    mechanism: str | None
+    folder: Path
+    say: Callable[[str], None]
+    number: int = 0
+    """Of probes so far."""
+    loaded: Found | None = None
+    """What the last probe that loaded said of itself."""
+
+    def run(self, n_ctx: int, fill: bool) -> Found:
+        """Try one context. `fits`: it was allocated and, where asked to, filled, and decodes at its end no
+        slower than its shallower depths foretell. `outcome` error: it failed for another reason than memory.
+
+        Raises DeviceLost, KeyboardInterrupt; the process is gone in any case.
+        """
+        waited_s, free = self.headroom.settle()
+        began, ended = time.monotonic(), None
+        self.number += 1
+        folder = self.folder / f"probe-{self.number}"
+        folder.mkdir()
+        with contextlib.ExitStack() as around:
+            memory_limit = (
+                around.enter_context(MemoryLimit(self.headroom.limit_bytes, self.mechanism))
+                if self.mechanism
+                else None
+            )
+            seen = _Seen(memory_limit)
+            gpu = None if self.inputs.device_id == "cpu" else self.inputs.device_id
+            vram = around.enter_context(watched(gpu))
+            try:
+                worker = launch.Worker(
+                    self._request(n_ctx, fill),
+                    self.inputs.interpreter,
+                    folder,
+                    self.inputs.threads,
+                    memory_limit,
+                )
+                around.callback(worker.stop)
+                with MemorySampler(worker.pid, SAMPLE_MS, vram) as sampler:
+                    for event in worker.events(self.inputs.timeout_s):
+                        seen.add(event, lambda told: self.say(f"{self.cell.id} at {n_ctx}: {told}"))
+                        ended = event
+                sampled = sampler.summary()
+            except OSError as refusal:
+                if refusal.errno in results.FULL:
+                    raise
+                ended, sampled = Died("error", f"the worker could not be started: {refusal}"), {}
+        (folder / "request.json").unlink(missing_ok=True)
+        found = {
+            "n_ctx": n_ctx,
+            **_said(ended, seen, fill, self.inputs.threads),
+            "seconds": time.monotonic() - began,
+            "peak_bytes": self._peak_bytes(sampled, ended),
+            "free_before_bytes": free,
+            "waited_s": waited_s,
+            "pressure": seen.pressure,
+        }
+        self.loaded = seen.loaded or self.loaded
+        return found | self._objections(found, seen.loaded)
+
+    def _objections(self, found: Found, loaded: Found | None) -> Found:
+        """What makes of a probe that seemed to fit one that does not, or that says nothing: something else
+        was loaded than asked for, pages were evicted and read again."""
+        if not found["fits"] or loaded is None:
+            return {}
+        n_ctx = found["n_ctx"]
+        asked = {k: v for k, v in self.inputs.options.items() if k != self.option}
+        on = {"device": self.inputs.device_id, "options": asked}
+        mismatches = option_mismatches(on, asked, loaded)
+        held = (loaded.get("options") or {}).get(self.option)
+        if not isinstance(held, int) or held < n_ctx:
+            mismatches.append(f"{self.option} {n_ctx} was asked for and {held} ran")
+        if mismatches:
+            return {"fits": None, "outcome": "error", "reason": "; ".join(mismatches)}
+        refaulted = os.sysconf("SC_PAGE_SIZE") * found["pressure"].get("workingset_refault_file", 0)
+        if refaulted > max(REFAULT_FLOOR_BYTES, REFAULT_TOLERANCE * self.headroom.limit_bytes):
+            paged = f"pages: {refaulted / 1e6:.0f} MB of what was evicted had to be read again"
+            return {"fits": False, "decodes": False, "reason": paged}
+        return {}
+
+    def _peak_bytes(self, sampled: Found, ended: Event | Died | None) -> int | None:
+        """The most that the probe took, counted as its limit counts."""
+        if self.mechanism == "RLIMIT_DATA":
+            return ended.facts.get("data_bytes") if isinstance(ended, Done) else None
+        if self.mechanism:
+            peak = sampled.get("peak_rss_anon_bytes")
+            return None if peak is None else int(peak) * (PAGES_TO_A_TABLE + 1) // PAGES_TO_A_TABLE
+        peak, held = sampled.get("peak_vram_bytes"), self.headroom.held_bytes
+        # Less than nothing: others have given back what they held.
+        return None if peak is None or peak < held else int(peak) - held
+
+    def _request(self, n_ctx: int, fill: bool) -> Any:
+        asked = replace(self.inputs, options=self.inputs.options | {self.option: n_ctx})
+        workload = {"kind": "fit", "tokens": n_ctx, "fill": fill, "prompt": self.inputs.prompt}
+        return asked.request(self.cell, "fit", workload | {"most_s": FILL_SHARE * self.inputs.timeout_s})
+
+
+class _Seen:
+    """How far a probe came, and what paging it met while it was filled: to load reads files, which counts
+    for nothing."""
+
+    def __init__(self, memory_limit: MemoryLimit | None) -> None:
+        self.pressure: dict[str, int] = {}
+        self._fence = memory_limit
+        self._before: dict[str, int] = {}
+        self.loaded: dict[str, Any] | None = None
+        self.phase = "start"
+        self._filling: float | None = None
+
+    def fill_s(self, facts: dict[str, Any]) -> float | None:
+        """Seconds of filling, as the worker says; of one that did not come to its end, up to now."""
+        if "fill_s" in facts or self._filling is None:
+            return facts.get("fill_s")
+        return time.monotonic() - self._filling
+
+    def add(self, event: Event | Died, say: Callable[[str], None]) -> None:
+        if isinstance(event, Loaded):
+            self.loaded = event.facts
+        elif isinstance(event, Phase):
+            self.phase = event.name.partition(":")[0]
+            now = self._fence.pressure() if self._fence else {}
+            if self.phase == "fill" and self._filling is None:
+                self._filling, self._before = time.monotonic(), now
+            elif self._filling is not None:
+                self.pressure = {name: now[name] - count for name, count in self._before.items()}
+            if ":" in event.name:
+                say(event.name)
+
+
+def _said(ended: Event | Died | None, seen: _Seen, fill: bool, threads: int) -> Found:
+    """What a probe came to. `held`: tokens that were in the context at the end; `cpu_wait_share`: of the
+    threads' time, while it decoded; `memory`, `allocator`: as the stack says, by part, at the end."""
+    facts = ended.facts if isinstance(ended, Done) else {}
+    decode, decode_ns = facts.get("decode") or [], (facts.get("decode_s") or 0) * 1e9
+    held = facts.get("facts_after") or seen.loaded or {}
+    found: Found = {
+        "fits": isinstance(ended, Done),
+        "allocates": seen.loaded is not None,
+        "decodes": None,
+        "outcome": "ok",
+        "reason": None,
+        "phase": seen.phase,
+        "held": facts.get("held"),
+        "fill_s": seen.fill_s(facts),
+        "estimate_s": facts.get("estimate_s"),
+        "left_out": facts.get("left_out"),
+        "decode": decode,
+        "speed_ratio": depth.speed_ratio(decode),
+        "cpu_wait_share": facts["decode_wait_ns"] / (decode_ns * threads) if decode_ns else None,
+        "memory": held.get("memory"),
+        "allocator": held.get("allocator"),
+    }
+    if isinstance(ended, (Failed, Died)):
+        # What dies before it loads anything, for another reason than memory, would die at any length.
+        trouble = ended.outcome in TROUBLE or (ended.outcome == "crash" and seen.phase in BEFORE_LOADING)
+        found |= {"outcome": ended.outcome, "reason": ended.reason, "fits": None if trouble else False}
+        if fill and seen.loaded is not None and not trouble:
+            found["decodes"] = False
+    elif fill and facts.get("left_out") is None:
+        slow = depth.too_slow(decode)
+        found |= {"fits": slow is None, "decodes": slow is None, "reason": slow}
+    return found

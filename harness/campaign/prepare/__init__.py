@@ -1,0 +1,227 @@
+"""Have everything a cell needs before its clock starts: interpreter, weights, prompt. What is missing is
+made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness import machine
+from harness.campaign.prepare.produce import Producer, synthetic_name
+from harness.config import Weights
+from harness.models import packed, tokenizer, weights
+from harness.models.hub_weights import from_hub
+from harness.models.weights import Ready, WeightsError
+from harness.plan import Cell
+from harness.results import Record
+from harness.stacks import build
+from harness.stacks.build import Interpreter
+from harness.stacks.header import Header
+from harness.system.wording import plural
+from harness.theory.packed import Packing
+
+Say = Callable[[str], None]
+
+# Words of no meaning to measure by; repeated until there are tokens enough.
+PROMPT_TEXT = (
+    "A harness compares what several stacks make of one model on one machine: it sends the same words to "
+    "each, waits for every token, and writes down when it came. "
+)
+TOKENIZED = "the harness's fixed text, by the model's own tokenizer"  # where a prompt is from
+FAKE_VOCABULARY = 512  # of a stack that loads no weights
+
+
+class NotReady(RuntimeError):
+    """A cell cannot be measured: `outcome` (error, unavailable or refused) and a reason, one sentence."""
+
+    def __init__(self, outcome: str, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+
+
+@contextmanager
+def _not_ready() -> Iterator[None]:
+    """Raise what is wrong with weights as NotReady."""
+    try:
+        yield
+    except WeightsError as failure:
+        raise NotReady("error", str(failure)) from failure
+
+
+class Preparation:
+    """Remembers what is ready, and what failed, so that each thing is tried once in a campaign."""
+
+    def __init__(self, device: str, gpu: str | None, threads: int | None, say: Say) -> None:
+        """`threads` null: one per physical core."""
+        self.device, self.say = device, say
+        self.threads = threads or machine.physical_cores()
+        self._no_device: str | None = None
+        try:
+            self.device_id = machine.device_id(device, gpu)
+        except machine.DeviceError as absent:
+            self.device_id, self._no_device = device, str(absent)
+        self._producer = Producer(self.device_id, self.threads, say, self.interpreter)
+        self._interpreters: dict[str, Interpreter | NotReady] = {}
+        self._from_hub: dict[Weights, Ready | WeightsError] = {}
+        self._tokenized: dict[tuple[Path, int], list[int]] = {}
+        self._prompts: dict[tuple[str, int], tuple[str, list[int]]] = {}
+
+    def interpreter(self, header: Header) -> Interpreter:
+        """The stack's interpreter for the device asked for, built if need be. Raises NotReady."""
+        if header.stack not in self._interpreters:
+            self._interpreters[header.stack] = self._interpreter(header)
+        found = self._interpreters[header.stack]
+        if isinstance(found, NotReady):
+            raise found
+        return found
+
+    def _interpreter(self, header: Header) -> Interpreter | NotReady:
+        if self._no_device is not None:
+            return NotReady("unavailable", self._no_device)
+        family = self.device.partition(":")[0]
+        environment = header.environment_for(family)
+        if environment is None:
+            return NotReady("unavailable", f"stack {header.stack} has no environment for device {family}")
+        try:
+            return build.find(environment) or build.create(environment, self.say)
+        except build.EnvironmentFailed as failure:
+            return NotReady("unavailable", str(failure))
+
+    def fingerprint(self, cell: Cell) -> str | None:
+        """What tells this cell's weights from any other, before any are made of them; null where they cannot
+        be had."""
+        if cell.weights_format == "none":
+            return "none"
+        try:
+            given = self._given(cell)
+            name = given.fingerprint if given else synthetic_name(cell)
+            if cell.packing and not (given and given.packing):
+                _, packing, path = self._producer.packed_target(cell, cell.packing, given)
+                return f"{name}-{path.parent.name}-{packing.words}"
+            if given is not None:
+                return f"{name}-{cell.quant}"
+            if cell.weights_format == "hf":
+                return name
+            quant = cell.quant or weights.SOURCE_QUANT
+            path = weights.converted_path(name, quant, self._producer.quantizer(cell))
+            return f"{name}-{path.parent.name}-{quant}"
+        except WeightsError:
+            return None
+
+    def weights(self, cell: Cell) -> Ready | None:
+        """The weights of a cell, made or downloaded as need be; null if its stack loads none.
+
+        Raises NotReady.
+        """
+        if cell.weights_format == "none":
+            return None
+        with _not_ready():
+            given = self._given(cell)
+            if cell.weights_format == "gguf":
+                return self._producer.gguf(cell, given)
+            if cell.packing and not (given and given.packing):
+                return self._producer.packed(cell, cell.packing, given)
+            return given or self._producer.checkpoint(cell)
+
+    def checkpoint(self, cell: Cell) -> Ready:
+        """The synthetic checkpoint of a cell's model, whatever its stack loads. Raises NotReady."""
+        with _not_ready():
+            return self._producer.checkpoint(cell)
+
+    def packed(self, cell: Cell, asked: Packing) -> Ready:
+        """That checkpoint packed, whatever the cell's stack loads. Raises NotReady."""
+        with _not_ready():
+            return self._producer.packed(cell, asked)
+
+    def unpacked(self, cell: Cell) -> Ready:
+        """The 16-bit weights that those of a GPTQ or AWQ cell say. Raises NotReady."""
+        ready = self.weights(cell)
+        assert ready is not None  # these stacks load weights
+        with _not_ready():
+            return self._producer.unpacked(cell, ready)
+
+    def know_prompts(self, records: Iterable[Record]) -> None:
+        """Prompts of records kept from before: a source tried now must tokenize as they did."""
+        for record in records:
+            workload = record["workload"]
+            if workload.get("prompt_source") == TOKENIZED:
+                known = (str(record["model"]["weights"]["file"]), workload["prompt"])
+                self._prompts.setdefault((record["model"]["name"], workload["prompt_tokens"]), known)
+
+    def prompt(self, cell: Cell, ready: Ready | None) -> tuple[list[int], str]:
+        """The prompt's ids, the same for every stack and variant of the model, and where they are from.
+
+        Raises NotReady: the tokenizer gives too few, or two sources of the model tokenize differently.
+        """
+        count = int(cell.workload.prompt_tokens or 0)
+        if ready is None or ready.tokenizer is None:
+            vocabulary = ready.vocab_size if ready else FAKE_VOCABULARY
+            if not vocabulary:
+                raise NotReady("error", f"{ready and ready.path}: has no input embedding to take ids from")
+            return [(1013 + 7919 * i) % vocabulary for i in range(count)], "fixed ids (no tokenizer)"
+        ids = self._tokenize(cell, ready, ready.tokenizer, count)
+        first_source, first_ids = self._prompts.setdefault((cell.model.name, count), (str(ready.path), ids))
+        if ids != first_ids:
+            raise NotReady("error", f"{ready.path} and {first_source} tokenize the same text differently")
+        return ids, TOKENIZED
+
+    def _tokenize(self, cell: Cell, ready: Ready, source: Path, count: int) -> list[int]:
+        if (source, count) not in self._tokenized:
+            text = PROMPT_TEXT * (1 + count // 20)
+            try:
+                if source == ready.path:  # a GGUF: only llama.cpp reads its vocabulary
+                    job = self._producer.request(cell, "tokenize", source, workloads=[{"text": text}])
+                    ids = list(self._producer.run(cell, job)["ids"] or [])
+                else:
+                    ids = tokenizer.ids(source, text)
+            except WeightsError as failure:
+                raise NotReady("error", f"{ready.path}: cannot tokenize: {failure}") from failure
+            ids = ids[:count]
+            if len(ids) < count:
+                raise NotReady(
+                    "error",
+                    f"{source}: its tokenizer gives fewer than {plural(count, 'token')} for the prompt",
+                )
+            if ready.vocab_size is not None and max(ids) >= ready.vocab_size:
+                reason = f"its tokenizer gives id {max(ids)}, and the model has {ready.vocab_size} of them"
+                raise NotReady("error", f"{source}: {reason}")
+            self._tokenized[source, count] = ids
+        return self._tokenized[source, count]
+
+    def _given(self, cell: Cell) -> Ready | None:
+        """Weights the user has or the hub has, in a format the stack takes; null for synthetic ones.
+
+        Raises WeightsError.
+        """
+        source, stack = cell.source, cell.variant.stack
+        if source is None:
+            raise weights.not_named(cell.model.name, cell.weights_format)
+        if source.kind == "synthetic":
+            return None
+        if source.kind == "path":
+            given = weights.local(Path(str(source.path)))
+        elif source.file is not None and cell.weights_format != "gguf":  # not to be downloaded first
+            name = f"{source.repo}/{source.file}"
+            raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, and {name} is a GGUF")
+        else:
+            given = self._of_hub(cell, source)
+        if cell.weights_format != "gguf":
+            packed.check_loadable(given, cell.packing, stack)
+        if cell.model.shape is not None:
+            weights.check_shape(given, cell.model.shape)
+        return given
+
+    def _of_hub(self, cell: Cell, source: Weights) -> Ready:
+        """Asked once in a campaign, also where it fails. Raises WeightsError."""
+        if cell.variant.options.get("trust_remote_code"):
+            raise WeightsError("trust_remote_code needs a local folder: Python files are not downloaded")
+        if source not in self._from_hub:
+            try:
+                self._from_hub[source] = from_hub(source)
+            except WeightsError as failure:
+                self._from_hub[source] = failure
+        found = self._from_hub[source]
+        if isinstance(found, WeightsError):
+            raise found
+        return found

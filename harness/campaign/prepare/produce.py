@@ -1,0 +1,203 @@
+"""Make weights by jobs of a cell's own stack: synthesize, convert, quantize; each once, kept in the cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.models import checkpoint, packed, weights
+from harness.models.weights import Ready, WeightsError
+from harness.plan import Cell
+from harness.stacks.build import Interpreter
+from harness.stacks.header import Header
+from harness.system.cache import exclusive
+from harness.theory import shapes
+from harness.theory.ggml import element_bytes
+from harness.theory.packed import Packing, packed_bytes
+from harness.theory.shapes import Shape
+from harness.theory.tensors import of_shape
+from harness.worker import launch
+from runners.protocol import Request
+
+Say = Callable[[str], None]
+
+JOB_TIMEOUT_S = 6 * 3600.0
+SPARE_DISK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Producer:
+    """`interpreter` gives a stack's, built if need be; what it raises goes through."""
+
+    device_id: str
+    threads: int
+    say: Say
+    interpreter: Callable[[Header], Interpreter]
+
+    def checkpoint(self, cell: Cell) -> Ready:
+        """The synthetic checkpoint of a cell's model. Raises WeightsError, CacheError."""
+        shape, seed = _shape(cell), _seed(cell)
+        target = weights.checkpoint_path(shape, seed)
+        if ready := weights.cached(target):
+            return ready
+        expected = shapes.parameters(shape) * weights.CHECKPOINT_ELEMENT_BYTES
+        options = {"seed": seed, "threads": self.threads}
+        return self._make(cell, "synthesize", options, None, target, expected)
+
+    def gguf(self, cell: Cell, given: Ready | None) -> Ready:
+        """The GGUF that a cell loads, of weights that are given, or of its synthetic checkpoint.
+
+        Raises WeightsError, CacheError.
+        """
+        if given is None:
+            quant = cell.quant or weights.SOURCE_QUANT
+            return self._converted(cell, synthetic_name(cell), self.checkpoint, quant)
+        if given.format == "hf":
+            weights.check_convertible(given)
+            quant = cell.quant or weights.SOURCE_QUANT
+            made = self._converted(cell, given.fingerprint, lambda cell: given, quant)
+            return replace(made, tokenizer=given.tokenizer, revision=given.revision)
+        if cell.quant in (None, given.quant):
+            return given
+        weights.check_quantizable(given, str(cell.quant))
+        target = weights.quantized_path(given.fingerprint, str(cell.quant), self.quantizer(cell))
+        return self._quantized(cell, given, target)
+
+    def packed(self, cell: Cell, asked: Packing, given: Ready | None = None) -> Ready:
+        """A synthetic checkpoint, the one given or that of a cell's model, packed by rounding to nearest.
+
+        Raises WeightsError, CacheError.
+        """
+        shape, packing, target = self.packed_target(cell, asked, given)
+        if ready := weights.cached(target):
+            return ready
+        source = given or self.checkpoint(cell)
+        options = {"format": packing.method, "bits": packing.bits, "group_size": packing.group_size}
+        expected = sum(packed_bytes(of_shape(shape), packing).values())
+        return self._make(cell, "pack", options | {"threads": self.threads}, source.path, target, expected)
+
+    def packed_target(self, cell: Cell, asked: Packing, given: Ready | None) -> tuple[Shape, Packing, Path]:
+        """Of `packed`: the model's shape, the packing with its group size, and the folder. Raises
+        WeightsError."""
+        shape = checkpoint.read(given.path).shape if given and given.attention else cell.model.shape
+        if shape is None:
+            kind = given.architecture if given else "without a shape"
+            raise WeightsError(f"model {cell.model.name} is {kind}, which is not packed here")
+        packing = packed.grouped(asked, shape)
+        name = given.fingerprint if given else synthetic_name(cell)
+        return shape, packing, packed.packed_path(name, packing)
+
+    def unpacked(self, cell: Cell, ready: Ready) -> Ready:
+        """The 16-bit checkpoint that a packed one says, which the kernels of its stacks are held against.
+
+        Raises WeightsError, CacheError.
+        """
+        target = packed.unpacked_path(ready.fingerprint)
+        made = weights.cached(target)
+        if made is None:
+            expected = ready.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
+            options = {"threads": self.threads}
+            made = self._make(cell, "unpack", options, ready.path, target, expected)
+        return replace(made, tokenizer=ready.tokenizer, revision=ready.revision)
+
+    def quantizer(self, cell: Cell) -> str:
+        """What quantizes a cell's weights: its stack, exact versions."""
+        return " ".join(self.interpreter(cell.header).lock)
+
+    def _converted(self, cell: Cell, name: str, source: Callable[[Cell], Ready], quant: str) -> Ready:
+        """The GGUF of a checkpoint, which is asked for only if it has to be read."""
+        target = weights.converted_path(name, quant, self.quantizer(cell))
+        if ready := weights.cached(target):
+            return ready
+        if quant not in weights.FULL_TYPES:
+            return self._quantized(cell, self._converted(cell, name, source, weights.SOURCE_QUANT), target)
+        given = source(cell)
+        expected = given.sizes["parameters"] * element_bytes(quant)
+        return self._make(cell, "convert", {"dtype": quant}, given.path, target, expected)
+
+    def _quantized(self, cell: Cell, source: Ready, target: Path) -> Ready:
+        if ready := weights.cached(target):
+            return ready
+        # Synthetic weights stand in for the files people have; a user's own follow llama.cpp as it is.
+        synthetic = cell.source is not None and cell.source.kind == "synthetic"
+        options = {"quant": cell.quant, "threads": self.threads, "as_published": synthetic}
+        assert source.header is not None  # it is a GGUF
+        expected = weights.quantized_bytes(source.header, str(cell.quant))
+        return self._make(cell, "quantize", options, source.path, target, expected)
+
+    def _make(
+        self,
+        cell: Cell,
+        job: str,
+        options: dict[str, Any],
+        source: Path | None,
+        target: Path,
+        expected_bytes: float,
+    ) -> Ready:
+        """Run a job that writes a large file or folder: disk checked first, written beside, renamed when
+        whole."""
+        with exclusive(target.with_suffix(".lock")):
+            if ready := weights.cached(target):  # another campaign made it while this one waited
+                return ready
+            for leftover in target.parent.glob(f"{target.name}.partial-*"):
+                weights.drop(leftover)
+            free = shutil.disk_usage(target.parent).free
+            needed = expected_bytes + SPARE_DISK_BYTES
+            if free < needed:
+                raise WeightsError(
+                    f"{target.name} of {cell.model.name} needs {needed / 1e9:.1f} GB of disk and "
+                    f"{free / 1e9:.1f} GB is free in {target.parent}"
+                )
+            partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
+            files = {"target": str(partial)} | ({"source": str(source)} if source else {})
+            request = self.request(cell, job, source, options=options, files=files)
+            try:
+                self.run(cell, request, f"{cell.model.name} {target.stem}")
+                partial.replace(target)
+            finally:
+                weights.drop(partial)
+            return weights.local(target)
+
+    def request(self, cell: Cell, job: str, path: Path | None, **fields: Any) -> Request:
+        """A job for the cell's stack and model. `path`: of the weights it loads or reads."""
+        shape = asdict(cell.model.shape) if cell.model.shape else None
+        model = {"name": cell.model.name, "path": str(path) if path else None, "shape": shape}
+        return Request(job, cell.variant.stack, self.device_id, model, **fields)
+
+    def run(self, cell: Cell, request: Request, what: str = "") -> dict[str, Any]:
+        """Run one job in the cell's stack and return what Done says; with `what`, its phases are said.
+
+        Raises WeightsError.
+        """
+        interpreter = self.interpreter(cell.header)
+
+        def told(phase: str) -> None:
+            if what:
+                self.say(f"{request.job} {what}: {phase}")
+
+        with tempfile.TemporaryDirectory(prefix="harness-job-") as folder:
+            events = launch.run_job(request, interpreter, Path(folder), JOB_TIMEOUT_S, self.threads)
+            try:
+                return launch.facts_of(events, told)
+            except launch.JobFailed as failure:
+                raise WeightsError(f"{request.job} {what or cell.model.name}: {failure}") from failure
+
+
+def synthetic_name(cell: Cell) -> str:
+    """What tells the synthetic checkpoint of a cell's model from others. Raises WeightsError."""
+    return weights.synthetic_name(_shape(cell), _seed(cell))
+
+
+def _seed(cell: Cell) -> int:
+    return cell.source.seed if cell.source else 0
+
+
+def _shape(cell: Cell) -> Shape:
+    if cell.model.shape is None:
+        raise WeightsError(f"model {cell.model.name} has no shape to synthesize")
+    return cell.model.shape

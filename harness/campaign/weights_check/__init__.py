@@ -1,0 +1,207 @@
+"""Hold every variant's logits against the reference of its model, before anyone believes its speed.
+
+One record a variant; what is checked already is kept.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness import plan, results
+from harness.analysis.records import agreement
+from harness.campaign import facts
+from harness.campaign.prepare import NotReady, Preparation
+from harness.campaign.repeat import Inputs
+from harness.campaign.weights_check.reference import (
+    Logits,
+    NoLogits,
+    NoReference,
+    Reference,
+    lengthened,
+    logits_of,
+    windows_of,
+)
+from harness.config import Experiment
+from harness.plan import Cell
+from harness.results import Record, Stored
+from harness.theory.packed import Packing
+
+SECONDS = 60.0  # of computing a variant: a depth that would take longer is left out
+NO_WEIGHTS = "its stack loads no weights: there is nothing to compare"
+
+
+@dataclass(frozen=True)
+class Checking:
+    """What a campaign gives its checks. `keys`: content key by cell; `inputs`: all that a cell needs, or why
+    it cannot be had; `folder`: results of this machine; `shared`: what each record of the campaign says."""
+
+    experiment: Experiment
+    preparation: Preparation
+    inputs: Callable[[Cell], Inputs | NotReady]
+    keys: Mapping[str, str]
+    folder: Path
+    shared: Record
+    seconds: float
+    fresh: bool
+    retry_failed: bool
+
+
+def check(cells: Sequence[Cell], given: Checking, before: Sequence[Stored]) -> list[Stored]:
+    """Check every model and variant, at the depths of its longest workload. Returns a record each, those of
+    `before` that are kept included.
+
+    Raises ResultsError (the results cannot be written), KeyboardInterrupt after an interrupted record.
+    """
+    found = []
+    for group in _groups(cells):
+        with tempfile.TemporaryDirectory(prefix="harness-check-") as folder:
+            every = [cell for cells in group for cell in cells]
+            reference = Reference(every, given.preparation, given.inputs, given.seconds, Path(folder))
+            for cell, *others in group:
+                speaks_for = sorted(given.keys[each.id] for each in (cell, *others))
+                asked = {
+                    "windows": reference.windows,
+                    "seconds": given.seconds,
+                    "reference": reference.identity,
+                }
+                kept = _kept(before, given.keys[cell.id], asked, speaks_for)
+                if kept and plan.is_done(_worth(kept.record), given.fresh, given.retry_failed):
+                    found.append(kept)
+                    continue
+                given.preparation.say(f"checking the weights of {cell.id}")
+                found.append(_check(cell, given, reference, {"asked": asked, "speaks_for": speaks_for}))
+    return found
+
+
+def _groups(cells: Sequence[Cell]) -> Iterator[list[list[Cell]]]:
+    """Variants that one run of a reference serves, each the cells of one model and variant, longest first."""
+    variants: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        variants.setdefault((cell.model.name, cell.variant.model_dump_json()), []).append(cell)
+    groups: dict[tuple[str, str, Packing | None], list[list[Cell]]] = {}
+    for each in variants.values():
+        each.sort(key=lambda cell: -cell.tokens)
+        first = each[0]
+        groups.setdefault((first.model.name, str(windows_of(first)), first.packing), []).append(each)
+    yield from groups.values()
+
+
+def _kept(before: Sequence[Stored], key: str, asked: Record, speaks_for: Sequence[str]) -> Stored | None:
+    """The latest record of the same check."""
+    same = [
+        each
+        for each in before
+        if each.record["content_key"] == key
+        and each.record["check"]["asked"] == asked
+        and set(speaks_for) <= set(each.record["check"]["speaks_for"])
+    ]
+    return max(same, key=lambda each: str(each.record["started_utc"]), default=None)
+
+
+def _worth(record: Record) -> str:
+    """What plan.is_done reads. That there is nothing to compare with is an answer, not a failure."""
+    return str(record["outcome"]) if agreement.verdict(record)[0] == "failed" else "ok"
+
+
+def _check(cell: Cell, given: Checking, reference: Reference, said: Record) -> Stored:
+    """Run one variant's job, and the reference's if none needed it yet, and keep what came of it."""
+    experiment = given.experiment
+    begun = given.shared | {"kind": "checked", "check": said}
+    begun |= facts.of_repeat(cell, 1, given.keys[cell.id], experiment.device, experiment.gpu)
+    inputs = given.inputs(cell)
+    if isinstance(inputs, Inputs):
+        begun |= facts.of_inputs(cell, inputs, begun)
+    running = results.begin(given.folder / cell.model.name / cell.id, begun)
+    started, interrupted, outcome, reason = time.monotonic(), False, "ok", None
+    check = dict(said)
+    try:
+        if isinstance(inputs, NotReady):
+            raise inputs
+        if inputs.weights is None:
+            raise NoReference(NO_WEIGHTS)
+        theirs = reference.logits()
+        check["reference"] = reference.said
+        check |= _compared(cell, given, inputs, reference, theirs, running.folder)
+    except NoReference as lack:
+        outcome, reason = "unavailable", str(lack)
+        check["unchecked"] = reason
+    except (NoLogits, NotReady) as failure:
+        outcome, reason = failure.outcome, str(failure)
+    except KeyboardInterrupt:
+        interrupted, outcome, reason = True, "interrupted", "stopped by the user"
+    stored = running.finish(
+        begun
+        | {
+            "check": check,
+            "outcome": outcome,
+            "phase": "check",
+            "reason": reason,
+            "tokens": 0,
+            "timing": {"started_utc": begun["started_utc"], "wall_s": time.monotonic() - started},
+            "log_tail": results.tail(running.folder / "worker.log") if outcome != "ok" else [],
+        },
+        {},
+        None,
+    )
+    if interrupted:
+        raise KeyboardInterrupt
+    return stored
+
+
+def _fused(ran: Record | None) -> bool:
+    return bool(((ran or {}).get("options") or {}).get("fuse_layers"))
+
+
+def _unfused(
+    cell: Cell,
+    given: Checking,
+    ids: list[int],
+    ours: Logits,
+    windows: list[list[int]],
+    folder: Path,
+    arrays: Path,
+) -> Record:
+    """Of fused layers: their logits against those of the same kernel without fusing, `unfused`, or why there
+    are none, `unfused_failure`."""
+    variant = cell.variant.model_copy(
+        update={"name": "unfused", "options": cell.variant.options | {"fuse_layers": False}}
+    )
+    twin = replace(cell, variant=variant)
+    inputs = given.inputs(twin)
+    if isinstance(inputs, NotReady):
+        return {"unfused_failure": str(inputs)}
+    try:
+        theirs, _ = logits_of(twin, inputs, ids, windows, given.seconds, folder, arrays)
+        return {"unfused": agreement.compare(*theirs, *ours, windows)}
+    except (NoLogits, ValueError, MemoryError) as failure:
+        return {"unfused_failure": str(failure)}
+
+
+def _compared(
+    cell: Cell, given: Checking, inputs: Inputs, reference: Reference, theirs: Logits, folder: Path
+) -> Record:
+    """The variant's logits against the reference's, window by window. Raises NoLogits, NotReady."""
+    ids = given.preparation.prompt(lengthened(cell), inputs.weights)[0]
+    if ids != reference.ids or ids[: len(inputs.prompt)] != inputs.prompt:
+        raise NoLogits("error", "its ids for the text differ from the reference's")
+    windows = [window for window in reference.windows if window[1] - 1 in theirs[1]]
+    ours, said = logits_of(cell, inputs, ids, windows, given.seconds, folder, reference.folder)
+    try:
+        depths = agreement.compare(*theirs, *ours, windows)
+    except ValueError as mismatch:
+        raise NoLogits("error", str(mismatch)) from mismatch
+    except MemoryError as full:
+        raise NoLogits("oom", f"the controller has no memory to compare logits in: {full}") from full
+    compared, ran = [depth["n"] for depth in depths], said.get("ran")
+    return {
+        "depths": depths,
+        "ran": ran,
+        **(_unfused(cell, given, ids, ours, windows, folder, reference.folder) if _fused(ran) else {}),
+        "left_out": [window for window in reference.windows if window[1] not in compared],
+        "seconds": said.get("seconds"),
+        "versions": said.get("versions"),
+    }

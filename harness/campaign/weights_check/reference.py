@@ -1,0 +1,281 @@
+"""The weights that a model's variants are held against, and the job that gives logits of either.
+
+They are the model's 16-bit ones; of a GPTQ or AWQ checkpoint its own, unpacked, so that what is left is the
+kernel's doing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness import machine
+from harness.analysis.records import agreement
+from harness.campaign import facts
+from harness.campaign.prepare import NotReady, Preparation
+from harness.campaign.repeat import Inputs
+from harness.config import Variant, Weights
+from harness.config.experiment import Scalar
+from harness.machine.limits import free_memory_bytes
+from harness.models.weights import FULL_TYPES
+from harness.plan import Cell
+from harness.results import Record
+from harness.system.cache import CacheError
+from harness.theory.ggml import element_bytes
+from harness.worker import launch
+from harness.worker.memory_sampler import vram_reader
+from runners.protocol import Died, Done, Failed
+
+EAGER: dict[str, Scalar] = {"attn": "eager"}  # plain products: what is fused may round otherwise
+FREE_SHARE = 0.6  # of the free memory that a float32 reference's weights may take
+
+Logits = tuple[NDArray[np.float32], list[int]]
+"""(positions, vocabulary), and the positions."""
+
+
+class NoLogits(RuntimeError):
+    """A job ended without logits: `outcome`, and a reason, one sentence."""
+
+    def __init__(self, outcome: str, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+
+
+class NoReference(RuntimeError):
+    """There is nothing to hold a variant's logits against; the message is the reason, one sentence.
+
+    A reference that is there and fails raises NoLogits.
+    """
+
+
+def windows_of(cell: Cell) -> list[list[int]]:
+    return agreement.windows(int(cell.workload.prompt_tokens or 0), cell.tokens)
+
+
+def lengthened(cell: Cell) -> Cell:
+    """The cell with a prompt as long as its whole workload: ids to force, which begin with its prompt."""
+    return replace(cell, workload=cell.workload.model_copy(update={"prompt_tokens": cell.tokens}))
+
+
+class Reference:
+    """The 16-bit weights of one model, and their logits once they were needed.
+
+    In transformers where the model has a checkpoint, in float32 if it fits; else its 16- or 32-bit GGUF in
+    llama.cpp. `identity`: what it is known by between campaigns; null where there is none. `unpacked`: it is
+    a packed checkpoint's own weights.
+    """
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        preparation: Preparation,
+        inputs: Callable[[Cell], Inputs | NotReady],
+        seconds: float,
+        folder: Path,
+    ) -> None:
+        """`cells`: of one model, all of one length and packing; `inputs`: all that a cell needs, or why it
+        cannot be had; `seconds`: of computing; `folder`: for arrays, until the reference is needed no
+        more."""
+        self.windows = windows_of(cells[0])
+        self.unpacked = cells[0].packing is not None
+        self.folder = folder
+        self.said: Record | None = None
+        self.ids: list[int] = []
+        self._preparation, self._inputs, self._seconds = preparation, inputs, seconds
+        self._why: list[str] = []
+        self._failure: NoLogits | None = None
+        self._cell = self._found(cells)
+
+    @cached_property
+    def identity(self) -> Record | None:
+        if self._cell is None:
+            return None
+        interpreter = self._preparation.interpreter(self._cell.header)
+        return {
+            "stack": self._cell.variant.stack,
+            "variant": self._cell.variant.name,
+            "lock": hashlib.sha256(" ".join(interpreter.lock).encode()).hexdigest()[:12],
+            "weights": self._preparation.fingerprint(self._cell),
+        }
+
+    def logits(self) -> Logits:
+        """Raises NoReference: there is none; NoLogits: it failed, and is not tried again."""
+        if self._cell is None:
+            which = "unpacked" if self.unpacked else "16-bit"
+            raise NoReference(f"no {which} weights to compare with ({'; '.join(self._why)})")
+        if self._failure:
+            raise self._failure
+        try:
+            return self._logits
+        except (NoLogits, NotReady, CacheError, OSError) as failure:
+            outcome = failure.outcome if isinstance(failure, (NoLogits, NotReady)) else "error"
+            reason = f"the reference, in {self._cell.variant.stack}, failed: {failure}"
+            self._failure = NoLogits(outcome, reason)
+            raise self._failure from failure
+
+    @cached_property
+    def _logits(self) -> Logits:
+        assert self._cell is not None  # logits() has seen to it
+        cell, why = self._sized(self._cell)
+        try:
+            return self._computed(cell, why)
+        except NoLogits as failure:
+            if failure.outcome != "oom" or cell.variant.options.get("dtype") != "fp32":
+                raise
+            return self._computed(_in(cell, "bf16"), f"in float32 it did not fit: {failure}")
+
+    def _computed(self, cell: Cell, why: str) -> Logits:
+        """Raises NoLogits, NotReady."""
+        preparation = self._preparation
+        preparation.say(f"reference of {cell.model.name}: {cell.variant.stack} {cell.variant.name}")
+        inputs = self._inputs(cell)
+        if isinstance(inputs, NotReady):
+            raise inputs
+        self.ids = preparation.prompt(lengthened(cell), inputs.weights)[0]
+        with tempfile.TemporaryDirectory(prefix="harness-check-") as folder:
+            log = Path(folder)
+            found, said = logits_of(cell, inputs, self.ids, self.windows, self._seconds, log, self.folder)
+        described = facts.of_inputs(cell, inputs, {"model": {"weights": {}}, "workload": {}})
+        self.said = {
+            "name": f"{cell.variant.stack} {cell.variant.name}" + (", unpacked" if self.unpacked else ""),
+            "why": why,
+            "stack": cell.variant.stack,
+            "options": inputs.options,
+            "weights": described["model"]["weights"],
+            "unpacked": self.unpacked,
+            "environment": described["environment"],
+            "versions": said.get("versions"),
+            "seconds": said.get("seconds"),
+        }
+        return found
+
+    def _found(self, cells: Sequence[Cell]) -> Cell | None:
+        """The first candidate whose weights and interpreter can be had."""
+        if self.unpacked:
+            return self._unpacked(cells[0])
+        for candidate in _candidates(cells):
+            stack, name = candidate.variant.stack, candidate.variant.name
+            try:
+                if self._preparation.fingerprint(candidate) is None:
+                    self._preparation.weights(candidate)  # which says why
+                self._preparation.interpreter(candidate.header)
+                if stack == "llamacpp" or candidate.model.weights.kind != "synthetic":
+                    ready = self._preparation.weights(candidate)
+                    if ready and ready.quant not in FULL_TYPES:
+                        raise NotReady("unavailable", f"the weights are {ready.quant}")
+            except (NotReady, CacheError, OSError) as failure:
+                self._why.append(f"{stack} {name}: {failure}")
+                continue
+            return candidate
+        return None
+
+    def _unpacked(self, cell: Cell) -> Cell | None:
+        try:
+            path = self._preparation.unpacked(cell).path
+        except (NotReady, CacheError, OSError) as failure:
+            self._why.append(str(failure))
+            return None
+        weights = Weights(kind="path", path=str(path))
+        model = cell.model.model_copy(update={"weights": weights, "of_format": {}})
+        return replace(cell, model=model, variant=Variant(stack="hf", name="unpacked", options=EAGER))
+
+    def _sized(self, cell: Cell) -> tuple[Cell, str]:
+        """The candidate at the precision that fits, and why it is this one."""
+        if cell.variant.stack != "hf":
+            return cell, "; ".join(self._why)
+        ready = self._preparation.weights(cell)
+        assert ready is not None  # hf loads weights
+        dtype, why = precision(ready.sizes["parameters"], free_bytes(self._preparation.device_id))
+        return _in(cell, dtype), why
+
+
+def precision(parameters: int, free: int | None) -> tuple[str, str]:
+    """What a reference is computed in, fp32 or bf16, and why. `free`: bytes; null: nobody knows."""
+    needed = 4 * parameters
+    weights = f"in float32 its weights take {needed / 1e9:.1f} GB"
+    if free is None:
+        return "bf16", f"{weights}, and how much of the device is free is not known"
+    why = f"{weights}, and {free / 1e9:.1f} GB are free"
+    return "fp32" if needed <= FREE_SHARE * free else "bf16", why
+
+
+def _in(cell: Cell, dtype: str) -> Cell:
+    options = {**cell.variant.options, "dtype": dtype}
+    return replace(cell, variant=Variant(stack="hf", name=dtype, options=options))
+
+
+def _candidates(cells: Sequence[Cell]) -> Iterator[Cell]:
+    """Where 16-bit weights of a model may be found, best first; none for stacks that load no weights."""
+    loading = [cell for cell in cells if cell.header.weights != "none"]
+    trusted = any(cell.variant.options.get("trust_remote_code") for cell in loading)
+    tried: list[tuple[str, str, dict[str, Any]]] = []
+    tried.append(("hf", "checkpoint", EAGER | ({"trust_remote_code": True} if trusted else {})))
+    options = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
+    tried.append(("llamacpp", "as stored", options))
+    smallest_first = sorted(FULL_TYPES, key=element_bytes)  # 32 bits tell no more than the 16 they are from
+    tried += [("llamacpp", quant, options | {"quant": quant}) for quant in smallest_first]
+    for stack, name, given in tried if loading else []:
+        yield replace(loading[0], variant=Variant(stack=stack, name=name, options=given))
+
+
+def free_bytes(device_id: str) -> int | None:
+    """Memory that may still be taken there; null where NVML does not tell, as of a part of a GPU."""
+    import pynvml
+
+    if device_id == "cpu":
+        return free_memory_bytes()
+    all_bytes = {gpu["uuid"]: gpu["memory_bytes"] for gpu in machine.facts()["gpus"]}.get(device_id)
+    try:
+        with vram_reader(device_id) as used_bytes:
+            return None if all_bytes is None else int(all_bytes) - int(used_bytes())
+    except pynvml.NVMLError:
+        return None
+
+
+def logits_of(
+    cell: Cell,
+    inputs: Inputs,
+    ids: list[int],
+    windows: Sequence[Sequence[int]],
+    seconds: float,
+    folder: Path,
+    arrays: Path,
+) -> tuple[Logits, Record]:
+    """Run a `logits` job: its logits, and what it said. `folder`: for its log; `arrays`: for the logits.
+
+    Raises NoLogits.
+    """
+    (first, prompt_tokens), *deeper = windows
+    file = arrays / "logits.npy"
+    asked = {
+        "ids": ids[: windows[-1][1]],
+        "prompt_tokens": prompt_tokens,
+        "prompt_keep": prompt_tokens - first,
+        "windows": [list(window) for window in deeper],
+        "seconds": seconds,
+    }
+    request = inputs.request(cell, "logits", asked, {"logits": str(file)})
+    try:
+        ended = None
+        for event in launch.run_job(request, inputs.interpreter, folder, inputs.timeout_s, inputs.threads):
+            ended = event
+        if isinstance(ended, (Failed, Died)):
+            raise NoLogits(ended.outcome, ended.reason)
+        if not isinstance(ended, Done) or not isinstance(ended.facts.get("positions"), list):
+            raise NoLogits("error", "the worker said nonsense: a logits job without positions")
+        # Loaded at once, so that the next job may write the same file.
+        return (np.load(file), ended.facts["positions"]), ended.facts
+    except (OSError, ValueError) as damage:
+        raise NoLogits("error", f"the job's logits cannot be read: {damage}") from damage
+    except MemoryError as full:
+        raise NoLogits("oom", f"the job's logits do not fit the controller's memory: {full}") from full
+    finally:
+        file.unlink(missing_ok=True)

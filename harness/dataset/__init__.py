@@ -1,0 +1,1 @@
+"""Records -> rows and series, as report, compare, history and export read them."""

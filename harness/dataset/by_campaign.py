@@ -1,0 +1,67 @@
+"""Records campaign by campaign, oldest first: each is read, analysed and dropped before the next is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from harness import results
+from harness.dataset.gather import Gathered
+from harness.results import Stored
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """`began`: when the first of its records did."""
+
+    began: datetime
+    gathered: Gathered
+    stored: Sequence[Stored]
+
+    @property
+    def repeats(self) -> list[tuple[Row, Stored]]:
+        """The row of each repeat, with its record."""
+        return list(zip(self.gathered.repeats, self.gathered.stored, strict=True))
+
+    @property
+    def searches(self) -> list[tuple[Row, Stored]]:
+        """The row of the last search of each cell, with its record."""
+        of = {
+            (each.record["content_key"], each.record["started_utc"]): each
+            for each in self.stored
+            if each.record["kind"] == "searched"
+        }
+        return [(row, of[row["content_key"], row["started_utc"]]) for row in self.gathered.searches]
+
+
+def campaigns(stored: Iterable[Stored]) -> Iterator[Campaign]:
+    """Every campaign of some records, the latest check of each variant's weights held against its repeats.
+    Raises ResultsError for a record that went since it was found."""
+    folders, checks = _sorted_out(stored)
+    for began, of in folders:
+        found = [Stored(folder, results.read(folder / "record.json")) for folder in of]
+        yield Campaign(began, Gathered([*found, *checks]), found)
+
+
+def _sorted_out(stored: Iterable[Stored]) -> tuple[list[tuple[datetime, Sequence[Path]]], list[Stored]]:
+    """The folders of each campaign, oldest first, and of each check of weights the one that counts."""
+    folders: dict[str, list[Path]] = {}
+    began: dict[str, datetime] = {}
+    checks: list[tuple[bool, datetime, Stored]] = []
+    for each in stored:
+        record, at = each.record, datetime.fromisoformat(each.record["started_utc"])
+        if record["kind"] == "checked":
+            checks.append((record["outcome"] == "ok", at, each))
+            continue
+        campaign = record["campaign"]["id"]
+        folders.setdefault(campaign, []).append(each.folder)
+        began[campaign] = min(at, began.get(campaign, at))
+    checks.sort(key=lambda check: check[:2])
+    latest = {check.record["content_key"]: check for _, _, check in checks}
+    ordered = sorted(folders, key=lambda campaign: began[campaign])
+    return [(began[campaign], folders[campaign]) for campaign in ordered], list(latest.values())

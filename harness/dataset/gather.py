@@ -1,0 +1,181 @@
+"""Records and their files -> a Study: rows analysed, the curves to draw, what was passed over and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from harness import results
+from harness.analysis.records import agreement, attribution, searches, traffic
+from harness.analysis.series import budget
+from harness.dataset import names, rows
+from harness.dataset.baseline_match import beside
+from harness.dataset.study import Curve, MemoryCurve, Study
+from harness.results import ResultsError, Stored
+from harness.system.wording import plural
+
+Row = dict[str, Any]
+
+
+class Gathered:
+    """All rows of some records, one a repeat, and their series, each file read once."""
+
+    def __init__(self, stored: Sequence[Stored]) -> None:
+        by_size = sorted(stored, key=lambda each: _by_size(str(each.record["model"]["name"])))
+        self._ran = [each for each in by_size if each.record["kind"] != "checked"]
+        self.stored = [each for each in self._ran if each.record["kind"] != "searched"]
+        searched = [searches.row(each.record) for each in by_size if each.record["kind"] == "searched"]
+        self.searches: list[Row] = names.named(searches.latest(searched))
+        checked = [agreement.row(each.record) for each in by_size if each.record["kind"] == "checked"]
+        self.checks: list[Row] = names.named(agreement.latest(checked))
+        self.warnings: list[str] = []
+        self.curves: dict[str, Curve] = {}
+        ceilings = _ceilings(self.stored)
+        self.repeats: list[Row] = []
+        for each in self.stored:
+            columns = self._read(results.series, each)
+            path = str(each.series_path) if columns else None
+            ceiling = ceilings.get(each.record["campaign"]["id"])
+            self.repeats.append(rows.row(each.record, columns, path, ceiling))
+            if path:
+                n, ns = (np.asarray(columns[key], dtype=float) for key in ("n", "latency_ns"))
+                self.curves[path] = Curve(n, ns / 1e6)
+        nothing = Curve(np.empty(0), np.empty(0))
+        rows.told_apart(self.repeats, [self.curves.get(str(r["series"]), nothing).ms for r in self.repeats])
+        rows.name_kernel_changes(self.repeats)
+        agreement.held_against(self.repeats, self.checks)
+        self.cells: list[Row] = names.named(budget.apart(rows.per_cell(self.repeats)))
+
+    @cached_property
+    def memory(self) -> list[Row]:
+        """One row a cell: where its memory goes; see analysis.attribution."""
+        found = []
+        for cell in self.cells:
+            if (each := self._of(cell)) is not None:
+                curve = self.curves.get(str(cell["series"]))
+                latency = {"latency_ns": (curve.ms * 1e6).tolist()} if curve else {}
+                samples = self._read(results.memory_series, each)
+                found.append(attribution.row(cell, each.record, latency, samples))
+        return found
+
+    def study(self, title: str, baseline: Gathered | None = None) -> Study:
+        """The Study of these records; `baseline`: others, shown beside cells of the same model, stack and
+        variant."""
+        drawn = {cell["name"]: self._of(cell) for cell in self.cells}
+        memory, prefill = {}, {}
+        for name, each in drawn.items():
+            if each is None:
+                continue
+            if samples := self._read(results.memory_series, each):
+                memory[name] = _memory(samples)
+            if prompts := self._read(results.prefill_series, each):
+                prefill[name] = Curve(
+                    np.asarray(prompts["n"], dtype=float),
+                    np.asarray(prompts["latency_ns"], dtype=float) / 1e6,
+                )
+        return Study(
+            title=title,
+            cells=self.cells,
+            repeats=self.repeats,
+            checks=self.checks,
+            searches=self.searches,
+            attributions=self.memory,
+            series={
+                c["name"]: self.curves[str(c["series"])] for c in self.cells if c["series"] in self.curves
+            },
+            memory=memory,
+            prefill=prefill,
+            baseline=beside([*self.cells, *self.searches], baseline.cells) if baseline else {},
+            machines=list({r.record["machine"]["slug"]: r.record["machine"] for r in self._ran}.values()),
+            methods=_attention(self.cells) | _methods(self._ran),
+            warnings=[*self.warnings, *(baseline.warnings if baseline else [])],
+        )
+
+    def _of(self, cell: Row) -> Stored | None:
+        """The record of the repeat that stands for a cell: the one its row is of."""
+        wanted = (cell["content_key"], cell["repeat"], cell["started_utc"])
+        for each in self.stored:
+            record = each.record
+            if (record["content_key"], record["repeat"], record["started_utc"]) == wanted:
+                return each
+        return None
+
+    def _read(self, reader: Any, each: Stored) -> dict[str, list[Any]]:
+        try:
+            columns: dict[str, list[Any]] = reader(each)
+        except ResultsError as damage:
+            if str(damage) not in self.warnings:
+                self.warnings.append(str(damage))
+            return {}
+        return columns
+
+
+def _by_size(model: str) -> list[tuple[float, str]]:
+    """A model's name in the order people count: 0.5b, 1.8b, 14b, 110b."""
+    return [(float(number or 0), word) for number, word in re.findall(r"(\d+(?:\.\d+)?)|(\D+)", model)]
+
+
+def _ceilings(stored: Sequence[Stored]) -> dict[str, float | None]:
+    """By campaign: the best bandwidth that it measured."""
+    campaigns: dict[str, list[Row]] = {}
+    for each in stored:
+        campaigns.setdefault(each.record["campaign"]["id"], []).append(each.record)
+    return {key: traffic.ceiling_bytes_per_s(found) for key, found in campaigns.items()}
+
+
+def _memory(samples: Mapping[str, Sequence[Any]]) -> MemoryCurve:
+    seconds = np.asarray(samples["t_ns"], dtype=float) / 1e9
+    anonymous, mapped, vram = (
+        np.asarray([np.nan if value is None else value for value in samples.get(key) or []], dtype=float)
+        for key in ("rss_anon_bytes", "rss_file_bytes", "vram_bytes")
+    )
+    has_vram = len(vram) > 0 and bool(np.isfinite(vram).any())
+    return MemoryCurve(seconds - seconds[0], anonymous + mapped, vram if has_vram else None)
+
+
+def _attention(cells: Sequence[Row]) -> dict[str, Any]:
+    """Where the time of context goes: across the models of a stack, a fixed cost and the bandwidth of the
+    cache."""
+    said = []
+    for found in budget.budgets(cells):
+        if found.of == "W" and found.bytes_per_s:
+            fixed = (
+                f"{found.fixed_ms * 1e6:.0f} ns a token of context" if found.fixed_ms > 0 else "no fixed cost"
+            )
+            rate = f"{found.bytes_per_s / 1e9:,.0f} GB/s of KV cache"
+            said.append(f"{', '.join(found.group)}: {fixed}, and {rate} ({plural(found.cells, 'cell')}).")
+    return {"Where the time of context goes": said} if said else {}
+
+
+def _methods(stored: Sequence[Stored]) -> dict[str, Any]:
+    """How it was made, and how to make it again: what differs between records is listed."""
+
+    def distinct(values: Sequence[Any]) -> list[Any]:
+        return list({str(value): value for value in values if value}.values())
+
+    records = [each.record for each in stored]
+    ours = [record for record in records if record["kind"] != "reported"]
+    loaded = [record for record in ours if record["kind"] == "measured" or record.get("loaded")]
+    methods: dict[str, Any] = {
+        "Sources": distinct([_source(record) for record in records if record.get("source")]),
+        "Protocol": distinct([record.get("protocol") for record in ours]),
+        "Stacks": distinct([_versions(record) for record in loaded]),
+        "Harness": distinct([record.get("harness") for record in ours]),
+        "To repeat it": distinct([" ".join(r["campaign"].get("command_line") or []) for r in ours]),
+    }
+    return {heading: said for heading, said in methods.items() if said}
+
+
+def _source(record: Row) -> str:
+    source = record["source"]
+    return f"{source.get('title')}, {source.get('url')}, {source.get('license')}"
+
+
+def _versions(record: Row) -> str | None:
+    versions = (record.get("loaded") or {}).get("versions")
+    said = ", ".join(f"{name} {version}" for name, version in versions.items()) if versions else "not loaded"
+    return f"{record['stack']}: {said}"

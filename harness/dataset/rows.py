@@ -1,0 +1,285 @@
+"""Records -> rows: one flat object per repeat, as lists and reports show it, and their summary per cell.
+Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from harness.analysis.records import energy, grow_results, sensor_summary, traffic
+from harness.analysis.records.disturbances import counting
+from harness.analysis.records.flags import Flag, Limit, flags, identical, published, same_changes
+from harness.analysis.records.identity import device, identity, weights
+from harness.analysis.records.verdicts import USABLE, remarks, verdict
+from harness.analysis.series import intervals, latency
+from harness.analysis.series.latency import Analysis, Unusable
+from harness.analysis.series.line import Floats
+
+Record = dict[str, Any]
+Row = dict[str, Any]
+
+MEDIANS = (
+    *("ttft_ms", "nominal_bits", "bpw", "weight_bytes_per_token"),
+    *("tokens_per_s", "start_tokens_per_s", "end_tokens_per_s"),
+    *("bandwidth_share", "B_ratio", "W_ratio", "B_measured_ratio", "W_measured_ratio", "B_as_w16_ms"),
+    *("W_declared_ratio", "W_declared_measured_ratio", "loaded_bytes"),
+    *("robust_B_ms", "robust_W_tokens_per_ms", "slow_from_n", "median_ms"),
+    *("joules_per_token", "hottest_c", "median_clock_mhz"),
+)
+
+
+def row(record: Record, columns: dict[str, list[int]], series_path: str | None, ceiling: float | None) -> Row:
+    """One repeat. Missing is null; names carry units; `columns`: its series; `ceiling`: bytes/s measured on
+    its machine, which shares of the bandwidth are taken of."""
+    reported = record.get("reported") or {}
+    judged = verdict(record, ceiling, has_series=bool(columns), series=columns)
+    state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
+    # A growth that was killed was watched to no end: its length is the answer, and its latency none.
+    found, unusable = _analysis({} if grow_results.answers(record) else columns)
+    if unusable:
+        state, reasons, disturbed = "invalid", [*reasons, f"its series is unusable: {unusable}"], None
+    figures = latency.row(found)
+    limits = traffic.limits(record, ceiling)
+    loaded = record.get("loaded") or {}
+    raised = remarks(record)
+    if columns and not unusable:
+        raised += flags(found, _higher(limits), _expected(record), loaded.get("kv_read"))
+    # A fault of the slope alone leaves what others published of B; of ours it leaves nothing.
+    spoiling = [
+        f for f in raised if f.invalidates == "all" or (f.invalidates == "W" and record["kind"] == "measured")
+    ]
+    if state in USABLE and spoiling:
+        state, reasons = "invalid", [*reasons, *(flag.detail for flag in spoiling)]
+    if any(flag.invalidates == "first token" for flag in raised):
+        figures["first_token_ms"] = None
+    if loaded.get("kv_read") == "full":
+        figures["W_identifiable"] = False
+    grown_to = grow_results.row(record, device_memory_bytes(record), traffic.kv_bytes_per_token(record))
+    said = {
+        **identity(record),
+        "kind": record["kind"],
+        "source": record.get("source"),
+        "repeat": record["repeat"],
+        "attempt": record.get("attempt", 1),
+        "disturbed": disturbed,
+        "weights": weights(record),
+        "status": state,
+        "reasons": reasons,
+        "flags": [flag.row() for flag in raised],
+        "device_memory_bytes": device_memory_bytes(record),
+        "memory_budget_bytes": (record.get("memory_budget") or {}).get("bytes"),
+        "budget_means": (record.get("memory_budget") or {}).get("means"),
+        "workload": record["workload"]["kind"],
+        "prompt_tokens": record["workload"]["prompt_tokens"],
+        "new_tokens": record["workload"]["new_tokens"],
+        "tokens": record["tokens"],
+        "n_ctx": (loaded.get("options") or {}).get("n_ctx"),
+        "kv_read": loaded.get("kv_read"),
+        "ttft_ms": figures.pop("first_token_ms"),
+        **figures,
+        "bpw": traffic.bpw(record),
+        "nominal_bits": traffic.nominal_bits(loaded.get("quant")),
+        "model_bytes": traffic.model_bytes(record),
+        "weight_bytes_per_token": traffic.weight_bytes_per_token(record),
+        "kv_bytes_per_token": traffic.kv_bytes_per_token(record),
+        "bandwidth_share": traffic.bandwidth_share(record, ceiling),
+        "bandwidth_bytes_per_s": ceiling,
+        "bandwidth_probes_bytes_per_s": [p["read_bytes_per_s"] for p in record.get("bandwidth_probes", [])],
+        "peak_rss_bytes": peak_rss_bytes(record),
+        "peak_vram_bytes": record.get("memory", {}).get("peak_vram_bytes"),
+        **_buffers(loaded | ((record.get("done") or {}).get("facts_changed") or {})),
+        **{key: reported[key] for key in REPORTED if reported.get(key) is not None},
+        "loaded_bytes": loaded_bytes(record),
+        "peak_allocator_bytes": _peak_allocator_bytes(record),
+        **({"max_ctx_is_target": bool(reported.get("max_ctx_is_target"))} if reported else grown_to),
+        "prefill_knees": traffic.prefill_knees(record),
+        **energy.row(record),
+        **sensor_summary.row(record),
+        "series": series_path,
+    }
+    if found.line is None and reported:
+        said |= {key: reported.get(key) for key in ("B_ms", "W_tokens_per_ms")}
+        said["ttft_ms"] = reported.get("prefill_ms")
+        raised = published(said["B_ms"], said["W_tokens_per_ms"], said["ttft_ms"], _higher(limits))
+        said["flags"] = [flag.row() for flag in raised]
+        said["W_identifiable"] = said["W_tokens_per_ms"] is not None and not any(
+            flag.code == "slope_faster_than_limit" for flag in raised
+        )
+    return said | _against(said, limits)
+
+
+REPORTED = (
+    *("prefill_ms", "file_bytes", "vram_bytes", "model_buffer_bytes", "kv_buffer_bytes", "max_ctx"),
+    *("perplexity", "perplexity_stderr"),
+)
+
+
+def _buffers(loaded: Record) -> Row:
+    """What the stack says it takes in the end, by part; null for what is only known of others' figures."""
+    memory = loaded.get("memory") or {}
+    parts = {f"{part}_buffer_bytes": memory.get(part) for part in ("model", "kv", "compute")}
+    return dict.fromkeys(REPORTED) | {key: sum(by.values()) if by else None for key, by in parts.items()}
+
+
+def _analysis(columns: dict[str, list[int]]) -> tuple[Analysis, str | None]:
+    if not columns:
+        return Analysis(n_tokens=0), None
+    n, ns = (np.asarray(columns[key], dtype=float) for key in ("n", "latency_ns"))
+    n, ms, _ = latency.without_end(n, ns / 1e6)
+    try:
+        return latency.analyse(n, ms), None
+    except Unusable as reason:
+        return Analysis(n_tokens=0), str(reason)
+
+
+def _expected(record: Record) -> int | None:
+    if record["outcome"] != "ok" or grow_results.stopped(record):
+        return None
+    return int(record["workload"]["new_tokens"])
+
+
+def _higher(limits: Mapping[str, Limit]) -> Limit | None:
+    """The ceiling that allows more: what is faster than it is no measurement."""
+    return min(limits.values(), key=lambda limit: limit.B_ms, default=None)
+
+
+def _against(said: Row, limits: Mapping[str, Limit]) -> Row:
+    """What the data sheet's bandwidth and the measured one allow, and the shares of them reached: with the
+    cache read once, and (`declared`) as the stack says that it reads it."""
+    B, W, bpw = said["B_ms"], said["W_tokens_per_ms"], said["bpw"]
+    row: Row = {"B_as_w16_ms": B * 16 / bpw if B is not None and bpw else None}
+    for name, prefix in (("data sheet", ""), ("measured", "measured_")):
+        limit = limits.get(name)
+        B_share, W_share = limit.shares(B, W, said["W_identifiable"]) if limit else (None, None)
+        allows = limit.W_declared_tokens_per_ms if limit and said["kv_read"] else None
+        row |= {
+            f"B_{prefix}theory_ms": limit and limit.B_ms,
+            f"W_{prefix}theory_tokens_per_ms": limit and limit.W_tokens_per_ms,
+            f"B_{prefix}ratio": B_share,
+            f"W_{prefix}ratio": W_share,
+            f"W_declared_{prefix}theory_tokens_per_ms": allows,
+            f"W_declared_{prefix}ratio": W / allows if W and allows and said["W_identifiable"] else None,
+        }
+    return row
+
+
+def peak_rss_bytes(record: Record) -> int | None:
+    """The highest of what the samples, the kernel's high-water mark and wait4 saw."""
+    memory, done = record.get("memory", {}), record.get("done") or {}
+    seen = (
+        memory.get("peak_rss_bytes"),
+        done.get("peak_rss_bytes"),
+        (memory.get("rusage") or {}).get("max_rss_bytes"),
+    )
+    return max((int(value) for value in seen if value), default=None)
+
+
+def device_memory_bytes(record: Record) -> int | None:
+    """All memory of the device: a CPU's is the machine's. Null for a GPU that cannot be told from others."""
+    machine, on = record["machine"], device(record)
+    gpus = machine.get("gpus") or []
+    of = [machine] if on == "cpu" else [gpu for gpu in gpus if gpu.get("uuid") == on] or gpus
+    known = of[0].get("memory_bytes") if len(of) == 1 else None
+    return None if known is None else int(known)
+
+
+def loaded_bytes(record: Record) -> int | None:
+    """Taken once the model was loaded: on a GPU what the stack's allocator says, else the device's memory in
+    use; on a CPU the resident set."""
+    memory, reported = record.get("memory", {}), record.get("reported") or {}
+    if record.get("device") == "cpu":
+        known = memory.get("after_load_rss_bytes")
+    else:
+        allocator = (record.get("loaded") or {}).get("allocator") or {}
+        known = allocator.get("allocated_bytes") or memory.get("after_load_vram_bytes")
+    known = reported.get("vram_bytes") or known
+    return int(known) if known else None
+
+
+def _peak_allocator_bytes(record: Record) -> int | None:
+    counters = (record.get("done") or {}).get("counters") or {}
+    peak = (counters.get("allocator") or {}).get("peak_allocated_bytes")
+    return int(peak) if peak else None
+
+
+def counted(rows: Sequence[Row]) -> list[Row]:
+    """The one row of each repeat that counts, in the order of `rows`."""
+    attempts: dict[tuple[str, int], list[Row]] = {}
+    for each in sorted(rows, key=lambda r: str(r["started_utc"])):
+        attempts.setdefault((each["content_key"], each["repeat"]), []).append(each)
+    counts = {
+        key: counting(found, lambda r: r["status"] in USABLE, lambda r: r["disturbed"])
+        for key, found in attempts.items()
+    }
+    return [each for each in rows if counts[each["content_key"], each["repeat"]] is each]
+
+
+def per_cell(rows: Sequence[Row]) -> list[Row]:
+    """One row a cell, machine, device and set of versions (content key), in order of first appearance:
+    medians over its ok repeats, or what became of the others, each repeat by the row that counts.
+    `disturbed_attempts`: how many the machine disturbed; `stayed_disturbed`: by what, a repeat each that no
+    attempt at was ok."""
+    disturbed = Counter(each["content_key"] for each in rows if each["disturbed"])
+    grouped: dict[str, list[Row]] = {}
+    for each in counted(rows):
+        grouped.setdefault(each["content_key"], []).append(each)
+    lines = intervals.of_cells([_shown(repeats) for repeats in grouped.values()])
+    return [
+        _pooled(repeats)
+        | line
+        | {
+            "disturbed_attempts": disturbed[key],
+            "stayed_disturbed": [each["disturbed"] for each in repeats if each["disturbed"]],
+        }
+        for (key, repeats), line in zip(grouped.items(), lines, strict=True)
+    ]
+
+
+def _shown(repeats: list[Row]) -> list[Row]:
+    """The repeats whose figures stand for the cell: the ok ones, or all where none is."""
+    return [r for r in repeats if r["status"] in USABLE] or repeats
+
+
+def _pooled(repeats: list[Row]) -> Row:
+    """Medians over a cell's ok repeats."""
+    fine = [r for r in repeats if r["status"] in USABLE]
+    shown = _shown(repeats)
+    pooled = dict(shown[-1]) | {"repeats_ok": len(fine), "repeats": len(repeats)}
+    for name in MEDIANS:
+        values = [r[name] for r in shown if r[name] is not None]
+        pooled[name] = statistics.median(values) if values else None
+    for name in ("peak_rss_bytes", "peak_allocator_bytes"):
+        pooled[name] = max((r[name] for r in shown if r[name]), default=None)
+    pooled["ok_series"] = [r["series"] for r in fine if r["series"] and r["status"] == "ok"]
+    pooled["reasons"] = list(dict.fromkeys(reason for r in repeats for reason in r["reasons"]))
+    raised = {(flag["code"], flag["detail"]): flag for r in repeats for flag in r["flags"]}
+    pooled["flags"] = list(raised.values())
+    return pooled
+
+
+def name_kernel_changes(rows: Sequence[Row]) -> None:
+    """Flag rows of a model and stack whose mode changes at the same n: no drift, but another kernel."""
+    of_stack: dict[tuple[str, str], list[Row]] = {}
+    for each in rows:
+        of_stack.setdefault((each["model"], each["stack"]), []).append(each)
+    for alike in of_stack.values():
+        changes = same_changes({str(i): each["mode_changes_at"] for i, each in enumerate(alike)})
+        for i, flag in changes.items():
+            others = [known for known in alike[int(i)]["flags"] if known["code"] != "drift"]
+            alike[int(i)]["flags"] = [*others, flag.row()]
+
+
+def told_apart(rows: Sequence[Row], latencies: Sequence[Floats]) -> None:
+    """Flag rows of different cells whose series are equal to the last digit."""
+    cells = {
+        f"{r['cell']} {r['started_utc']}": ms for r, ms in zip(rows, latencies, strict=True) if len(ms) > 1
+    }
+    same: dict[str, Flag] = identical(cells)
+    for each in rows:
+        if flag := same.get(f"{each['cell']} {each['started_utc']}"):
+            each["flags"].append(flag.row())
+            each["status"], each["reasons"] = "invalid", [*each["reasons"], flag.detail]

@@ -1,0 +1,254 @@
+"""What may spoil a measurement on an NVIDIA GPU, as its driver tells by NVML; other GPUs tell nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.machine.doctor.finding import Finding, ok, unknown, warn
+from harness.machine.sensors.bits import CONDITIONS, NVML_BITS
+from harness.system.small_files import text
+
+HEADROOM_C = 20.0
+BUSY_PERCENT = 5
+# A context takes hundreds of MB; what the driver reserves for itself is not counted (NVML's MemoryInfo v2).
+UNSEEN_BYTES = 200e6
+HBM_BUS_BITS = 1024  # of one stack; a GDDR card has 512 at most, all chips together
+_SILENT = "the driver does not tell of this GPU"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU behind NVML. `number`: as nvidia-smi -i takes it."""
+
+    nvml: Any
+    handle: Any
+    number: int
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """What a function of NVML says of this GPU; null where the driver does not."""
+        try:
+            return getattr(self.nvml, function)(self.handle, *arguments)
+        except self.nvml.NVMLError:
+            return None
+
+    def what(self, of: str) -> str:
+        return f"{of} of GPU {self.number}"
+
+    def smi(self, arguments: str) -> str:
+        return f"sudo nvidia-smi -i {self.number} {arguments}"
+
+
+def findings(device_id: str | None, root: Path = Path("/"), nvml: Any = None) -> list[Finding]:
+    """Of the GPU that is measured on; of all where that is null, of none on a CPU. `device_id`: as
+    harness.machine.device_id has it. `nvml`: pynvml, or what stands in for it."""
+    if device_id is not None and not device_id.startswith(("GPU-", "MIG-")):
+        silent = device_id in ("metal", "vulkan", "hip")
+        said = "clocks, heat and other processes are read of NVIDIA GPUs alone"
+        return [unknown(f"{device_id} GPU", said)] if silent else []
+    nvml = nvml or importlib.import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as failure:
+        return _without_driver(root, str(failure))
+    try:
+        return [finding for gpu in _gpus(nvml, device_id) for check in CHECKS for finding in check(gpu)]
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _gpus(nvml: Any, device_id: str | None) -> Iterator[Gpu]:
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError:
+        return
+    for number, handle in enumerate(handles):
+        gpu = Gpu(nvml, handle, number)
+        if device_id is None or device_id == gpu.ask("nvmlDeviceGetUUID"):
+            yield gpu
+
+
+def _without_driver(root: Path, why: str) -> list[Finding]:
+    """An NVIDIA display device (PCI vendor 10de, class 03) that no driver speaks for; none is no finding."""
+    for device in root.glob("sys/bus/pci/devices/*"):
+        is_display = (text(device / "class") or "").startswith("0x03")
+        if is_display and text(device / "vendor") == "0x10de":
+            return [unknown("NVIDIA GPU", f"there is one, and its driver cannot be asked: {why}")]
+    return []
+
+
+def _name(gpu: Gpu) -> Iterator[Finding]:
+    name = gpu.ask("nvmlDeviceGetName")
+    yield ok(f"GPU {gpu.number}", name) if name else unknown(f"GPU {gpu.number}", _SILENT)
+
+
+def _persistence(gpu: Gpu) -> Iterator[Finding]:
+    what, mode = gpu.what("persistence mode"), gpu.ask("nvmlDeviceGetPersistenceMode")
+    if mode is None:
+        yield unknown(what, _SILENT)
+    elif mode:
+        yield ok(what, "on")
+    else:
+        yield warn(
+            what,
+            "off",
+            "between two workers the driver is unloaded, and locked clocks and power limits with it",
+            gpu.smi("-pm 1"),
+        )
+
+
+def _ecc(gpu: Gpu) -> Iterator[Finding]:
+    """HBM has bits of its own for ECC; on a GDDR card it takes a share of the bandwidth that W is made of."""
+    what, modes = gpu.what("ECC"), gpu.ask("nvmlDeviceGetEccMode")
+    if modes is None:
+        yield unknown(what, _SILENT)
+        return
+    bus_bits = gpu.ask("nvmlDeviceGetMemoryBusWidth")
+    if not modes[0] or (bus_bits or 0) >= HBM_BUS_BITS:
+        yield ok(what, "on, in memory that has bits of its own for it" if modes[0] else "off")
+    elif bus_bits is None:
+        yield unknown(what, "on, and whether that takes bandwidth is not told")
+    else:
+        yield warn(
+            what,
+            "on",
+            "it takes a share of the memory's bandwidth and size, which others' figures had",
+            gpu.smi("-e 0") + ", and reboot",
+        )
+
+
+def _mig(gpu: Gpu) -> Iterator[Finding]:
+    """No fault: an instance is a device of its own."""
+    modes = gpu.ask("nvmlDeviceGetMigMode")
+    if modes and modes[0]:
+        yield ok(gpu.what("MIG"), "on: an instance has a part of the GPU's bandwidth and memory")
+
+
+def _others(gpu: Gpu) -> Iterator[Finding]:
+    """Nobody else may be on it. In a container others' processes are not seen, but what they take is."""
+    what = gpu.what("other processes")
+    lists = [gpu.ask(f"nvmlDeviceGet{kind}RunningProcesses") for kind in ("Compute", "Graphics")]
+    memory = gpu.ask("nvmlDeviceGetMemoryInfo", gpu.nvml.nvmlMemory_v2)
+    rates = gpu.ask("nvmlDeviceGetUtilizationRates")
+    if all(each is None for each in (*lists, memory, rates)):
+        yield unknown(what, _SILENT)
+        return
+    pids = dict.fromkeys(process.pid for each in lists for process in each or [])
+    seen = [f"{_program(gpu, pid)} ({pid})" for pid in pids]
+    if rates is not None and rates.gpu > BUSY_PERCENT:
+        seen.append(f"{rates.gpu}% busy")
+    if memory is not None and memory.used > UNSEEN_BYTES:
+        seen.append(f"{memory.used / 1e6:.0f} MB taken")
+    if not seen:
+        yield ok(what, "none")
+        return
+    yield warn(
+        what,
+        ", ".join(seen),
+        "they take turns with every token, and memory from the longest context",
+        "close them (nvidia-smi lists them; in a container, the host's), or choose another GPU",
+    )
+
+
+def _program(gpu: Gpu, pid: int) -> str:
+    try:
+        return Path(str(gpu.nvml.nvmlSystemGetProcessName(pid)).split(" ")[0]).name
+    except gpu.nvml.NVMLError:
+        return "a process"
+
+
+def _display(gpu: Gpu) -> Iterator[Finding]:
+    what, active = gpu.what("display"), gpu.ask("nvmlDeviceGetDisplayActive")
+    if active is None:
+        yield unknown(what, _SILENT)
+    elif not active:
+        yield ok(what, "none")
+    else:
+        yield warn(
+            what,
+            "a screen is drawn by this GPU",
+            "drawing interrupts tokens, and takes memory from the longest context",
+            "sudo systemctl isolate multi-user.target, or plug the screen in elsewhere",
+        )
+
+
+def _clocks(gpu: Gpu) -> Iterator[Finding]:
+    """NVML sets locks of clocks, and has no function that tells of them."""
+    sm, memory = gpu.nvml.NVML_CLOCK_SM, gpu.nvml.NVML_CLOCK_MEM
+    now, most = gpu.ask("nvmlDeviceGetClockInfo", sm), gpu.ask("nvmlDeviceGetMaxClockInfo", sm)
+    fastest = gpu.ask("nvmlDeviceGetMaxClockInfo", memory)
+    mhz = f"; SM {now} MHz now, {most} MHz at most" if None not in (now, most) else ""
+    yield unknown(
+        gpu.what("locked clocks"),
+        f"the driver does not tell whether they are{mhz}",
+        "clocks that are not locked follow heat and load from one repeat to the next",
+        f"{gpu.smi('-lgc MHZ')} at a clock that it holds"
+        + (f", and -lmc {fastest}" if fastest is not None else ""),
+    )
+
+
+def _power_limit(gpu: Gpu) -> Iterator[Finding]:
+    """A condition, as a locked clock is, and no fault at any figure: many lower it to hold a clock."""
+    what, limit = gpu.what("power limit"), gpu.ask("nvmlDeviceGetEnforcedPowerLimit")
+    default = gpu.ask("nvmlDeviceGetPowerManagementDefaultLimit")
+    if limit is None or default is None:
+        yield unknown(what, _SILENT)
+    else:
+        lowered = "" if limit >= default else f", below its default of {default / 1e3:.0f} W"
+        yield ok(what, f"{limit / 1e3:.0f} W{lowered}")
+
+
+def _throttling(gpu: Gpu) -> Iterator[Finding]:
+    what = gpu.what("throttling")
+    reasons = gpu.ask("nvmlDeviceGetCurrentClocksEventReasons")
+    if reasons is None:  # a driver from before they were called events
+        reasons = gpu.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    violation = gpu.ask("nvmlDeviceGetViolationStatus", gpu.nvml.NVML_PERF_POLICY_THERMAL)
+    if reasons is None and violation is None:
+        yield unknown(what, _SILENT)
+        return
+    active = [name for bit, name in NVML_BITS.items() if (reasons or 0) & bit]
+    found = [f"{name} now" for name in active if name not in CONDITIONS]
+    if violation is not None and violation.violationTime:
+        found.append(f"by heat for {violation.violationTime / 1e9:.1f} s since the driver was loaded")
+    if not found:
+        past = "" if violation is not None else "; of before the driver does not tell"
+        now = f"{', '.join(active) or 'none'} now{past}"  # of what is active all is a condition
+        yield ok(what, now if reasons is not None else "none by heat so far")
+        return
+    yield warn(
+        what,
+        ", ".join(found),
+        "the clock falls in the midst of a run",
+        f"better the cooling, or lock a clock that it holds: {gpu.smi('-lgc MHZ')}",
+    )
+
+
+def _headroom(gpu: Gpu) -> Iterator[Finding]:
+    what, nvml = gpu.what("thermal headroom"), gpu.nvml
+    now = gpu.ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
+    asked = (nvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+    limits = [gpu.ask("nvmlDeviceGetTemperatureThreshold", threshold) for threshold in asked]
+    limit = min((each for each in limits if each), default=None)
+    if now is None or limit is None:
+        yield unknown(what, _SILENT if now is None else f"{now} C, and where it is throttled is not told")
+    elif limit - now >= HEADROOM_C:
+        yield ok(what, f"{limit - now} C: {now} C of {limit} C")
+    else:
+        yield warn(
+            what,
+            f"{limit - now} C: {now} C of {limit} C",
+            "the clock will fall soon after decoding begins",
+            "let it cool, better its cooling, or have repeats wait: protocol.cool_down in the config",
+        )
+
+
+CHECKS: tuple[Callable[[Gpu], Iterator[Finding]], ...] = (
+    *(_name, _persistence, _ecc, _mig, _others, _display),
+    *(_clocks, _power_limit, _throttling, _headroom),
+)

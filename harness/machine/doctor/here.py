@@ -1,0 +1,54 @@
+"""What there is to work with: disk, compiler, environments of the stacks."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Collection, Sequence
+
+from harness.machine.doctor.finding import Finding, ok, warn
+from harness.stacks import build
+from harness.stacks.build import Interpreter
+from harness.stacks.header import stacks
+from harness.system.cache import cache_folder
+
+SMALL_DISK_BYTES = 10e9
+
+
+def disk() -> Finding:
+    what, cache = "free disk for the cache", cache_folder()
+    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    found = f"{free / 1e9:.1f} GB in {cache}"
+    if free >= SMALL_DISK_BYTES:
+        return ok(what, found)
+    return warn(what, found, "weights and environments may not fit in it", "free some, or set HARNESS_CACHE")
+
+
+def compiler() -> Finding:
+    found = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    if found is None:
+        return warn(
+            "C++ compiler", "none", "llama.cpp cannot be built, and is unavailable", "sudo apt install g++"
+        )
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    return ok("C++ compiler", said.splitlines()[0] if said else found)
+
+
+def environments(
+    family: str, of: Collection[str] | None = None
+) -> tuple[list[Finding], Sequence[Interpreter]]:
+    """The environments for a family of devices of some stacks, or of all, and those that are built."""
+    findings, found = [], []
+    for header in stacks().values():
+        if of is not None and header.stack not in of:
+            continue
+        environment = header.environment_for(family)
+        if environment is None or not environment.dependencies:
+            continue
+        built = build.find(environment)
+        if built is not None:
+            found.append(built)
+        state = "built" if built else "not built yet; the first use does it, and takes minutes"
+        findings.append(ok(f"environment {header.stack}/{environment.name}", state))
+    return findings, found

@@ -1,0 +1,64 @@
+"""Waiting before a repeat until the device has cooled down, as far as it does in the time given."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from harness.machine.sensors import nvml, sysfs
+from harness.machine.sensors.source import Source
+
+POLL_S = 1.0
+
+
+class Cooling:
+    """Cools before the repeats of one campaign, and says once where it cannot."""
+
+    def __init__(self, to_c: float, at_most_s: float, say: Callable[[str], None]) -> None:
+        """`to_c`: degrees Celsius at which a repeat may begin; `at_most_s`: to wait for that, before each."""
+        self._to_c, self._at_most_s, self._say = to_c, at_most_s, say
+        self._said = False
+
+    def wait(self, device_id: str, root: Path = Path("/"), poll_s: float = POLL_S) -> dict[str, Any]:
+        """Wait. Returns `from_c` and `to_c`, degrees as it began and ended, `waited_s`, and `reached`; or
+        `missing`, a sentence, where no temperature can be read. `device_id`: as harness.machine.device_id
+        has it; the CPU's temperature is none of a GPU that NVML does not know."""
+        missing: dict[str, str] = {}
+        if device_id != "cpu" and not device_id.startswith(("GPU-", "MIG-")):
+            return self._cannot(f"of a {device_id} device no temperature can be read, only of an NVIDIA GPU")
+        with ExitStack() as opened:
+            if device_id == "cpu":
+                source, column, unit = sysfs.temperature(root, opened, missing), sysfs.TEMPERATURE_COLUMN, 1e3
+                what = sysfs.TEMPERATURE
+            else:
+                source, column, unit = nvml.gpu(device_id, opened, missing), nvml.TEMPERATURE_COLUMN, 1.0
+                what = "GPU temperature"
+            now_c = _degrees(source, column, unit)
+            if now_c is None:
+                return self._cannot(f"{what} cannot be read: {missing.get(what, 'its sensor gave nothing')}")
+            from_c, begun = now_c, time.monotonic()
+            waited_s = 0.0
+            if now_c > self._to_c:
+                self._say(f"cooling down from {now_c:g} to {self._to_c:g} °C, {self._at_most_s:g} s at most")
+            while now_c > self._to_c and waited_s < self._at_most_s:
+                time.sleep(min(poll_s, self._at_most_s - waited_s))
+                waited_s = time.monotonic() - begun
+                if (read := _degrees(source, column, unit)) is None:
+                    return self._cannot(f"{what} could not be read any more after {waited_s:.0f} s")
+                now_c = read
+        reached = now_c <= self._to_c
+        return {"from_c": from_c, "to_c": now_c, "waited_s": round(waited_s, 3), "reached": reached}
+
+    def _cannot(self, why: str) -> dict[str, Any]:
+        if not self._said:
+            self._say(f"no cooling down: {why}")
+        self._said = True
+        return {"missing": why}
+
+
+def _degrees(source: Source | None, column: str, unit: float) -> float | None:
+    value = source.read().get(column) if source else None
+    return None if value is None else value / unit

@@ -1,0 +1,67 @@
+"""What NVML says of a GPU: clocks, temperature, power, why its clocks are held down, and its energy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from importlib import import_module
+from typing import Any
+
+from harness.machine.sensors.source import Source
+
+TEMPERATURE_COLUMN = "gpu_temp_degrees_c"
+ENERGY_COLUMN = "gpu_energy_mj"
+# Columns by what is missing where NVML cannot tell it, and how to ask (library, device).
+_ASKED: dict[str, tuple[str, Callable[[Any, Any], int]]] = {
+    "gpu_sm_clock_mhz": ("GPU clock", lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
+    "gpu_memory_clock_mhz": (
+        "GPU memory clock",
+        lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
+    ),
+    TEMPERATURE_COLUMN: (
+        "GPU temperature",
+        lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+    ),
+    "gpu_power_mw": ("GPU power", lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu)),
+    "gpu_event_reasons": ("GPU throttling", lambda nvml, gpu: _reasons(nvml, gpu)),
+    ENERGY_COLUMN: ("GPU energy", lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)),
+}
+
+
+def gpu(uuid: str, opened: ExitStack, missing: dict[str, str], library: Any = None) -> Source | None:
+    """The values that this device supports. `library`: what has pynvml's functions."""
+    nvml = library or import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+        opened.callback(nvml.nvmlShutdown)
+        device = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except nvml.NVMLError as failure:
+        missing.update(dict.fromkeys((what for what, _ in _ASKED.values()), f"NVML: {failure}"))
+        return None
+    asked = dict(_ASKED)
+    for column, (what, ask) in _ASKED.items():
+        try:
+            ask(nvml, device)
+        except nvml.NVMLError as failure:  # mostly NotSupported
+            del asked[column]
+            missing[what] = f"NVML: {failure}"
+
+    def value(ask: Callable[[Any, Any], int]) -> int | None:
+        try:
+            return int(ask(nvml, device))
+        except nvml.NVMLError:
+            return None
+
+    def read() -> dict[str, int | None]:
+        return {column: value(ask) for column, (_, ask) in asked.items()}
+
+    energy = {ENERGY_COLUMN: {"name": "gpu", "range_uj": None}} if ENERGY_COLUMN in asked else {}
+    return Source(dict.fromkeys(asked, f"NVML of {uuid}"), read, energy=energy) if asked else None
+
+
+def _reasons(nvml: Any, device: Any) -> int:
+    """Drivers before R535 have them under their older name."""
+    try:
+        return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(device))
+    except nvml.NVMLError_FunctionNotFound:
+        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))

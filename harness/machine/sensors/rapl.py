@@ -1,0 +1,53 @@
+"""Energy counters of a CPU's packages and of its DRAM (RAPL), as the kernel's powercap has them."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from harness.machine.sensors.source import Number, Source
+from harness.system.small_files import text
+
+ENERGY = "CPU energy"
+# Zones of the MMIO interface (intel-rapl-mmio:0) count the same packages again.
+_ZONE = re.compile(r"intel-rapl:(\d+)(:\d+)?")
+_WANTED = re.compile(r"package-[\w-]+|dram|psys")
+UNREADABLE = (
+    "RAPL's counters are for root alone (since CVE-2020-8694): "
+    "sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj, until the next boot"
+)
+
+
+def counters(root: Path, opened: ExitStack, missing: dict[str, str]) -> Source | None:
+    """Microjoules since some moment, which begin anew at a range of their own. Of all or none: a machine
+    whose second package cannot be read would seem to need half."""
+    files: dict[str, Number] = {}
+    columns: dict[str, str] = {}
+    energy: dict[str, dict[str, Any]] = {}
+    for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
+        place, name = _ZONE.fullmatch(zone.name), text(zone / "name") or ""
+        if not place or not _WANTED.fullmatch(name):
+            continue
+        of = f"_{place[1]}" if place[2] else ""  # a part of that package
+        column = f"rapl_{name.replace('-', '_')}{of}_uj"
+        try:
+            files[column] = Number(zone / "energy_uj", opened)
+        except PermissionError:
+            missing[ENERGY] = UNREADABLE
+            return None
+        except OSError as refusal:
+            missing[ENERGY] = f"{name} of RAPL cannot be read: {refusal.strerror}"
+            return None
+        range_uj = text(zone / "max_energy_range_uj") or ""
+        columns[column] = f"/sys/class/powercap/{zone.name}/energy_uj ({name})"
+        energy[column] = {"name": name, "range_uj": int(range_uj) if range_uj.isdigit() else None}
+    if not files:
+        missing[ENERGY] = "no RAPL counters in /sys/class/powercap: a virtual machine, or a CPU without them"
+        return None
+
+    def read() -> dict[str, int | None]:
+        return {column: file.read() for column, file in files.items()}
+
+    return Source(columns, read, energy=energy)

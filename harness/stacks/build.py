@@ -1,0 +1,225 @@
+"""Build and find the interpreters the stacks run under: one virtual environment each, made by uv, kept in a
+cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.stacks import compiled, compiler
+from harness.stacks.header import Environment
+from harness.stacks.steps import Steps, build_variables
+from harness.system.cache import cache_folder, exclusive
+
+# Native builds (-march=native) must not be shared by two kinds of machine through one home directory.
+_CPU_MODEL_LINES = ("model name", "flags", "CPU part", "Features")
+# Of one package that a stack can do without: flash-attn compiles in minutes on many cores, in hours on few.
+OPTIONAL_LIMIT_S = 1800.0
+
+
+class EnvironmentFailed(RuntimeError):
+    """An environment could not be built; the message is a sentence with the log's path."""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A built environment: its python (never resolved: following the symlink leaves it), exact versions.
+
+    `imports`: each compiled module of its kernels, null or why it does not import; `lacking`: each optional
+    package that could not be installed, and why.
+    """
+
+    environment: Environment
+    python: Path
+    lock: tuple[str, ...]
+    imports: Mapping[str, str | None] = field(default_factory=dict)
+    lacking: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def without_amx(self) -> bool:
+        """Whether it was compiled without what the CPU has, for the compiler's sake."""
+        return compiler.NO_AMX in self.environment.variables.get("CXXFLAGS", "")
+
+    def gaps(self) -> list[str]:
+        """What it was built without, a sentence each."""
+        name = f"{self.environment.stack}/{self.environment.name}"
+        return [
+            *([f"{name} is {compiler.WHY_NO_AMX}"] if self.without_amx else []),
+            *(f"{name} lacks {package}: {why}" for package, why in self.lacking.items()),
+            *(
+                f"kernel module {module} of {name} does not load: {why}"
+                for module, why in self.imports.items()
+                if why
+            ),
+        ]
+
+
+def key_of(environment: Environment) -> str:
+    """Hash of what an environment is built from: the header, the Python, and the CPU it is compiled for."""
+    asked: list[object] = [
+        environment.dependencies,
+        environment.source_builds,
+        sorted(environment.variables.items()),
+        environment.requires_python,
+        platform.python_version(),
+        platform.machine(),
+        _cpu_model() if environment.source_builds else "",
+    ]
+    # Only where given: the keys of environments without them stay what they were.
+    for name in ("unisolated", "optional", "imports"):
+        if given := getattr(environment, name):
+            asked.append([name, given])
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
+
+
+def folder_of(environment: Environment) -> Path:
+    return cache_folder() / "envs" / f"{environment.stack}-{environment.name}-{key_of(environment)}"
+
+
+def find(environment: Environment) -> Interpreter | None:
+    """The built environment, or None: not built, or the Python it was built on is gone."""
+    environment = compiler.mended(environment)
+    try:
+        kept = json.loads((folder_of(environment) / "complete.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if isinstance(kept, list):  # at first it was the lock alone
+        kept = {"lock": kept, "imports": {}, "lacking": {}}
+    python = folder_of(environment) / "bin" / "python"
+    if not python.exists():
+        return None
+    return Interpreter(environment, python, tuple(kept["lock"]), kept["imports"], kept["lacking"])
+
+
+def create(environment: Environment, progress: Callable[[str], None]) -> Interpreter:
+    """Find or build an environment. `progress` gets a short line now and then, and each gap of a new one.
+
+    Raises EnvironmentFailed, CacheError. A build that was cut off is begun anew; a second builder waits for
+    the first.
+    """
+    environment = compiler.mended(environment)
+    folder = folder_of(environment)
+    with exclusive(folder.with_suffix(".lock")):
+        if built := find(environment):
+            return built
+        shutil.rmtree(folder, ignore_errors=True)
+        log = folder.with_suffix(".log")
+        log.write_bytes(b"")
+        steps = Steps(environment, log, progress)
+        python = folder / "bin" / "python"
+        _venv(steps, folder)
+        lacking = _install(steps, python)
+        built = Interpreter(
+            environment,
+            python,
+            tuple(_frozen(uv_binary(), python, environment)),
+            _imports(steps, python),
+            lacking,
+        )
+        partial = folder / "complete.json.partial"
+        kept = {"lock": built.lock, "imports": built.imports, "lacking": built.lacking}
+        partial.write_text(json.dumps(kept), encoding="utf-8")
+        partial.replace(folder / "complete.json")
+        for gap in built.gaps():
+            progress(gap)
+        return built
+
+
+def _venv(steps: Steps, folder: Path) -> None:
+    """Make the empty environment, of our Python where the stack admits it, else of another that uv finds."""
+    environment = steps.environment
+    python = _python_for(environment)
+    why = steps.run([uv_binary(), "venv", "--python", python, str(folder)])
+    if why and python == environment.requires_python:
+        ours = f"the harness runs on {platform.python_version()}"
+        raise EnvironmentFailed(
+            f"environment {environment.stack}/{environment.name} needs a Python {python}, and uv finds none "
+            f"here ({ours}): {why}; log: {steps.log}"
+        )
+    _stop_if(why, steps)
+
+
+def _install(steps: Steps, python: Path) -> dict[str, str]:
+    """Install all that is asked for; return why each optional package is lacking. Raises EnvironmentFailed.
+
+    Packages whose build imports torch come after it, with everything given again: it stays one resolution.
+    """
+    environment = steps.environment
+    install = [uv_binary(), "pip", "install", "--verbose", "--python", str(python)]
+    for package in environment.source_builds:
+        install += ["--no-binary", package]
+    dependencies = environment.dependencies
+    unisolated = {_name(each) for each in environment.unisolated}
+    first = [each for each in dependencies if _name(each) not in unisolated]
+    if first:
+        _stop_if(steps.run([*install, *first]), steps)
+    for package in environment.unisolated:
+        install += ["--no-build-isolation-package", package]
+    if len(first) < len(dependencies):
+        _stop_if(steps.run([*install, *dependencies]), steps)
+    tried = {
+        _name(each): steps.run([*install, *dependencies, each], OPTIONAL_LIMIT_S)
+        for each in environment.optional
+    }
+    return {package: f"{why}; log: {steps.log}" for package, why in tried.items() if why}
+
+
+def _imports(steps: Steps, python: Path) -> dict[str, str | None]:
+    found = {}
+    for module in steps.environment.imports:
+        steps.progress(f"building {steps.environment.stack}/{steps.environment.name}: importing {module}")
+        found[module] = compiled.why_not(python, module)
+    return found
+
+
+def _stop_if(why: str | None, steps: Steps) -> None:
+    name = f"{steps.environment.stack}/{steps.environment.name}"
+    if why:
+        raise EnvironmentFailed(f"environment {name} could not be built: {why}; log: {steps.log}")
+
+
+def _name(requirement: str) -> str:
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    return canonicalize_name(Requirement(requirement).name)
+
+
+def _frozen(uv: str, python: Path, environment: Environment) -> list[str]:
+    """Exact versions of what was installed, one `name==version` each."""
+    freeze = [uv, "pip", "freeze", "--python", str(python)]
+    said = subprocess.run(freeze, capture_output=True, text=True, env=build_variables({}))
+    if said.returncode:
+        name = f"{environment.stack}/{environment.name}"
+        raise EnvironmentFailed(f"environment {name}: uv pip freeze failed: {said.stderr.strip()[-300:]}")
+    return said.stdout.splitlines()
+
+
+def uv_binary() -> str:
+    import uv
+
+    return str(uv.find_uv_bin())
+
+
+def _python_for(environment: Environment) -> str:
+    from packaging.specifiers import SpecifierSet
+
+    if SpecifierSet(environment.requires_python).contains(platform.python_version()):
+        return sys._base_executable  # type: ignore[attr-defined, no-any-return]
+    return environment.requires_python
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    first = text.split("\n\n")[0]
+    return "\n".join(line for line in first.splitlines() if line.startswith(_CPU_MODEL_LINES))

@@ -1,0 +1,40 @@
+"""Faults of this machine's C++ compiler that what it builds would die of, and flags that go round them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from harness.stacks.header import Environment
+from harness.system.small_files import text
+
+# GCC before 11.5, 12.4, 13.3 and 14 tells of the 64 bytes that _tile_loadconfig reads the first 8 alone, and
+# drops the others as never read (GCC bug 114098; seen with 12.2): llama.cpp's first product on a CPU with AMX
+# then ends in SIGILL (its pull request 26954). Without the macro it takes its AVX-512 kernels.
+_TILES = "include/amxtileintrin.h"
+_FAULTY = '__asm__ volatile ("ldtilecfg'
+NO_AMX = "-U__AMX_INT8__"
+WHY_NO_AMX = "built without AMX, whose tiles this compiler loses (GCC bug 114098)"
+
+
+def mended(environment: Environment) -> Environment:
+    """The environment with the flags that its builds from source need on this machine; itself where none."""
+    if not environment.source_builds or not loses_tiles():
+        return environment
+    flags = {name: f"{os.environ.get(name, '')} {NO_AMX}".strip() for name in ("CFLAGS", "CXXFLAGS")}
+    return replace(environment, variables=environment.variables | flags)
+
+
+@cache
+def loses_tiles(cpuinfo: Path = Path("/proc/cpuinfo"), compiler: str = "c++") -> bool:
+    """Whether code that is compiled here for this CPU would set AMX up wrongly."""
+    if " amx_int8" not in (text(cpuinfo) or ""):
+        return False
+    try:
+        said = subprocess.run([compiler, f"-print-file-name={_TILES}"], capture_output=True, text=True)
+    except OSError:
+        return False
+    return _FAULTY in (text(Path(said.stdout.strip())) or "")

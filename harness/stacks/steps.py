@@ -1,0 +1,109 @@
+"""Run one step of building an environment: what it gets to see, its output in a log, and why it failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import takewhile
+from math import inf
+from pathlib import Path
+
+from harness.stacks.header import Environment
+
+# What the builds that uv starts print comes with DEBUG before it; what Python raised, once more at the end.
+# Four spaces before it make it a line of code in a traceback, which may come before what a compiler said.
+_COMPILER_SAYS = re.compile(r"(?i)DEBUG (?! {4}).*(cmake error|\berror: |fatal error)")
+_PYTHON_SAYS = re.compile(r"(DEBUG )?[\w.]*(Error|Exception):")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of one build. All they print goes to `log`; `progress` hears now and then how long one has
+    taken."""
+
+    environment: Environment
+    log: Path
+    progress: Callable[[str], None]
+
+    def run(self, command: list[str], limit_s: float = inf) -> str | None:
+        """Why the command failed, as a clause; null when it did not. One that takes longer is killed."""
+        start = time.monotonic()
+        with self.log.open("ab") as sink:
+            begun = sink.tell()
+            build = subprocess.Popen(
+                [sys.executable, "-I", str(Path(__file__).with_name("guard.py")), str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env=build_variables(self.environment.variables),
+                start_new_session=True,
+            )
+        step = " ".join(Path(word).name if i == 0 else word for i, word in enumerate(command[:3]))
+        try:
+            while (elapsed := time.monotonic() - start) < limit_s:
+                try:
+                    code = build.wait(timeout=min(2, limit_s - elapsed))
+                    break
+                except subprocess.TimeoutExpired:
+                    name = f"{self.environment.stack}/{self.environment.name}"
+                    self.progress(f"building {name}: {step}, {time.monotonic() - start:.0f} s")
+            else:
+                _kill(build)
+                return f"{step} took longer than {limit_s / 60:g} min"
+        except BaseException:
+            _kill(build)
+            raise
+        return f"{step} ended with {code}: {_why(self.log, begun)}" if code else None
+
+
+def build_variables(variables: dict[str, str]) -> dict[str, str]:
+    """What uv and the compilers it starts get to see: ours, and the environment's own variables."""
+    # uv does not read pip's settings: a local wheel folder is passed on. Python downloads may be out of
+    # reach.
+    inherited = {"UV_PYTHON_DOWNLOADS": "never", **os.environ}
+    if "PIP_FIND_LINKS" in os.environ:
+        # pip parts several folders by spaces, uv by commas.
+        inherited.setdefault("UV_FIND_LINKS", ",".join(os.environ["PIP_FIND_LINKS"].split()))
+    inherited.pop("VIRTUAL_ENV", None)
+    given = inherited | variables
+    if _has_torch(given.get("UV_FIND_LINKS", ""), given.get("UV_TORCH_BACKEND")):
+        del given["UV_TORCH_BACKEND"]  # with it uv looks on PyTorch's own index alone
+    return given
+
+
+def _has_torch(folders: str, backend: str | None) -> bool:
+    """Whether one of these folders (parted by commas) has a wheel of torch for the backend asked for."""
+    found = [
+        wheel.name for folder in folders.split(",") if folder for wheel in Path(folder).glob("torch-*.whl")
+    ]
+    for_gpu = [name for name in found if "+cpu" not in name]
+    return bool({"cpu": found, "auto": for_gpu}.get(backend or ""))
+
+
+def _kill(build: subprocess.Popen[bytes]) -> None:
+    os.killpg(build.pid, signal.SIGKILL)
+    build.wait()
+
+
+def _why(log: Path, begun: int) -> str:
+    """What a log says from a byte on went wrong: a compiler's first error, else what Python raised last, else
+    uv's own error; and the lines that go on from it."""
+    text = log.read_bytes()[begun:].decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines()]
+    lines = [line for line in lines if line not in ("", "DEBUG") and "Warning: " not in line]
+    places = [
+        next((i for i, line in enumerate(lines) if _COMPILER_SAYS.match(line)), None),
+        next((i for i in reversed(range(len(lines))) if _PYTHON_SAYS.match(lines[i])), None),
+        next((i for i, line in enumerate(lines) if line.startswith(("error:", "\u00d7"))), len(lines) - 1),
+    ]
+    first = next(place for place in places if place is not None)
+    said = [line.removeprefix("DEBUG ").strip() for line in lines[max(0, first) :][:4]]
+    own = ("hint:", "error:", "Traceback", "During handling")
+    more = takewhile(lambda line: not line.startswith(own), said[1:])
+    return " ".join([*said[:1], *more])[:400] or "no output"

@@ -1,0 +1,308 @@
+"""Request -> worker process -> Events, whatever becomes of the worker. Blocks on the pipe; never polls beside
+it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import resource
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from harness.machine.limits import cgroups_of
+from harness.results import tail
+from harness.stacks.build import Interpreter
+from harness.stacks.header import RUNNERS
+from harness.system.small_files import counters
+from harness.worker.memory_limit import MemoryLimit
+from runners.protocol import (
+    MAX_LINE_BYTES,
+    Died,
+    Done,
+    Event,
+    Failed,
+    NonsenseError,
+    Phase,
+    Request,
+    decode,
+    holds,
+)
+
+# After the pipe has closed a healthy worker ends at once; a large model is freed in seconds.
+GRACE_S = 15.0
+NVML_UUIDS = ("GPU-", "MIG-")
+# In the last lines of a log, in lower case: C++, ggml, libgomp (a thread's stack counts), C library, Python.
+NO_MEMORY = (
+    *("bad_alloc", "insufficient memory", "failed to allocate", "thread creation failed"),
+    *("cannot allocate memory", "out of memory", "memoryerror"),
+)
+# What a parent may have set that would change a measurement; all of the worker's are recorded.
+RECORDED_VARIABLES = (
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "GGML_",
+    "LLAMA_",
+    "CUDA_",
+    "HIP_",
+    "LD_",
+    "MALLOC_",
+    "CUBLAS",
+    "CUDNN",
+    "NVIDIA_TF32_",
+    "PYTORCH_",
+    "TRANSFORMERS_",
+    "TORCH",
+    "BNB_",
+)
+
+
+class JobFailed(RuntimeError):
+    """A job did not end with Done; the message is the worker's reason, or what became of it."""
+
+
+class Worker:
+    """One worker process, its own session and process group, killed with the controller."""
+
+    def __init__(
+        self,
+        request: Request,
+        interpreter: Interpreter,
+        folder: Path,
+        threads: int = 1,
+        memory_limit: MemoryLimit | None = None,
+    ) -> None:
+        """Start it, within an entered `memory_limit` if given. `folder` gets request.json and worker.log.
+        Call from the main thread: the kernel kills the worker when the thread that started it ends. Raises
+        OSError when it cannot be started."""
+        self.log = folder / "worker.log"
+        self._fence = memory_limit
+        self._jobs_to_do = max(1, len(request.workloads)) if request.job == "generate" else 1
+        request.write(folder / "request.json")
+        self._pipe, events_end = os.pipe()
+        go_on_end, self._go_on = os.pipe()
+        self._oom_kills = _oom_kills()
+        command = [str(interpreter.python), "-I", "-X", "utf8", str(RUNNERS)]
+        command = [*(memory_limit.prefix if memory_limit else ()), *command]
+        try:
+            with self.log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [*command, str(folder / "request.json"), *map(str, [events_end, go_on_end, os.getpid()])],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[events_end, go_on_end],
+                    env=worker_variables(request.device, threads),
+                    start_new_session=True,
+                )
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            os.close(events_end)
+            os.close(go_on_end)
+        self.pid = self._process.pid
+        self.rusage: dict[str, float | None] | None = None
+        self.exit_status: int | None = None  # as Popen has it; null: had to be killed here
+
+    def events(self, timeout_s: float, keep: BinaryIO | None = None) -> Iterator[Event | Died]:
+        """Events as they come; the last is the final Done, a Failed or a Died. The process has ended by then.
+        At one that holds it the worker stands still until the next is asked for.
+
+        `keep` gets the bytes of each whole event as it arrives.
+        """
+        deadline = time.monotonic() + timeout_s
+        phase, done, failed = "start", 0, False
+        try:
+            for line in self._lines(deadline):
+                event = decode(line)
+                if keep is not None:
+                    keep.write(line)
+                if isinstance(event, Phase):
+                    phase = event.name
+                done += isinstance(event, Done)
+                failed = failed or isinstance(event, Failed)
+                if done == self._jobs_to_do or failed:
+                    self._end(GRACE_S)
+                    yield event
+                    return
+                yield event
+                if holds(event):
+                    with contextlib.suppress(BrokenPipeError):  # it has ended meanwhile
+                        os.write(self._go_on, b".")
+            yield self._death(self._end(GRACE_S))
+        except TimeoutError:
+            self.stop()
+            yield Died("timeout", f"not finished within {timeout_s:g} s; stopped in phase {phase}")
+        except NonsenseError as nonsense:
+            self.stop()
+            yield Died("error", f"the worker said nonsense: {nonsense}")
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Kill the whole process group, reap it, close its pipes. Harmless when it has ended."""
+        self._end(0)
+        self._close()
+
+    def _close(self) -> None:
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            os.close(self._go_on)
+            self._pipe = -1
+
+    def _lines(self, deadline: float) -> Iterator[bytes]:
+        """Whole lines from the pipe until it closes. Raises TimeoutError, NonsenseError (an endless line)."""
+        rest = b""
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        while True:
+            left_ms = (deadline - time.monotonic()) * 1e3
+            if left_ms <= 0 or not poll.poll(left_ms):
+                raise TimeoutError
+            chunk = os.read(self._pipe, 1 << 16)
+            if not chunk:
+                return
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > MAX_LINE_BYTES:
+                raise NonsenseError(f"a line of more than {MAX_LINE_BYTES} bytes")
+            for line in lines:
+                yield line + b"\n"
+
+    def _end(self, grace_s: float) -> int | None:
+        """Wait up to grace_s for the process to end, then kill its group; keep rusage. Returns the exit
+        status as Popen has it, or None if it had to be killed here."""
+        if self.rusage is not None:
+            return self.exit_status
+        deadline = time.monotonic() + grace_s
+        killed = False
+        while True:
+            pid, status, usage = os.wait4(self.pid, 0 if killed else os.WNOHANG)
+            if pid:
+                break
+            if time.monotonic() >= deadline:
+                self._kill_group()
+                killed = True
+            else:
+                time.sleep(0.002)
+        self._kill_group()
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        self.rusage = {
+            # The kernel counts what the process was before exec: a fork of the controller.
+            "max_rss_bytes": usage.ru_maxrss * 1024 if usage.ru_maxrss > _own_max_rss() else None,
+            "user_s": usage.ru_utime,
+            "system_s": usage.ru_stime,
+            "major_faults": usage.ru_majflt,
+        }
+        self.exit_status = None if killed else self._process.returncode
+        return self.exit_status
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _death(self, status: int | None) -> Died:
+        if status is None:
+            return Died("crash", "the worker closed its pipe without a word and had to be killed")
+        if status == -signal.SIGKILL and self._fence and self._fence.oom_kills():
+            return Died("oom", f"killed at {_budget(self._fence)}")
+        if status == -signal.SIGKILL and _oom_kills() > self._oom_kills:
+            return Died("oom", "killed by the kernel's out-of-memory killer")
+        log = tail(self.log)
+        if words := _memory_words(log, self._fence is not None):
+            within = f" at {_budget(self._fence)}" if self._fence else ""
+            return Died("oom", f"out of memory{within}: {words}")
+        if status < 0:
+            name = signal.Signals(-status).name
+            return Died("crash", f"killed by {name}{_abort_reason(log) if name == 'SIGABRT' else ''}")
+        return Died("crash", f"exited with {status} without Done or Failed")
+
+
+def run_job(
+    request: Request,
+    interpreter: Interpreter,
+    folder: Path,
+    timeout_s: float,
+    threads: int = 1,
+    memory_limit: MemoryLimit | None = None,
+) -> Iterator[Event | Died]:
+    """Start a worker and yield its events; the worker is gone when this ends, however it ends."""
+    worker = Worker(request, interpreter, folder, threads, memory_limit)
+    try:
+        yield from worker.events(timeout_s)
+    finally:
+        worker.stop()
+
+
+def worker_variables(device: str, threads: int) -> dict[str, str]:
+    """The worker's environment: ours less Python's own settings, the same threads everywhere, one visible
+    device."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    if device == "cpu" or device.startswith(NVML_UUIDS):
+        kept["CUDA_VISIBLE_DEVICES"] = "" if device == "cpu" else device
+    count = str(threads)
+    return kept | {
+        "OMP_NUM_THREADS": count,
+        "OPENBLAS_NUM_THREADS": count,
+        "MKL_NUM_THREADS": count,
+        "GGML_NO_BACKTRACE": "1",  # an abort would attach gdb for seconds
+        "HF_HUB_OFFLINE": "1",  # a missing local path otherwise costs ~23 s of retries
+    }
+
+
+def recorded_variables(variables: dict[str, str]) -> dict[str, str]:
+    return {k: v for k, v in sorted(variables.items()) if k.startswith(RECORDED_VARIABLES)}
+
+
+def _abort_reason(log: list[str]) -> str:
+    said = [line for line in log if "ASSERT" in line or "abort" in line.lower() or "terminate" in line]
+    return ": " + re.sub(r"\S*/", "", said[-1].strip()) if said else ""  # the build's folders say nothing
+
+
+def _budget(memory_limit: MemoryLimit) -> str:
+    return f"the memory budget of {memory_limit.limit_bytes / 2**30:.2f} GiB ({memory_limit.mechanism})"
+
+
+def _memory_words(log: list[str], fenced: bool) -> str | None:
+    """What a worker that ended itself said last of memory that it could not have; null: nothing. Without a
+    budget nothing but C++'s own word is taken for that."""
+    words = NO_MEMORY if fenced else NO_MEMORY[:1]
+    said = [line.strip() for line in log if any(word in line.lower() for word in words)]
+    return re.sub(r"\S*/", "", said[-1]) if said else None
+
+
+def _own_max_rss() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _oom_kills() -> int:
+    """How often the kernel has killed for memory in this process's cgroup, where its workers are too; if none
+    counts, on this machine."""
+    for cgroup in itertools.islice(cgroups_of("memory"), 1):
+        name = {1: "memory.oom_control", 2: "memory.events.local"}[cgroup.version]
+        if (kills := counters(cgroup.folder / name).get("oom_kill")) is not None:
+            return kills
+    return counters(Path("/proc/vmstat")).get("oom_kill", 0)
+
+
+def facts_of(
+    events: Iterator[Event | Died], on_phase: Callable[[str], None] = lambda phase: None
+) -> dict[str, Any]:
+    """Run a job to its end and return what Done said. Raises JobFailed with the reason otherwise."""
+    for event in events:
+        if isinstance(event, Phase):
+            on_phase(event.name)
+        elif isinstance(event, Done):
+            return event.facts
+        elif isinstance(event, (Failed, Died)):
+            raise JobFailed(event.reason)
+    raise JobFailed("the worker ended without a word")

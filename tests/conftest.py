@@ -21,7 +21,7 @@ import coverage
 import forked
 import psutil
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
 
 from harness import cli, machine
 from harness.analysis.records.verdicts import USABLE
@@ -36,6 +36,7 @@ from runners.protocol import Died, Event, Request
 REAL_STACKS = ("llamacpp", "hf", "bnb", "gptq", "autoawq", "gptqm")  # later ones use the weights of hf
 ENVIRONMENTS = cache_folder() / "envs"
 HARNESS = str(Path(sys.executable).parent / "harness")
+LONG_TEST_S = 1800  # thousands of examples, or a stack, on a machine ten times as busy
 
 # Properties: a file of a test's folder is written anew by every example, so one folder serves them all.
 _PROPERTIES = settings(
@@ -67,7 +68,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         used = [stack for stack in REAL_STACKS if stack in asked]
         if used:
             item.add_marker(pytest.mark.xdist_group(used[-1]))
-            item.add_marker(pytest.mark.timeout(900), append=False)
+        if used or is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker(pytest.mark.timeout(LONG_TEST_S), append=False)
         if not item.get_closest_marker("first_tier"):
             for stack in used:
                 item.add_marker(pytest.mark.stack(name=stack))

@@ -114,7 +114,7 @@ def test_a_worker_dies_with_its_controller(tmp_path, fake_interpreter, cache):
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from harness import launch
+from harness.worker import launch
 from harness.stacks import build
 from harness.stacks.header import stacks
 from test_launch import request_of

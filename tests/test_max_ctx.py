@@ -305,7 +305,7 @@ def test_memory_that_may_spill_is_searched_only_once_a_context_beyond_it_was_ref
         with headroom_on(*given) as headroom:
             yield replace(headroom, may_spill="it may spill")
 
-    monkeypatch.setattr(max_context, "room_on", spilling)
+    monkeypatch.setattr(max_context, "headroom_on", spilling)
     rows = [{"kv_bytes_per_token": KV, "B_ms": 2.0}, {"kv_bytes_per_token": KV, "lazily": True}]
     refused = {"kv_bytes_per_token": KV, "oom_above_n_ctx": 3900, "name": "refuses"}
     path = config(*rows, refused, memory_budget="256MiB")

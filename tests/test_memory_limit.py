@@ -38,7 +38,7 @@ def last_event(
     return list(launch.run_job(request, interpreter, folder, 60, memory_limit=memory_limit))[-1]
 
 
-@pytest.mark.parametrize("means", sorted({HERE, RLIMIT_DATA}))
+@pytest.mark.parametrize("mechanism", sorted({HERE, RLIMIT_DATA}))
 def test_a_worker_that_takes_more_than_its_budget_is_out_of_memory(tmp_path, fake_interpreter, mechanism):
     with MemoryLimit(200 * MIB, mechanism) as memory_limit:
         last = last_event(tmp_path, fake_interpreter, memory_limit, leak_bytes_per_token=MIB)
@@ -49,7 +49,7 @@ def test_a_worker_that_takes_more_than_its_budget_is_out_of_memory(tmp_path, fak
         assert not folder_of(memory_limit).exists()
 
 
-@pytest.mark.parametrize("means", sorted({HERE, RLIMIT_DATA}))
+@pytest.mark.parametrize("mechanism", sorted({HERE, RLIMIT_DATA}))
 def test_a_worker_that_keeps_to_its_budget_knows_nothing_of_it(tmp_path, fake_interpreter, mechanism):
     with MemoryLimit(200 * MIB, mechanism) as memory_limit:
         assert isinstance(

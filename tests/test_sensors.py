@@ -352,7 +352,7 @@ def test_what_nobody_looked_at_is_missing():
 
 
 @pytest.mark.parametrize(
-    ("ms", "spoils"), [((0, 0, 0, 0), False), ((500, 0, 90, 0), False), ((0, 0, 90, 20), True)]
+    ("ms", "invalidates"), [((0, 0, 0, 0), False), ((500, 0, 90, 0), False), ((0, 0, 90, 20), True)]
 )
 def test_a_hot_core_spoils_from_a_hundredth_of_the_time_on(ms, invalidates):
     columns = bits(*ms, name="core_throttle_ms") | {"core_throttle_events": [1, 0, 1, 1]}

@@ -11,7 +11,7 @@ from harness.machine.sensors.source import Source
 # Each reading is a process: some 5 ms of one core on a Pi 4, two each five seconds, 0.05% of its four cores.
 EVERY = 5
 TIMEOUT_S = 2.0
-BITS_COLUMN = "pi_throttled_bits"  # harness.sensors.bits has what each says
+BITS_COLUMN = "pi_throttled_bits"  # harness.machine.sensors.bits has what each says
 _ASKED = {
     BITS_COLUMN: (("get_throttled",), re.compile(r"throttled=(0x[0-9a-fA-F]{1,8})\b")),
     "pi_arm_clock_hz": (("measure_clock", "arm"), re.compile(r"frequency\(\d+\)=(\d{1,12})\b")),

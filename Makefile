@@ -13,7 +13,7 @@ RESULTS = build/tests
 # How properties are tried beyond the first tier: all (thousands of examples, always the same) or random.
 HYPOTHESIS_PROFILE ?= all
 
-.PHONY: setup demo demo-all test test-rest test-all test-stack test-other coverage flake lint clean
+.PHONY: setup demo demo-all test test-rest test-all test-stack test-other coverage flake lint docs clean
 
 setup: .venv/.ready
 
@@ -68,6 +68,11 @@ lint: .venv/.ready
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+
+# The pages of docs/ as a site in build/site: no broken link, no page left out.
+docs: .venv/.ready
+	.venv/bin/uv pip install --quiet --python .venv/bin/python --group docs
+	.venv/bin/mkdocs build --strict --quiet
 
 clean:
 	rm -rf .venv build

@@ -1,32 +1,92 @@
-"""Refresh what docs/theory.md takes from the code: its tables, and with matplotlib its figures.
+"""Refresh what pages of docs/ take from the code: tables, commands, modules, and with matplotlib figures.
 
-`.venv/bin/python docs/refresh.py` rewrites the tables between the page's markers;
+`.venv/bin/python docs/refresh.py` rewrites what stands between the pages' markers;
 `uv run --no-project --with matplotlib --with-editable . docs/refresh.py --figures` also draws docs/figures/.
 """
 
 from __future__ import annotations
 
+import argparse
+import ast
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harness import cli
 from harness.theory import demand, floors, llama_arithmetic, published
 from harness.theory.families import SHAPES
 from harness.theory.machines import MACHINES
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 DOCS = Path(__file__).parent
-PAGE = DOCS / "theory.md"
+ROOT = DOCS.parent
+PAGES = [DOCS / name for name in ("theory.md", "cli.md", "architecture.md")]
 
 
 def refreshed(page: str) -> str:
-    """The page with every table between `<!-- name -->` and `<!-- end -->` made anew."""
+    """The page with all that stands between `<!-- name -->` and `<!-- end -->` made anew."""
+    blocks = {
+        "commands": commands,
+        "modules": modules,
+        "controller": lambda: layers("harness"),
+        "worker": lambda: layers("runners"),
+    }
 
     def made(found: re.Match[str]) -> str:
-        return f"<!-- {found[1]} -->\n{markdown(_rows(found[1]))}<!-- end -->"
+        name = found[1]
+        block = blocks[name]() if name in blocks else markdown(_rows(name))
+        return f"<!-- {name} -->\n{block}<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", made, page, flags=re.DOTALL)
+
+
+def commands() -> str:
+    """Each command's summary and arguments, as the parser has them."""
+    (subcommands,) = (a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
+    parts = []
+    for name, parser in subcommands.choices.items():
+        rows = [
+            {"argument": f"`{_spelling(action)}`", "meaning": (action.help or "").replace("|", "\\|")}
+            for action in parser._actions
+            if not isinstance(action, argparse._HelpAction)
+        ]
+        parts.append(f"### harness {name}\n\n{parser.description[0].upper()}{parser.description[1:]}.\n\n{markdown(rows)}")
+    return "\n" + "\n".join(parts) + "\n"
+
+
+def _spelling(action: argparse.Action) -> str:
+    value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else action.dest.upper())
+    value = (value if isinstance(value, str) else " ".join(value)).replace("|", "\\|")
+    names = ", ".join(action.option_strings)
+    if not names:
+        return f"[{value}]" if action.nargs in ("?", "*") else value
+    return names if action.nargs == 0 else f"{names} {value}"
+
+
+def layers(container: str) -> str:
+    """The folders of one side as import-linter's contract has them, the importing ones above."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    (contract,) = (each for each in contracts if each.get("containers") == [container])
+    return "```\n" + "\n   |\n".join(contract["layers"]) + "\n```\n"
+
+
+def modules() -> str:
+    """Path and the first sentence of the docstring of every module. A package stands for its __init__."""
+    rows = []
+    for path in sorted([*ROOT.glob("harness/**/*.py"), *ROOT.glob("runners/*.py")]):
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        sentence = " ".join(re.split(r"(?<=[.?!])\s", docstring, maxsplit=1)[0].split()).rstrip(".")
+        relative = path.relative_to(ROOT)
+        name = f"{relative.parent}/" if path.name == "__init__.py" else str(relative)
+        rows.append({"module": f"`{name}`", "what it owns": sentence})
+    return markdown(rows)
 
 
 def _rows(name: str) -> Sequence[dict[str, Any]]:
@@ -148,6 +208,7 @@ def _save(figure: Any, name: str) -> None:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(refreshed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for each in PAGES:
+        each.write_text(refreshed(each.read_text(encoding="utf-8")), encoding="utf-8")
     if "--figures" in sys.argv:
         draw()

@@ -26,7 +26,7 @@ WAIT = "wait for another campaign on this device, else refuse"
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand and return its exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    arguments, strange = _parser().parse_known_args(argv)
+    arguments, strange = parser().parse_known_args(argv)
     if strange:  # parse_args would show the usage of `harness` itself
         arguments.parser.error(f"unrecognized arguments: {' '.join(strange)}")
     arguments.command_line = ["harness", *argv]
@@ -69,7 +69,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Every subcommand with its arguments."""
     parser = argparse.ArgumentParser(
         prog="harness",
         description="Compare LLM inference stacks for one user at one machine; say when a number is not one.",

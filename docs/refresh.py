@@ -56,7 +56,8 @@ def commands() -> str:
             for action in parser._actions
             if not isinstance(action, argparse._HelpAction)
         ]
-        parts.append(f"### harness {name}\n\n{parser.description[0].upper()}{parser.description[1:]}.\n\n{markdown(rows)}")
+        summary = parser.description[0].upper() + parser.description[1:]
+        parts.append(f"### harness {name}\n\n{summary}.\n\n{markdown(rows)}")
     return "\n" + "\n".join(parts) + "\n"
 
 

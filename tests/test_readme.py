@@ -62,7 +62,7 @@ def test_every_option_of_the_stacks_that_load_checkpoints_is_documented(stack, h
 
 
 def test_what_pages_take_from_the_code_is_what_the_code_says():
-    """Tables of the theory, commands with their arguments, layers and modules: docs/refresh.py writes them."""
+    """Tables of the theory, commands with their arguments, layers, modules: docs/refresh.py writes them."""
     made = runpy.run_path(str(ROOT / "docs" / "refresh.py"))
     blocks = 0
     for page in made["PAGES"]:

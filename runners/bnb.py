@@ -87,15 +87,15 @@ def load(request: Request) -> HfSession:
     if quant == "int8":
         if double:
             raise ValueError("double_quant is of nf4 and fp4; int8 has no scales to quantize")
-        asked = BitsAndBytesConfig(load_in_8bit=True)
+        quantization = BitsAndBytesConfig(load_in_8bit=True)
     else:
-        asked = BitsAndBytesConfig(
+        quantization = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type=quant,
             bnb_4bit_use_double_quant=double,
             bnb_4bit_compute_dtype=DTYPES[options["dtype"]],
         )
-    model = hf.load_model(request, quantization_config=asked)
+    model = hf.load_model(request, quantization_config=quantization)
     session = HfSession(request, model, lambda: _facts(model, quant))
     session.settle()
     return session

@@ -53,7 +53,7 @@ def fill(
     at, decode, estimate_s = 0, list[list[float]](), None
     decode_s, wait_ns = 0.0, 0
     session.empty(tokens)
-    began = said = clock()
+    began = last_report = clock()
     for depth in steps:
         while at < depth - DECODED:
             # What is no whole chunk goes first: at the end, where memory is short, a whole one does.
@@ -72,10 +72,10 @@ def fill(
                         f"filling {tokens} tokens would take about {lasting(whole_s)}, "
                         f"more than the {most_s:.0f} s allowed"
                     )
-                    return _told(0, clock() - began, estimate_s, [], reason)
-            if now - said >= SAY_EVERY_S:
+                    return _result(0, clock() - began, estimate_s, [], reason)
+            if now - last_report >= SAY_EVERY_S:
                 say(f"fill: {at} of {tokens} tokens, about {lasting(left_s)} left")
-                said = now
+                last_report = now
         took = []
         while at < depth:
             token = next(ids)
@@ -89,10 +89,10 @@ def fill(
             at += 1
         decode.append([at, min(took) * 1e3])
     busy = {"decode_s": decode_s, "decode_wait_ns": wait_ns}
-    return _told(at, clock() - began, estimate_s, decode, None) | busy
+    return _result(at, clock() - began, estimate_s, decode, None) | busy
 
 
-def _told(
+def _result(
     held: int,
     fill_s: float | None,
     estimate_s: float | None,
@@ -110,7 +110,7 @@ def _told(
 
 def not_filled() -> dict[str, Any]:
     """What fill() says, of a context that was not asked to be filled."""
-    return _told(0, None, None, [], None)
+    return _result(0, None, None, [], None)
 
 
 def depths(tokens: int) -> list[int]:

@@ -176,14 +176,14 @@ def _settings(source: Path) -> BaseQuantizeConfig | None:
 
     Raises ValueError for zero points that are stored otherwise than auto-gptq reads them.
     """
-    beside = source / "quantize_config.json"
-    told = json_object(source / "config.json").get("quantization_config") or {}
-    settings = told | (json_object(beside) if beside.exists() else {})
+    own_file = source / "quantize_config.json"
+    inline = json_object(source / "config.json").get("quantization_config") or {}
+    settings = inline | (json_object(own_file) if own_file.exists() else {})
     if settings.get("checkpoint_format") == "gptq_v2":
         raise ValueError(f"{source}: is gptq_v2, which auto-gptq would read with every zero point off by one")
-    if beside.exists():
+    if own_file.exists():
         return None
-    known = {key: told[key] for key in ("bits", "group_size", "desc_act", "sym") if key in told}
+    known = {key: inline[key] for key in ("bits", "group_size", "desc_act", "sym") if key in inline}
     return BaseQuantizeConfig(**({"desc_act": False} | known))  # its own default is act-order
 
 

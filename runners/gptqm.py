@@ -196,13 +196,13 @@ def load(request: Request) -> HfSession:
     model, bits = wrapped.model, wrapped.quantize_config.bits
     model.set_attn_implementation(options["attn"])
     hf_loaded.hold(model, options["mmap"])
-    asked = get_kernel_for_backend(backend, *STORED_AS[format]).__name__
-    said = {"quant": f"{format}-int{bits}", "versions": hf_loaded.versions(*PACKAGES)}
-    said["functional"] = UNPACKS if kernel == "torch" and device.type == "cpu" else None
+    expected = get_kernel_for_backend(backend, *STORED_AS[format]).__name__
+    facts = {"quant": f"{format}-int{bits}", "versions": hf_loaded.versions(*PACKAGES)}
+    facts["functional"] = UNPACKS if kernel == "torch" and device.type == "cpu" else None
     session = HfSession(
         request,
         model,
-        lambda: kernel_facts(model, _name, asked, known) | said | {"options": {"bits": bits}},
+        lambda: kernel_facts(model, _name, expected, known) | facts | {"options": {"bits": bits}},
     )
     session.settle()  # compiles kernels
     return session
@@ -235,6 +235,6 @@ def probe(request: Request, say: Say) -> dict[str, Any]:
 
 def _refusal(kernel: type[BaseQuantLinear], device: torch.device) -> str | None:
     """Why gptqmodel would not take a kernel for 4 bits, in groups of 128, in fp16, in its own words."""
-    asked = {"bits": 4, "group_size": 128, "desc_act": False, "sym": True, "pack_dtype": torch.int32}
-    works, why = validate_quant_linear(kernel, device=device, dtype=torch.float16, **asked)
+    settings = {"bits": 4, "group_size": 128, "desc_act": False, "sym": True, "pack_dtype": torch.int32}
+    works, why = validate_quant_linear(kernel, device=device, dtype=torch.float16, **settings)
     return None if works else re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", str(why).strip().splitlines()[0])

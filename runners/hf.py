@@ -115,8 +115,8 @@ FIRST_REHEARSED = 32  # tokens of context; shorter ones are the warm-up's
 def load(request: Request) -> HfSession:
     """Load a checkpoint on one device. Raises what transformers says is wrong, MemoryError."""
     model = load_model(request)
-    said = {"quant": QUANTS[request.options["dtype"]], "kernel_asked": "Linear"}
-    session = HfSession(request, model, lambda: hf_loaded.model_facts(model) | said)
+    facts = {"quant": QUANTS[request.options["dtype"]], "kernel_asked": "Linear"}
+    session = HfSession(request, model, lambda: hf_loaded.model_facts(model) | facts)
     session.settle()
     return session
 

@@ -45,13 +45,13 @@ def hold(model: nn.Module, mmap: bool) -> None:
             tensor.data = copies[place]  # of what two modules share there is one
 
 
-def is_mapped(model: nn.Module, asked: bool) -> bool | None:
+def is_mapped(model: nn.Module, wanted: bool) -> bool | None:
     """Whether weights are mapped from a file; null where that cannot be told, or where it was asked for and
     none are stored as they are held: cast, quantized, or on a GPU."""
     mapped = _mappings()
     if mapped is None:
         return None
-    return any(_lies_in(tensor, mapped) for tensor in _on_cpu(model)) or (None if asked else False)
+    return any(_lies_in(tensor, mapped) for tensor in _on_cpu(model)) or (None if wanted else False)
 
 
 def _on_cpu(model: nn.Module) -> Iterator[Tensor]:

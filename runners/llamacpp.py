@@ -173,9 +173,9 @@ def load(request: Request) -> LlamaSession:
     """Load the model and allocate its context. Raises DoesNotFit, or what llama.cpp says is wrong."""
     mode = lib.LLAMA_LOAD_MODE_MMAP if request.options["mmap"] else lib.LLAMA_LOAD_MODE_NONE
     model = load_model(Path(request.model["path"]), request.device, load_mode=mode, **model_params(request))
-    asked, found = request.options.get("quant"), quant_of(model)
-    if asked not in (None, found):
-        raise ValueError(f"{request.model['path']}: asked for {asked}, the file holds {found}")
+    requested, found = request.options.get("quant"), quant_of(model)
+    if requested not in (None, found):
+        raise ValueError(f"{request.model['path']}: asked for {requested}, the file holds {found}")
     return LlamaSession(request, model, make_context(model, request.options))
 
 

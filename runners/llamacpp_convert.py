@@ -270,8 +270,8 @@ def _checked(source: Path, shape: dict[str, Any]) -> dict[str, Stored]:
         if tensor.dtype not in FLOATS:
             raise ValueError(f"{tensor.path}: {name} is of type {tensor.dtype}; known: {', '.join(FLOATS)}")
         if tensor.shape != expected[name]:
-            said = " x ".join(map(str, tensor.shape)), " x ".join(map(str, expected[name]))
-            raise ValueError(f"{tensor.path}: {name} is {said[0]}; by config.json it is {said[1]}")
+            sizes = " x ".join(map(str, tensor.shape)), " x ".join(map(str, expected[name]))
+            raise ValueError(f"{tensor.path}: {name} is {sizes[0]}; by config.json it is {sizes[1]}")
     if missing := expected.keys() - stored.keys():
         raise ValueError(f"{source}: lacks {min(missing)}")
     return stored

@@ -143,25 +143,25 @@ def measure(request: Request, say: Say) -> dict[str, Any]:
     (default 2 GiB, at most a quarter of what is free; to ggml a CPU's memory is all free). Raises ValueError,
     RuntimeError, DoesNotFit.
     """
-    asked = request.options["measure"]
+    probes = request.options["measure"]
     threads = int(request.options.get("threads") or 0)
     if request.device == "cpu" and not 1 <= threads <= MOST_THREADS:
         raise ValueError(f"threads must be 1 to {MOST_THREADS}, not {threads}")
     LOG.forget()
     wanted = SMALLEST_BYTES
-    if "read" in asked:
+    if "read" in probes:
         wanted = int(request.options.get("working_set_bytes") or WORKING_SET_BYTES)
     say("fill")
     with opened(request.device, threads, wanted) as device, ExitStack() as stack:
         say("read")
         vectors, matrices = {}, {}
-        for kind in READ if "read" in asked else ():
+        for kind in READ if "read" in probes else ():
             with suppress(NoKernel):
                 name = f"ggml mul_mat {kind} x f32 vector, {device.name}"
                 vectors[name] = stack.enter_context(vector_products(device, kind))
         kernels = best(vectors)
         say("multiply")
-        for kind, place in itertools.product(MULTIPLIED if "matrix" in asked else (), device.places):
+        for kind, place in itertools.product(MULTIPLIED if "matrix" in probes else (), device.places):
             with suppress(NoKernel):
                 what = f"{kind} in {place}" if place else kind
                 name = f"ggml mul_mat {what} x f32 matrix, {device.name}"
@@ -169,7 +169,7 @@ def measure(request: Request, say: Say) -> dict[str, Any]:
         matrix_kernels = best(matrices)
     facts: dict[str, Any] = {"threads": threads if request.device == "cpu" else None}
     measured = {"read": (kernels, "read_bytes_per_s"), "matrix": (matrix_kernels, "flops_per_s")}
-    for part in asked:
+    for part in probes:
         rates, unit = measured[part]
         if not rates:
             raise RuntimeError(f"{device.name} has no kernel for {', '.join(TYPES)}")

@@ -27,12 +27,12 @@ def quantize(request: Request, say: Say) -> dict[str, Any]:
     if target.exists() and target.samefile(source):
         raise ValueError(f"{source} would be overwritten while it is read")
     params = quantize_params(source, **request.options)
-    said = began
+    last_report = began
 
     def progress(line: str) -> None:
-        nonlocal said
-        if line.startswith("[") and (now := time.monotonic()) > said + SAY_EVERY_S:
-            said = now
+        nonlocal last_report
+        if line.startswith("[") and (now := time.monotonic()) > last_report + SAY_EVERY_S:
+            last_report = now
             say("tensor " + line[1:].split("]")[0].replace(" ", ""))
 
     LOG.forget()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from runners.packing import Packing, asked_for, found_in
+from runners.packing import Packing, found_in, packing_of
 from runners.protocol import Request, Say
 from runners.safetensors_folder import (
     CHUNK,
@@ -50,7 +50,7 @@ def pack(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> dict[str
     """
     began = time.monotonic()
     source, target = Path(request.files["source"]), Path(request.files["target"])
-    packing = asked_for(request.options)
+    packing = packing_of(request.options)
     config = json_object(source / "config.json")
     stored = _packable(source, config, packing)
     written: list[Entry] = []
@@ -61,10 +61,10 @@ def pack(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> dict[str
             written += [Entry(stem + part, dtype, shape) for part, (dtype, shape) in parts.items()]
         else:
             written.append(Entry(name, "F16", tensor.shape))
-    described, beside = packing.described()
+    described, quantize_config = packing.described()
     files = {"config.json": _in_float16(config) | {"quantization_config": described}}
-    if beside:
-        files["quantize_config.json"] = beside
+    if quantize_config:
+        files["quantize_config.json"] = quantize_config
     with new_folder(target, written, files, shard_bytes) as places:
         pieces = []
         for number, (name, tensor) in enumerate(stored.items(), 1):
@@ -248,9 +248,9 @@ def _taken_out(stored: dict[str, Stored], source: Path, packing: Packing) -> dic
         for part, (dtype, shape) in expected.items():
             _check_type(f"{layer}.{part}", parts[part], FLOATS if part == "scales" else (dtype,))
             if parts[part].shape != shape:
-                said, by_config = (" x ".join(map(str, dims)) for dims in (parts[part].shape, shape))
+                size, by_config = (" x ".join(map(str, dims)) for dims in (parts[part].shape, shape))
                 raise ValueError(
-                    f"{parts[part].path}: {layer}.{part} is {said}; by qweight, in {packing.format} of "
+                    f"{parts[part].path}: {layer}.{part} is {size}; by qweight, in {packing.format} of "
                     f"{packing.bits} bits with group_size {packing.group_size}, it is {by_config}"
                 )
     return layers

@@ -49,7 +49,7 @@ def check_whole(source: Path, trusted: bool) -> set[str]:
 
 
 def kernel_facts(
-    model: nn.Module, name: Named, asked: str, known: Collection[str] | None = None
+    model: nn.Module, name: Named, expected: str, known: Collection[str] | None = None
 ) -> dict[str, Any]:
     """As hf_loaded.model_facts. `asked`: the kernel that every linear layer but lm_head should call; those
     that call another are `leftovers`. `known`: what check_whole returns: a bias that the stack adds to those
@@ -65,12 +65,12 @@ def kernel_facts(
         for path, module in model.named_modules()
         if module in weights or (isinstance(module, nn.Linear) and module is not head)
     }
-    other = sorted(path for path, module in linear.items() if name(module) != asked)
+    other = sorted(path for path, module in linear.items() if name(module) != expected)
     return {
         **hf_loaded.model_facts(
             model, lambda module: _held(module) if module in weights else {}, name, weights
         ),
-        "kernel_asked": asked,
+        "kernel_asked": expected,
         "leftovers": other if len(other) < len(linear) else [],
     }
 

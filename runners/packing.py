@@ -109,11 +109,11 @@ class Packing:
             more = {"zero_point": True, "version": "gemm", "modules_to_not_convert": None}
             return {"quant_method": "awq", **common, **more}, None
         common |= {"desc_act": False, "static_groups": False, "sym": True, "true_sequential": True}
-        beside = {"damp_percent": 0.01, "model_name_or_path": None, "model_file_base_name": "model"}
-        return {"quant_method": "gptq", **common, "checkpoint_format": "gptq"}, common | beside
+        extra = {"damp_percent": 0.01, "model_name_or_path": None, "model_file_base_name": "model"}
+        return {"quant_method": "gptq", **common, "checkpoint_format": "gptq"}, common | extra
 
 
-def asked_for(options: Mapping[str, Any]) -> Packing:
+def packing_of(options: Mapping[str, Any]) -> Packing:
     """By `format`, `bits` and `group_size` (128). Raises ValueError for what nothing here can pack."""
     form, bits, group_size = options["format"], options["bits"], options.get("group_size", 128)
     if (form, bits) not in (("gptq", 4), ("gptq", 8), ("awq", 4)):
@@ -125,20 +125,20 @@ def asked_for(options: Mapping[str, Any]) -> Packing:
 
 def found_in(source: Path, config: Mapping[str, Any]) -> Packing:
     """By a checkpoint's config.json, or else by auto-gptq's own quantize_config.json. Raises ValueError."""
-    said, path = config.get("quantization_config"), source / "config.json"
-    if not said and (source / "quantize_config.json").exists():
+    given, path = config.get("quantization_config"), source / "config.json"
+    if not given and (source / "quantize_config.json").exists():
         path = source / "quantize_config.json"
-        said = {"quant_method": "gptq"} | json_object(path)
-    if not isinstance(said, dict):
+        given = {"quant_method": "gptq"} | json_object(path)
+    if not isinstance(given, dict):
         raise ValueError(f"{path}: has no quantization_config; expected that of a GPTQ or AWQ checkpoint")
-    method, bits, group_size = (said.get(key) for key in ("quant_method", "bits", "group_size"))
+    method, bits, group_size = (given.get(key) for key in ("quant_method", "bits", "group_size"))
     versions: tuple[str, ...]
     widths: tuple[int, ...]
     if method == "gptq":
-        version, versions, widths = said.get("checkpoint_format") or "gptq", ("gptq", "gptq_v2"), (2, 4, 8)
-        version = "marlin" if said.get("is_marlin_format") else str(version).lower()
+        version, versions, widths = given.get("checkpoint_format") or "gptq", ("gptq", "gptq_v2"), (2, 4, 8)
+        version = "marlin" if given.get("is_marlin_format") else str(version).lower()
     elif method == "awq":
-        version, versions, widths = str(said.get("version") or "gemm").lower(), ("gemm",), (4,)
+        version, versions, widths = str(given.get("version") or "gemm").lower(), ("gemm",), (4,)
     else:
         raise ValueError(f"{path}: has quant_method {method!r}; expected gptq or awq")
     if version not in versions:

@@ -192,12 +192,12 @@ def write_pieces(pieces: Sequence[Piece], count: int, threads: int | None, say: 
         piece.write()
         return piece.number
 
-    said = time.monotonic()
+    last_report = time.monotonic()
     with ThreadPoolExecutor(threads) as pool:
         for number in pool.map(write, pieces):
-            if (now := time.monotonic()) > said + SAY_EVERY_S:
+            if (now := time.monotonic()) > last_report + SAY_EVERY_S:
                 say(f"tensor {number}/{count}")
-                said = now
+                last_report = now
     say("flushing to disk")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from runners.protocol import Request
 
-SAID_OF_KERNELS = ("kernels", "kernel_asked", "leftovers", "options")
+KERNEL_FACTS = ("kernels", "kernel_asked", "leftovers", "options")
 CHUNK = 512  # tokens of context evaluated at once
 DEEPER = 2.0  # a token further on costs more than the last: attention grows with its context
 
@@ -37,16 +37,16 @@ def write(session: Fed, request: Request, versions: dict[str, str]) -> dict[str,
     one, as in decode, with logits after each; what lies between in chunks. A window that would take longer
     than `seconds` in all (null: any time), by the pace so far, is left out, and those after it.
     """
-    asked, clock = request.workloads[0], time.monotonic
-    ids, prompt, limit_s = asked["ids"], asked["prompt_tokens"], asked["seconds"]
-    keep = asked.get("prompt_keep", prompt)
+    workload, clock = request.workloads[0], time.monotonic
+    ids, prompt, limit_s = workload["ids"], workload["prompt_tokens"], workload["seconds"]
+    keep = workload.get("prompt_keep", prompt)
     for _ in range(2):  # the first reads the weights from the disk: it says nothing of the pace
-        session.empty(max([prompt, *(end for _, end in asked["windows"])]))
+        session.empty(max([prompt, *(end for _, end in workload["windows"])]))
         began = clock()
         rows = [session.feed(ids[:prompt], keep)]
     fed, token_s = prompt, (clock() - began) / prompt
     positions = list(range(prompt - keep, prompt))
-    for first, end in asked["windows"]:
+    for first, end in workload["windows"]:
         if limit_s is not None and clock() - began + DEEPER * token_s * (end - fed) > limit_s:
             break
         for start in range(fed, first, CHUNK):
@@ -61,7 +61,7 @@ def write(session: Fed, request: Request, versions: dict[str, str]) -> dict[str,
         np.save(file, np.concatenate(rows))
     facts = session.facts()
     return {
-        "ran": {key: facts[key] for key in SAID_OF_KERNELS if key in facts},
+        "ran": {key: facts[key] for key in KERNEL_FACTS if key in facts},
         "positions": positions,
         "vocab_size": rows[0].shape[1],
         "versions": versions,

@@ -43,18 +43,18 @@ def probe(request: Request, say: Say) -> dict[str, Any]:
     device = torch_device.of(request.device)
     facts = {"versions": hf_loaded.versions(), "settings": torch_device.settings(device)}
     facts["devices"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["cpu"]
-    asked = request.options.get("measure") or []
-    if not asked:
+    probes = request.options.get("measure") or []
+    if not probes:
         return facts
     threads = request.options.get("threads") or torch.get_num_threads()
     torch.set_num_threads(threads)
     facts["threads"] = threads if device.type == "cpu" else None
-    if "read" in asked:
+    if "read" in probes:
         say("read")
         wanted = request.options.get("working_set_bytes") or WORKING_SET_BYTES
         kernels, size = _reads(device, wanted)
         facts["read"] = _best(kernels, "read_bytes_per_s") | {"working_set_bytes": size}
-    if "matrix" in asked:
+    if "matrix" in probes:
         say("multiply")
         facts["matrix"] = _best(_products(device), "flops_per_s")
     return facts

@@ -72,8 +72,8 @@ def main(request_path: Path, events_fd: int, go_on_fd: int, controller_pid: int)
 
 def _reason(failure: BaseException) -> str:
     """What an exception says, in a line; of one that says nothing, as a bare assert, where it was raised."""
-    if said := str(failure).strip():
-        return said.splitlines()[0]
+    if message := str(failure).strip():
+        return message.splitlines()[0]
     raised = traceback.extract_tb(failure.__traceback__)[-1]
     return f"{type(failure).__name__}: {raised.line} ({Path(raised.filename).name}:{raised.lineno})"
 
@@ -118,19 +118,19 @@ def fit(request: Request, runner: Any, emit: Emit, instruments: Instruments) -> 
     clock = instruments.clock_ns
     began = clock()
     session = loaded(request, runner, emit, clock)
-    asked, told = request.workloads[0], filling.not_filled()
+    workload, filled = request.workloads[0], filling.not_filled()
 
     def say(phase: str) -> None:
         emit(Phase(phase, clock()))
 
-    if asked["fill"]:
+    if workload["fill"]:
         say("fill")
-        left_s = asked["most_s"] - (clock() - began) / 1e9
+        left_s = workload["most_s"] - (clock() - began) / 1e9
         with uncollected():
-            told = filling.fill(
+            filled = filling.fill(
                 session,
-                asked["tokens"],
-                asked["prompt"],
+                workload["tokens"],
+                workload["prompt"],
                 left_s,
                 say,
                 instruments,
@@ -138,7 +138,7 @@ def fit(request: Request, runner: Any, emit: Emit, instruments: Instruments) -> 
             )
     say("finish")
     taken = {"data_bytes": data_bytes(), "peak_rss_bytes": peak_rss_bytes()}
-    emit(Done({**told, **taken, "facts_after": session.facts()}))
+    emit(Done({**filled, **taken, "facts_after": session.facts()}))
     session.close()
 
 
@@ -175,7 +175,7 @@ def generate(
             Done(
                 {
                     **timing,
-                    **(growth.told() if growth else {}),
+                    **(growth.summary() if growth else {}),
                     "warmup": warmup,
                     "counters": growth.counters() if growth else session.counters(),
                     "facts_after": session.facts(),
@@ -220,7 +220,7 @@ class Growth:
         if state := self._ask():
             self._steps.append([self._prompt_tokens + tokens, *state])
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         return {"stopped": self._stopped, "memory_steps": self._steps}
 
     def counters(self) -> dict[str, Any]:

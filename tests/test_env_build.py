@@ -265,9 +265,9 @@ def test_only_what_is_built_from_source_there_is_built_without_amx(monkeypatch):
     wheels = stacks()["hf"].environments["cpu"]
     monkeypatch.setattr(compiler, "loses_tiles", lambda: True)
     monkeypatch.setenv("CXXFLAGS", "-O3")
-    made = compiler.mended(from_source)
+    made = compiler.with_workarounds(from_source)
     assert made.variables["CXXFLAGS"] == "-O3 -U__AMX_INT8__"
     assert made.variables["CMAKE_ARGS"] == from_source.variables["CMAKE_ARGS"]
-    assert compiler.mended(made) == made
-    assert compiler.mended(wheels) == wheels
+    assert compiler.with_workarounds(made) == made
+    assert compiler.with_workarounds(wheels) == wheels
     assert build.key_of(made) != build.key_of(from_source)

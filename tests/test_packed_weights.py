@@ -17,7 +17,7 @@ from harness import config, plan
 from harness.campaign.prepare import NotReady, Preparation
 from harness.config import Model, Weights
 from harness.models import checkpoint, packed, weights
-from harness.models.config_json import BESIDE
+from harness.models.config_json import PACKING_FILES
 from harness.models.weights import WeightsError
 from harness.theory import shapes
 from harness.theory.families import SHAPES
@@ -64,7 +64,7 @@ def write_packed(folder: Path, settings: dict[str, Any], beside: str = "", **cha
     """A checkpoint packed as `settings` say, in config.json or in a file beside it; `changed`: tensors of
     LAYER that are others, or missing."""
     folder.mkdir(exist_ok=True)
-    packing = packing_in(settings, method=BESIDE.get(beside))
+    packing = packing_in(settings, method=PACKING_FILES.get(beside))
     assert packing is not None
     stored = packed_entries(TINY, packing)
     for kind, entry in changed.items():

@@ -189,7 +189,7 @@ def _check_lengths(
     """A given context (the option that defaults to the number of tokens) must hold the longest workload."""
     lengths = [resolved(workload, protocol) for workload in workloads]
     prompt, new = max(((w.prompt_tokens or 0, w.new_tokens or 0) for w in lengths), key=sum)
-    told = set()
+    reported = set()
     for loc, variant in variants:
         header = stacks()[variant.stack]
         covered = {limit.covers for limit in header.limits}  # those refuse a cell, unless it is meant so
@@ -199,8 +199,8 @@ def _check_lengths(
                 continue
             if not isinstance(given, int) or given >= prompt + new:
                 continue
-            if (loc, key, given) not in told:
-                told.add((loc, key, given))
+            if (loc, key, given) not in reported:
+                reported.add((loc, key, given))
                 needs = f"prompt_tokens {prompt} + new_tokens {new} = {prompt + new}"
                 mistakes.add((*loc, key), f"{key} {given} is smaller than {needs}")
 

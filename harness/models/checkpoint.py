@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.models import config_json, gguf_split, safetensors_header
-from harness.models.config_json import ConfigFileError, Told
+from harness.models.config_json import ConfigFileError, ConfigJson
 from harness.models.gguf_header import GgufError
 from harness.models.gguf_shape import shape_of as gguf_shape_of
 from harness.models.safetensors_header import SafetensorsError
@@ -143,9 +143,9 @@ def _file(path: Path, needs_shape: bool) -> Checkpoint:
     if suffix == ".gguf" or start[:4] == b"GGUF":
         return _gguf(path)
     if suffix == ".json":
-        told = config_json.read(path, needs_shape)
-        kind, shape, quantization = told.kind, told.shape, told.quantization
-        return Checkpoint(path, "config", kind, shape, (), told.tied, told.synthetic, quantization, path)
+        known = config_json.read(path, needs_shape)
+        kind, shape, quantization = known.kind, known.shape, known.quantization
+        return Checkpoint(path, "config", kind, shape, (), known.tied, known.synthetic, quantization, path)
     header_length = int.from_bytes(start[:8], "little")
     if suffix == ".safetensors" or (start[8:] == b"{" and header_length < 1 << 32):
         if (shard := _SHARD.fullmatch(path.name)) and int(shard[3]) > 1:
@@ -200,8 +200,8 @@ def _safetensors(
     One that the index names and no shard has would be made up there; here it is a mistake, unless it is a
     buffer or the lm_head of a tied model.
     """
-    told = config_json.read(config, needs_shape) if config else Told()  # first: it is read at once
-    shape = told.shape
+    known = config_json.read(config, needs_shape) if config else ConfigJson()  # first: it is read at once
+    shape = known.shape
     folder = path if path.is_dir() else path.parent
     tensors: dict[str, Tensor] = {}
     left = _LONGEST_HEADERS
@@ -223,7 +223,7 @@ def _safetensors(
         raise CheckpointError(f"{path}: is a mixture of experts; only dense models are known")
     ours = tuple(tensor for name, tensor in tensors.items() if not _OTHER_SENSES.search(name))
     parts = {tensor.part for tensor in ours}
-    tied = shape.tied if shape else told.tied or "lm_head" not in parts
+    tied = shape.tied if shape else known.tied or "lm_head" not in parts
     expected = {Tensor(name, "", (), 0) for name in index if name not in tensors}
     for tensor in sorted(expected, key=lambda tensor: tensor.name):
         if tensor.part not in ("other", "lm_head" if tied else "other"):
@@ -235,18 +235,18 @@ def _safetensors(
         raise CheckpointError(f"{path}: has no lm_head, and its config.json does not tie it to the embedding")
     if shape:
         _check_sizes(path, shape, ours)
-    packing, quantization = told.packing, told.quantization
+    packing, quantization = known.packing, known.quantization
     if quantization is None and any(name.endswith(".qweight") for name in tensors):
-        beside = config_json.packing_beside(folder)
-        packing, quantization = (beside[1], beside[1].words) if beside else (None, None)
+        separate = config_json.separate_packing(folder)
+        packing, quantization = (separate[1], separate[1].words) if separate else (None, None)
     return Checkpoint(
         path=path,
         format="safetensors",
-        architecture=told.kind,
+        architecture=known.kind,
         shape=shape,
         tensors=ours,
         tied=tied,
-        synthetic=told.synthetic,
+        synthetic=known.synthetic,
         quantization=quantization,
         config=config,
         files=tuple(folder / name for name in shards),

@@ -14,7 +14,7 @@ from harness.theory.packed_config import packing_in, packing_of
 from harness.theory.shapes import Shape
 
 # Where auto-gptq and the first autoawq wrote how weights are packed, and what is meant where it is not said.
-BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+PACKING_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _LONGEST = 1 << 20  # real ones have a few kB
 
 
@@ -23,7 +23,7 @@ class ConfigFileError(ValueError):
 
 
 @dataclass(frozen=True)
-class Told:
+class ConfigJson:
     """What a config.json tells; without one, nothing. `kind`: its model_type. `tied`: as it says itself."""
 
     kind: str | None = None
@@ -34,7 +34,7 @@ class Told:
     packing: Packing | None = None
 
 
-def read(path: Path, needs_shape: bool) -> Told:
+def read(path: Path, needs_shape: bool) -> ConfigJson:
     """Raises ConfigFileError, OSError; unless `needs_shape`, a model that a Shape cannot say has none."""
     config = object_of(path, _LONGEST)
     shape: Shape | None = None
@@ -46,7 +46,7 @@ def read(path: Path, needs_shape: bool) -> Told:
         if needs_shape or not isinstance(mistake, NoShape):
             raise ConfigFileError(f"{path}: {mistake}") from mistake
     kind = config.get("model_type")
-    return Told(
+    return ConfigJson(
         kind=kind if isinstance(kind, str) else None,
         shape=shape,
         tied=shape.tied if shape else config.get("tie_word_embeddings") is True,
@@ -56,12 +56,12 @@ def read(path: Path, needs_shape: bool) -> Told:
     )
 
 
-def packing_beside(folder: Path) -> tuple[Path, Packing] | None:
+def separate_packing(folder: Path) -> tuple[Path, Packing] | None:
     """The first file beside config.json that says how weights are packed, and what it says.
 
     Raises ConfigFileError, OSError.
     """
-    for name, method in BESIDE.items():
+    for name, method in PACKING_FILES.items():
         if (path := folder / name).exists():
             try:
                 found = packing_in(object_of(path, _LONGEST), method=method)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.models.checkpoint import INDEX, SINGLE
-from harness.models.config_json import BESIDE
+from harness.models.config_json import PACKING_FILES
 
 ASK_TIMEOUT_S = 5.0  # to be told that the hub is there; its library asks six times, 23 s in all
 WANTED = (
     *("config.json", "generation_config.json", INDEX, "*.safetensors"),
-    *("tokenizer*.json", *BESIDE),
+    *("tokenizer*.json", *PACKING_FILES),
 )
 UNWANTED = ("*/*", "consolidated*", "adapter*")  # copies in folders, and under other names
 

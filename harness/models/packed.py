@@ -33,7 +33,7 @@ def unpacked_path(source: str) -> Path:
     return cache_folder() / "weights" / digest([source, "unpacked", UNPACKING]) / "f16"
 
 
-def grouped(asked: Packing, shape: Shape) -> Packing:
+def grouped(requested: Packing, shape: Shape) -> Packing:
     """What is asked for, in groups of a size that divides every matrix's input, largest first.
 
     Raises WeightsError.
@@ -41,29 +41,29 @@ def grouped(asked: Packing, shape: Shape) -> Packing:
     widths = sorted({tensor.dims[1] for tensor in linears(shape)})
     for group_size in GROUPS:
         if all(width % group_size == 0 for width in widths):
-            return replace(asked, group_size=group_size)
+            return replace(requested, group_size=group_size)
     odd = next(width for width in widths if width % GROUPS[-1])
     raise WeightsError(f"cannot be packed: {odd} inputs of a matrix are no whole groups of {GROUPS[-1]}")
 
 
-def check_loadable(ready: Ready, asked: Packing | None, stack: str) -> None:
+def check_loadable(ready: Ready, requested: Packing | None, stack: str) -> None:
     """Raises WeightsError for what a stack of checkpoints does not load: a GGUF, and weights packed otherwise
     than it asks, null: not at all."""
     if ready.format != "hf":
         raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, and {ready.path} is a GGUF")
-    if asked:
-        check(ready, asked, stack)
+    if requested:
+        check(ready, requested, stack)
     elif ready.packing:
         others = "gptq and gptqm" if ready.packing.method == "gptq" else "autoawq and gptqm"
         raise WeightsError(f"{ready.path}: is {ready.quant}; stacks {others} load that, and {stack} does not")
 
 
-def check(ready: Ready, asked: Packing, stack: str) -> None:
+def check(ready: Ready, requested: Packing, stack: str) -> None:
     """Raises WeightsError for a checkpoint that is packed otherwise than a stack asks, or not as it says.
 
     A synthetic one of 16 or 32 bits is right: it is packed here.
     """
-    wanted, has = asked.method.upper(), ready.packing
+    wanted, has = requested.method.upper(), ready.packing
     if has is None:
         if ready.quant not in FULL_TYPES:
             stored = ready.quant if ready.quant != "i32" else "packed, and nothing beside it says how"
@@ -72,11 +72,13 @@ def check(ready: Ready, asked: Packing, stack: str) -> None:
             return
         needs = f"quantizing to {wanted} needs calibration data, which the harness does not do"
         raise WeightsError(f"{ready.path}: is {ready.quant}; {needs}: name a quantized checkpoint")
-    if has.method != asked.method:
+    if has.method != requested.method:
         theirs = f"{has.method.upper()} ({has.bits} bits)"
         raise WeightsError(f"stack {stack} needs {wanted} weights, and {ready.path} is {theirs}")
-    if has.bits != asked.bits:
-        raise WeightsError(f"{ready.path}: has {has.bits} bits, and stack {stack} was asked for {asked.bits}")
+    if has.bits != requested.bits:
+        raise WeightsError(
+            f"{ready.path}: has {has.bits} bits, and stack {stack} was asked for {requested.bits}"
+        )
     try:
         name = _settings(ready.path, has)
         found = checkpoint.read(ready.path, needs_shape=False)
@@ -88,24 +90,24 @@ def check(ready: Ready, asked: Packing, stack: str) -> None:
 def _settings(folder: Path, packing: Packing) -> str:
     """The name of the file that says how a folder is packed. Libraries read one or another: both must say the
     same, in a layout that is known. Raises WeightsError, ConfigFileError."""
-    told = config_json.read(folder / "config.json", needs_shape=False).packing
-    beside = config_json.packing_beside(folder)
+    inline = config_json.read(folder / "config.json", needs_shape=False).packing
+    separate = config_json.separate_packing(folder)
     name, layout = "config.json", packing.layout
-    if beside and beside[1].method == packing.method:
-        name, layout = beside[0].name, beside[1].layout
+    if separate and separate[1].method == packing.method:
+        name, layout = separate[0].name, separate[1].layout
         for key in ("bits", "group_size", "act_order", "symmetric"):
-            ours, theirs = getattr(packing, key), getattr(beside[1], key)
+            ours, theirs = getattr(packing, key), getattr(separate[1], key)
             if ours != theirs:
-                words = f"its config.json says {key} {_said(ours)}, and {name} {_said(theirs)}"
+                words = f"its config.json says {key} {_as_json(ours)}, and {name} {_as_json(theirs)}"
                 raise WeightsError(f"{folder}: {words}")
     for named in (packing.layout, layout):
         if named not in _LAYOUTS[packing.method]:
             known, method = " or ".join(_LAYOUTS[packing.method]), packing.method.upper()
             raise WeightsError(f"{folder}: is {method} in the layout {named}; only {known} is loaded here")
-    return "config.json" if told else name
+    return "config.json" if inline else name
 
 
-def _said(value: object) -> str:
+def _as_json(value: object) -> str:
     return str(value).lower()
 
 

@@ -123,22 +123,22 @@ def _tensors(file: BinaryIO) -> dict[str, Tensor]:
 
 def _tensor(name: str, entry: Any) -> tuple[tuple[int, int], Tensor]:
     """The first and the last offset of a tensor, and the tensor."""
-    said = f"tensor {name[:60]!r}"
+    label = f"tensor {name[:60]!r}"
     if not _writable(name):
-        raise SafetensorsError(f"{said} has a name that is no text")
+        raise SafetensorsError(f"{label} has a name that is no text")
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
-        raise SafetensorsError(f"{said} lacks its dtype, shape or data_offsets")
+        raise SafetensorsError(f"{label} lacks its dtype, shape or data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     bits = BITS.get(dtype.lower()) if isinstance(dtype, str) and dtype.isupper() else None
     if bits is None:
-        raise SafetensorsError(f"{said} has unknown dtype {str(dtype)[:60]!r}")
+        raise SafetensorsError(f"{label} has unknown dtype {str(dtype)[:60]!r}")
     if not _counts(shape) or len(shape) > _MOST_DIMENSIONS:
-        raise SafetensorsError(f"{said} has a shape that is none: {str(shape)[:60]!r}")
+        raise SafetensorsError(f"{label} has a shape that is none: {str(shape)[:60]!r}")
     if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise SafetensorsError(f"{said} has data_offsets that are none: {str(offsets)[:60]!r}")
+        raise SafetensorsError(f"{label} has data_offsets that are none: {str(offsets)[:60]!r}")
     first, last = offsets
     if math.prod(shape) * bits != 8 * (last - first):
-        raise SafetensorsError(f"{said} has {last - first} bytes, which {dtype} {str(shape)[:60]} is not")
+        raise SafetensorsError(f"{label} has {last - first} bytes, which {dtype} {str(shape)[:60]} is not")
     return (first, last), Tensor(name, dtype.lower(), tuple(shape), last - first)
 
 

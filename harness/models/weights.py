@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.models import checkpoint, gguf_header
 from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
-from harness.models.config_json import BESIDE
+from harness.models.config_json import PACKING_FILES
 from harness.system.cache import cache_folder
 from harness.theory import gguf_types
 from harness.theory.packed import KINDS, Packing
@@ -186,8 +186,8 @@ def _fingerprint(found: Checkpoint) -> str:
         with path.open("rb") as file:
             start = file.read(8)
             digest.update(start + file.read(int.from_bytes(start, "little")))
-    beside = (found.path / name for name in (_TOKENIZER, *BESIDE))
-    for path in (*found.files, *beside, *sorted(found.path.glob("*.py"))):
+    settings = (found.path / name for name in (_TOKENIZER, *PACKING_FILES))
+    for path in (*found.files, *settings, *sorted(found.path.glob("*.py"))):
         if path.exists():
             status = path.stat()
             digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns} ".encode())
@@ -261,6 +261,6 @@ def drop(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def digest(asked: object) -> str:
+def digest(data: object) -> str:
     """16 digits of a hash of plain data, for names in the cache."""
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]

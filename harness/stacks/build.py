@@ -63,7 +63,7 @@ class Interpreter:
 
 def key_of(environment: Environment) -> str:
     """Hash of what an environment is built from: the header, the Python, and the CPU it is compiled for."""
-    asked: list[object] = [
+    parts: list[object] = [
         environment.dependencies,
         environment.source_builds,
         sorted(environment.variables.items()),
@@ -75,8 +75,8 @@ def key_of(environment: Environment) -> str:
     # Only where given: the keys of environments without them stay what they were.
     for name in ("unisolated", "optional", "imports"):
         if given := getattr(environment, name):
-            asked.append([name, given])
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
+            parts.append([name, given])
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
 def folder_of(environment: Environment) -> Path:
@@ -85,7 +85,7 @@ def folder_of(environment: Environment) -> Path:
 
 def find(environment: Environment) -> Interpreter | None:
     """The built environment, or None: not built, or the Python it was built on is gone."""
-    environment = compiler.mended(environment)
+    environment = compiler.with_workarounds(environment)
     try:
         kept = json.loads((folder_of(environment) / "complete.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -104,7 +104,7 @@ def create(environment: Environment, progress: Callable[[str], None]) -> Interpr
     Raises EnvironmentFailed, CacheError. A build that was cut off is begun anew; a second builder waits for
     the first.
     """
-    environment = compiler.mended(environment)
+    environment = compiler.with_workarounds(environment)
     folder = folder_of(environment)
     with exclusive(folder.with_suffix(".lock")):
         if built := find(environment):
@@ -195,11 +195,11 @@ def _name(requirement: str) -> str:
 def _frozen(uv: str, python: Path, environment: Environment) -> list[str]:
     """Exact versions of what was installed, one `name==version` each."""
     freeze = [uv, "pip", "freeze", "--python", str(python)]
-    said = subprocess.run(freeze, capture_output=True, text=True, env=build_variables({}))
-    if said.returncode:
+    listing = subprocess.run(freeze, capture_output=True, text=True, env=build_variables({}))
+    if listing.returncode:
         name = f"{environment.stack}/{environment.name}"
-        raise EnvironmentFailed(f"environment {name}: uv pip freeze failed: {said.stderr.strip()[-300:]}")
-    return said.stdout.splitlines()
+        raise EnvironmentFailed(f"environment {name}: uv pip freeze failed: {listing.stderr.strip()[-300:]}")
+    return listing.stdout.splitlines()
 
 
 def uv_binary() -> str:

@@ -16,7 +16,7 @@ if importlib.util.find_spec("torch"):
     import torch
 importlib.import_module(sys.argv[1])
 """
-_PYTHON_SAYS = re.compile(r"[\w.]*(?:Error|Exception): (?P<what>.+)")
+_PYTHON_ERROR = re.compile(r"[\w.]*(?:Error|Exception): (?P<what>.+)")
 
 
 def why_not(python: Path, module: str) -> str | None:
@@ -41,6 +41,6 @@ def why_not(python: Path, module: str) -> str | None:
     if ran.returncode < 0:
         return f"its import is killed by {signal.Signals(-ran.returncode).name}"
     lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
-    said = [match["what"] for line in lines if (match := _PYTHON_SAYS.fullmatch(line))] or lines
+    errors = [match["what"] for line in lines if (match := _PYTHON_ERROR.fullmatch(line))] or lines
     # The environment's own folders say nothing.
-    return re.sub(r"(?<!\S)/\S*/", "", said[-1])[:300] if said else f"exit status {ran.returncode}"
+    return re.sub(r"(?<!\S)/\S*/", "", errors[-1])[:300] if errors else f"exit status {ran.returncode}"

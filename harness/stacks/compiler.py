@@ -20,7 +20,7 @@ NO_AMX = "-U__AMX_INT8__"
 WHY_NO_AMX = "built without AMX, whose tiles this compiler loses (GCC bug 114098)"
 
 
-def mended(environment: Environment) -> Environment:
+def with_workarounds(environment: Environment) -> Environment:
     """The environment with the flags that its builds from source need on this machine; itself where none."""
     if not environment.source_builds or not loses_tiles():
         return environment
@@ -34,7 +34,7 @@ def loses_tiles(cpuinfo: Path = Path("/proc/cpuinfo"), compiler: str = "c++") ->
     if " amx_int8" not in (text(cpuinfo) or ""):
         return False
     try:
-        said = subprocess.run([compiler, f"-print-file-name={_TILES}"], capture_output=True, text=True)
+        answer = subprocess.run([compiler, f"-print-file-name={_TILES}"], capture_output=True, text=True)
     except OSError:
         return False
-    return _FAULTY in (text(Path(said.stdout.strip())) or "")
+    return _FAULTY in (text(Path(answer.stdout.strip())) or "")

@@ -18,8 +18,8 @@ from harness.stacks.header import Environment
 
 # What the builds that uv starts print comes with DEBUG before it; what Python raised, once more at the end.
 # Four spaces before it make it a line of code in a traceback, which may come before what a compiler said.
-_COMPILER_SAYS = re.compile(r"(?i)DEBUG (?! {4}).*(cmake error|\berror: |fatal error)")
-_PYTHON_SAYS = re.compile(r"(DEBUG )?[\w.]*(Error|Exception):")
+_COMPILER_ERROR = re.compile(r"(?i)DEBUG (?! {4}).*(cmake error|\berror: |fatal error)")
+_PYTHON_ERROR = re.compile(r"(DEBUG )?[\w.]*(Error|Exception):")
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ def _why(log: Path, begun: int) -> str:
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line not in ("", "DEBUG") and "Warning: " not in line]
     places = [
-        next((i for i, line in enumerate(lines) if _COMPILER_SAYS.match(line)), None),
-        next((i for i in reversed(range(len(lines))) if _PYTHON_SAYS.match(lines[i])), None),
+        next((i for i, line in enumerate(lines) if _COMPILER_ERROR.match(line)), None),
+        next((i for i in reversed(range(len(lines))) if _PYTHON_ERROR.match(lines[i])), None),
         next((i for i, line in enumerate(lines) if line.startswith(("error:", "\u00d7"))), len(lines) - 1),
     ]
     first = next(place for place in places if place is not None)
-    said = [line.removeprefix("DEBUG ").strip() for line in lines[max(0, first) :][:4]]
+    reason = [line.removeprefix("DEBUG ").strip() for line in lines[max(0, first) :][:4]]
     own = ("hint:", "error:", "Traceback", "During handling")
-    more = takewhile(lambda line: not line.startswith(own), said[1:])
-    return " ".join([*said[:1], *more])[:400] or "no output"
+    more = takewhile(lambda line: not line.startswith(own), reason[1:])
+    return " ".join([*reason[:1], *more])[:400] or "no output"

@@ -32,27 +32,27 @@ class Form:
 
 
 def by_stack(
-    shape: Shape, form: Form, asked: Demand, machine: Machine, context: int
+    shape: Shape, form: Form, needs: Demand, machine: Machine, context: int
 ) -> dict[str, dict[str, Any] | None]:
     """By stack, whether `context` tokens fit: `need_bytes`, `spare_bytes` (negative: short), `longest` (at
     most the trained context) and `longest_uncapped`; null where the stack cannot load the form.
 
     The ideal has all of the memory; the others what the machine's reserve leaves of it.
     """
-    weights_bytes = asked.weight_bytes_per_token + asked.embedding_bytes
-    ideal = Model(shape, weights_bytes, asked.embedding_bytes, asked.kv_bytes_per_token)
+    weights_bytes = needs.weight_bytes_per_token + needs.embedding_bytes
+    ideal = Model(shape, weights_bytes, needs.embedding_bytes, needs.kv_bytes_per_token)
     on_gpu = machine.compute_capability is not None or machine.unified
-    beside: dict[str, tuple[Engine, Model] | None] = {LLAMA_CPP: None, TRANSFORMERS: None}
+    stacks: dict[str, tuple[Engine, Model] | None] = {LLAMA_CPP: None, TRANSFORMERS: None}
     if _in_gguf(form):
-        beside[LLAMA_CPP] = LlamaCpp(on_gpu), ideal
+        stacks[LLAMA_CPP] = LlamaCpp(on_gpu), ideal
     if (weights := _in_torch(shape, form)) is not None:
         engine = Torch(machine.compute_capability is not None)
-        beside[TRANSFORMERS] = engine, Model(shape, weights, 0.0, asked.kv_bytes_per_token)
+        stacks[TRANSFORMERS] = engine, Model(shape, weights, 0.0, needs.kv_bytes_per_token)
     found: dict[str, dict[str, Any] | None] = {
         IDEAL: _fit(Ideal(), ideal, float(machine.memory_bytes), context)
     }
     available = machine.memory_bytes - machine.reserve.value
-    return found | {name: each and _fit(*each, available, context) for name, each in beside.items()}
+    return found | {name: each and _fit(*each, available, context) for name, each in stacks.items()}
 
 
 def _fit(engine: Engine, model: Model, available: float, context: int) -> dict[str, Any]:

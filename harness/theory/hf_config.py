@@ -132,14 +132,16 @@ def _details(given: Mapping[str, Any]) -> tuple[int | None, str, str]:
     groups = given.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
     weights = first.get("weights") if isinstance(first, Mapping) else None
-    told = {**given, **(weights if isinstance(weights, Mapping) else {})}
+    settings = {**given, **(weights if isinstance(weights, Mapping) else {})}
     names = ("bits", "w_bit", "num_bits", "nbits")
-    bits = next((told[name] for name in names if _within(told.get(name), 64)), None)
+    bits = next((settings[name] for name in names if _within(settings.get(name), 64)), None)
     if bits is None:
-        bits = 4 if told.get("load_in_4bit") is True else 8 if told.get("load_in_8bit") is True else None
-    size = told.get("group_size", told.get("q_group_size"))
+        bits = (
+            4 if settings.get("load_in_4bit") is True else 8 if settings.get("load_in_8bit") is True else None
+        )
+    size = settings.get("group_size", settings.get("q_group_size"))
     group = f"group {size}" if _within(size, _MOST) else "one group a row" if size == -1 else ""
-    block = told.get("weight_block_size")
+    block = settings.get("weight_block_size")
     if isinstance(block, list) and len(block) == 2 and all(_within(side, _MOST) for side in block):
         return bits, group, f"blocks of {block[0]} x {block[1]}"
     return bits, group, ""
@@ -159,9 +161,9 @@ def _decoder(config: Mapping[str, Any], nested: bool = False) -> tuple[str, Mapp
         if not nested and isinstance(inner, Mapping):
             return _decoder(inner, nested=True)
         what = "text_config.model_type" if nested else "model_type"
-        said = f"{what} is missing" if kind is None else f"{what} {shown(kind)} is not known"
+        problem = f"{what} is missing" if kind is None else f"{what} {shown(kind)} is not known"
         mistake = NoShape if isinstance(kind, str) else ConfigJsonError
-        raise mistake(f"{said}; known: {', '.join(_FAMILIES)}")
+        raise mistake(f"{problem}; known: {', '.join(_FAMILIES)}")
     if config.get("architectures") is not None and not _is_causal(config, kind):
         names = config["architectures"]
         first = names[0] if isinstance(names, list) and names else names

@@ -44,8 +44,8 @@ def speeds() -> Table:
     for machine_name, model, nominal, published, seen in _SPEEDS:
         machine, shape = MACHINES[machine_name], SHAPES[model]
         bandwidth, rate = machine.bandwidth.value, machine.rates[machine.rate].value
-        asked = demand.of_bits(shape, BITS)
-        step_s = max(asked.weight_bytes_per_token / bandwidth, asked.flops_per_token / rate)
+        needs = demand.of_bits(shape, BITS)
+        step_s = max(needs.weight_bytes_per_token / bandwidth, needs.flops_per_token / rate)
         rows.append(
             {
                 "machine": machine_name,

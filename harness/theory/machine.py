@@ -51,7 +51,7 @@ class Machine:
     def kernel_rate(self, quantized: bool) -> str | None:
         """The rate that bounds matrix products of weights of 16 bits, or `quantized` to fewer: the fastest
         units that kernels multiply them with. Null where that rate is not known."""
-        if not set(self.rates).isdisjoint(ASKED_OR_MEASURED):
+        if not set(self.rates).isdisjoint(OWN_OR_MEASURED):
             return self.rate
         names: tuple[str, ...] = ("fp16", "fp32")  # Apple's GPUs have no other units
         if self.compute_capability is not None:
@@ -97,4 +97,4 @@ _METAL = (
     "https://github.com/ggml-org/llama.cpp/issues/1870"
 )
 
-ASKED_OR_MEASURED = {"own", "measured"}  # rates of a user's own machine, and of this one
+OWN_OR_MEASURED = {"own", "measured"}  # rates of a user's own machine, and of this one

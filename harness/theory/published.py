@@ -80,8 +80,8 @@ def max_ctx_theory_4090() -> Table:
     """Tokens of 16-bit KV cache beside the weights without the embedding, in 24 GiB."""
 
     def cell(shape: Shape, bits: int) -> str:
-        asked = demand.of_bits(shape, bits, norms=PUBLISHED.norms)
-        tokens = floors.max_ctx(CARD.memory_bytes, asked.weight_bytes_per_token, asked.kv_bytes_per_token)
+        needs = demand.of_bits(shape, bits, norms=PUBLISHED.norms)
+        tokens = floors.max_ctx(CARD.memory_bytes, needs.weight_bytes_per_token, needs.kv_bytes_per_token)
         return "oom" if tokens is None else str(tokens)
 
     return [
@@ -94,8 +94,8 @@ def prefill_knees_4090() -> Table:
     """Prompt lengths between which prefill is bound by compute."""
     rows = []
     for (name, shape), bits, lm_head in product(_shapes(MODELS), (16, 8, 4), ("every", "last")):
-        asked = demand.of_bits(shape, bits, norms=PUBLISHED.norms)
-        found = floors.prefill_knees(asked, CEILING, lm_head) or (None, None)
+        needs = demand.of_bits(shape, bits, norms=PUBLISHED.norms)
+        found = floors.prefill_knees(needs, CEILING, lm_head) or (None, None)
         first, second = ("" if knee is None else str(PUBLISHED.knee(knee)) for knee in found)
         rows.append(
             {
@@ -113,10 +113,10 @@ def decode_theory_4090() -> Table:
     """W in tokens per ms, and B in ms: the latency of the first token."""
     rows = []
     for (name, shape), bits in product(_shapes(MODELS), (16, 8, 4)):
-        asked = demand.of_bits(shape, bits, norms=PUBLISHED.norms)
-        W = floors.W_tokens_per_s(asked, CEILING)
+        needs = demand.of_bits(shape, bits, norms=PUBLISHED.norms)
+        W = floors.W_tokens_per_s(needs, CEILING)
         assert W is not None  # a growing cache
-        first_s = floors.decode_floor_s(asked, CEILING, n=1)
+        first_s = floors.decode_floor_s(needs, CEILING, n=1)
         rows.append(
             {
                 "model": name,

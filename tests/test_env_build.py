@@ -169,7 +169,7 @@ def test_a_python_that_is_not_here_is_named(environment, tmp_path):
     environment()
     header = (tmp_path / "tiny.py").read_text().replace(">=3.10", ">=3.6,<3.7")
     ours = platform.python_version()
-    expected = rf"environment tiny/cpu needs a Python >=3.6,<3.7, and uv finds none here \(.* on {ours}\): "
+    expected = rf"environment tiny/cpu needs Python >=3.6,<3.7; uv found none here \(.* on {ours}\): "
     with pytest.raises(EnvironmentFailed, match=expected):
         build.create(parse("tiny", header).environments["cpu"], lambda line: None)
 

@@ -29,7 +29,7 @@ class OwnFile(Frozen):
 
 
 class OwnShape(InlineShape):
-    """A shape spelled out, with what newer families have; `qk_norm` by default as the arch has it."""
+    """A shape spelled out, with the features of newer families. `qk_norm`: by default that of the arch."""
 
     arch: Literal["qwen2", "llama", "qwen3"]  # type: ignore[assignment]
     o_bias: bool = False
@@ -43,8 +43,8 @@ class OwnShape(InlineShape):
 
 
 class OwnMachine(Frozen):
-    """A machine, or what of it is another than that of a known one. Bandwidth as read, rate of the arithmetic
-    that decode uses; both SI."""
+    """A machine, or its differences from a known one. Read bandwidth, and the rate of the arithmetic that
+    decode uses; both SI."""
 
     like: str | None = None
     memory_gib: Positive | None = None

@@ -1,4 +1,4 @@
-"""Read what a checkpoint's config.json tells, how it is packed, or any other JSON object beside it."""
+"""Read a checkpoint's config.json, its GPTQ or AWQ settings, and other JSON objects of its folder."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from harness.theory.packed import Packing
 from harness.theory.packed_config import packing_in, packing_of
 from harness.theory.shapes import Shape
 
-# Where auto-gptq and the first autoawq wrote how weights are packed, and what is meant where it is not said.
+# Where auto-gptq and early autoawq wrote their settings, and the method if the file does not name one.
 PACKING_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _LONGEST = 1 << 20  # real ones have a few kB
 
 
 class ConfigFileError(ValueError):
-    """The file is no such thing; the message is one sentence."""
+    """The file is invalid; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class ConfigJson:
-    """What a config.json tells; without one, nothing. `kind`: its model_type. `tied`: as it says itself."""
+    """Facts of a config.json; the defaults stand for a missing file. `kind`: model_type."""
 
     kind: str | None = None
     shape: Shape | None = None
@@ -35,7 +35,7 @@ class ConfigJson:
 
 
 def read(path: Path, needs_shape: bool) -> ConfigJson:
-    """Raises ConfigFileError, OSError; unless `needs_shape`, a model that a Shape cannot say has none."""
+    """Raises ConfigFileError, OSError. Without `needs_shape`, a model that Shape cannot describe has none."""
     config = object_of(path, _LONGEST)
     shape: Shape | None = None
     try:
@@ -57,7 +57,7 @@ def read(path: Path, needs_shape: bool) -> ConfigJson:
 
 
 def separate_packing(folder: Path) -> tuple[Path, Packing] | None:
-    """The first file beside config.json that says how weights are packed, and what it says.
+    """The first separate file of GPTQ or AWQ settings, and its settings; null if there is none.
 
     Raises ConfigFileError, OSError.
     """

@@ -1,8 +1,8 @@
-"""The published study's theory tables again, from the formulas alone, in the form it printed them. Pure.
+"""The published study's theory tables, recomputed from the formulas, in the printed form. Pure.
 
 Study: single-user inference of Qwen1.5 on one RTX 4090 (noooop/noooop.github.io, folder benchmarking/, CC0).
-Every table has the columns of its CSV, and every cell is text. What the source has printed otherwise than its
-own formulas give stands in SLIPS, and nowhere else.
+Every table has the columns of its CSV, and every cell is text. Where the source differs from its own
+formulas, SLIPS has the difference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CEILING = floors.Ceiling(
     CARD.bandwidth_bytes_per_s / 1e9 * PUBLISHED.giga, CARD.rates[CARD.rate].value / 1e12 * PUBLISHED.tera
 )
 
-# (table, row, column): what the source printed, and why the formulas give something else.
+# (table, row, column): the printed value, and why the formulas give another.
 SLIPS: dict[tuple[str, str, str], tuple[str, str]] = {
     ("kv_cache", "110B", "kv_params_per_1024_tokens_mi"): (
         "128",
@@ -77,7 +77,7 @@ def kv_cache() -> Table:
 
 
 def max_ctx_theory_4090() -> Table:
-    """Tokens of 16-bit KV cache beside the weights without the embedding, in 24 GiB."""
+    """Tokens of 16-bit KV cache that fit in 24 GiB besides the weights without the embedding."""
 
     def cell(shape: Shape, bits: int) -> str:
         needs = demand.of_bits(shape, bits, norms=PUBLISHED.norms)
@@ -91,7 +91,7 @@ def max_ctx_theory_4090() -> Table:
 
 
 def prefill_knees_4090() -> Table:
-    """Prompt lengths between which prefill is bound by compute."""
+    """Prompt lengths between which prefill is compute-bound."""
     rows = []
     for (name, shape), bits, lm_head in product(_shapes(MODELS), (16, 8, 4), ("every", "last")):
         needs = demand.of_bits(shape, bits, norms=PUBLISHED.norms)

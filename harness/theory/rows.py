@@ -1,4 +1,4 @@
-"""One flat object per model, machine and form of the weights: all that `harness theory` says. Pure."""
+"""The output of `harness theory`: one flat object per model, machine and form of the weights. Pure."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked beside models and machines.
+    """Options besides models and machines.
 
     `kv_bits`: of an element of the KV cache. `kv_read`, `length`, `kv_block`: see floors. `context`: the
     position decode is also given at. `prompt`: tokens of prefill; `chunks`: sizes to cut it into. `rate`:
-    which of a machine's rates computing is counted at; null for its own choice. `speculation`: acceptance,
+    which of a machine's rates to compute with; null for its default. `speculation`: acceptance,
     draft length and draft cost.
     """
 
@@ -50,7 +50,7 @@ class Ask:
 def row(
     name: str, shape: Shape, form: Form, machine_name: str | None, machine: Machine | None, ask: Ask
 ) -> Row:
-    """Counts are whole numbers, sizes bytes; what needs a machine is null without one."""
+    """Counts are whole numbers, sizes bytes; values that need a machine are null without one."""
     if form.bits is not None:
         needs = demand.of_bits(shape, form.bits, ask.kv_bits, ask.units.norms)
     else:
@@ -98,7 +98,7 @@ ON_MACHINE = (
 def row_without_shape(
     name: str, form: Form, tied: bool, machine_name: str | None, machine: Machine | None, ask: Ask
 ) -> Row:
-    """The same for tensors whose model's shape is not known: bytes and B, and null for the rest."""
+    """The same for tensors of an unknown shape: bytes and B, and null for the rest."""
     size = sum(tensor.bytes for tensor in form.tensors)
     streamed = sum(streamed_bytes(tensor, tied) for tensor in form.tensors)
     fields: Row = dict.fromkeys((*OF_SHAPE, *ON_MACHINE)) | {
@@ -170,7 +170,7 @@ def _decode(needs: Demand, ceiling: Ceiling, ask: Ask, knows_rate: bool, held: i
         B_ms += 1e3 / W
     compute_ms = needs.flops_per_token / ceiling.flops * 1e3
     cache = ask.length if ask.kv_read == "full" and ask.length is not None else math.inf
-    at_context = None  # where the context, or the static cache, cannot hold so many
+    at_context = None  # if the context, or the static cache, is too short for it
     if ask.context <= min(held, cache):
         at_context = floors.decode_floor_s(needs, ceiling, ask.context, ask.kv_read, ask.length)
     return {
@@ -185,7 +185,7 @@ def _decode(needs: Demand, ceiling: Ceiling, ask: Ask, knows_rate: bool, held: i
 
 
 def _prefill(needs: Demand, ceiling: Ceiling, ask: Ask) -> Row:
-    """What needs a rate of computing."""
+    """The fields that need a compute rate."""
 
     def prefill_ms(lm_head: str, chunk: int | None = None) -> float:
         return floors.prefill_floor_s(needs, ceiling, ask.prompt, lm_head, ask.kv_block, chunk) * 1e3
@@ -209,7 +209,7 @@ def _speedup(needs: Demand, ceiling: Ceiling, acceptance: float, length: int, co
 
 
 def knees(needs: Demand, ceiling: Ceiling, units: Units) -> dict[str, list[int | None] | None]:
-    """By lm_head, the crossings as whole prompt lengths; null where compute is never the larger."""
+    """By lm_head, the crossings as whole prompt lengths; null if prefill is never compute-bound."""
     crossings = {which: floors.prefill_knees(needs, ceiling, which) for which in ("every", "last")}
     return {
         which: ends and [None if end is None else units.knee(end) for end in ends]

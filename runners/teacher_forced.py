@@ -1,4 +1,4 @@
-"""Logits after ids that are given, not chosen: the job `logits` of every stack that decodes. NumPy alone."""
+"""Logits after given ids (teacher forcing): the job `logits` of every stack that decodes. NumPy only."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from runners.protocol import Request
 
 KERNEL_FACTS = ("kernels", "kernel_asked", "leftovers", "options")
 CHUNK = 512  # tokens of context evaluated at once
-DEEPER = 2.0  # a token further on costs more than the last: attention grows with its context
+DEEPER = 2.0  # later tokens cost more: attention grows with the context
 
 
 class Fed(Protocol):
-    """A session that takes ids. One id at a time goes the way of a decode step."""
+    """A session that takes ids. A single id takes the path of a decode step."""
 
     def empty(self, tokens: int) -> None:
-        """Begin afresh, with room for so many tokens."""
+        """Reset, with room for so many tokens."""
 
     def facts(self) -> dict[str, Any]:
         """See runners.protocol.Session."""
@@ -30,17 +30,18 @@ class Fed(Protocol):
 
 
 def write(session: Fed, request: Request, versions: dict[str, str]) -> dict[str, Any]:
-    """Write logits as rows of a float32 .npy to files["logits"]; say the positions (from 0) they are after.
+    """Write logits as rows of a float32 .npy to files["logits"]; report the positions (from 0) that they
+    follow.
 
-    workloads[0]: the first `prompt_tokens` of `ids` go in at once, as a prompt does, with logits after the
-    last `prompt_keep` of them (not given: after each); those of each of the `windows` [first, end) one by
-    one, as in decode, with logits after each; what lies between in chunks. A window that would take longer
-    than `seconds` in all (null: any time), by the pace so far, is left out, and those after it.
+    workloads[0]: the first `prompt_tokens` of `ids` are fed at once, as a prompt, with logits after the last
+    `prompt_keep` of them (default: after each); those of each of the `windows` [first, end) one by one, as
+    in decode, with logits after each; those between in chunks. A window that would exceed `seconds` in all
+    (null: no limit), at the pace so far, is skipped, with all later ones.
     """
     workload, clock = request.workloads[0], time.monotonic
     ids, prompt, limit_s = workload["ids"], workload["prompt_tokens"], workload["seconds"]
     keep = workload.get("prompt_keep", prompt)
-    for _ in range(2):  # the first reads the weights from the disk: it says nothing of the pace
+    for _ in range(2):  # the first reads the weights from the disk, so its pace does not count
         session.empty(max([prompt, *(end for _, end in workload["windows"])]))
         began = clock()
         rows = [session.feed(ids[:prompt], keep)]

@@ -133,7 +133,7 @@ def test_layers_that_autoawq_did_not_fuse_are_seen(worker, packed, autoawq_inter
         ("gptq", "gptq", {"kernel": "marlin"}, "CUDA"),
         ("autoawq", "awq", {"kernel": "exllamav2"}, 'assert self.qweight.device.type == "cuda"'),
         ("gptqm", "gptq", {"kernel": "marlin"}, "Marlin kernel requires CUDA"),
-        ("gptqm", "gptq", {"kernel": "gemm"}, "gemm is no kernel of gptq"),
+        ("gptqm", "gptq", {"kernel": "gemm"}, "gemm is not a kernel of gptq"),
     ],
 )
 def test_a_kernel_that_its_library_refuses_fails_in_its_words(worker, packed, stack, format, options, says):

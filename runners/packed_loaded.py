@@ -21,7 +21,9 @@ Named = Callable[[nn.Module], str | None]
 # are Marlin's.
 KINDS = {"qweight": "qweight", "B": "qweight", "qzeros": "qzeros", "scales": "scales", "s": "scales"}
 KINDS |= {"g_idx": "g_idx", "bias": None}
-UNPACKS = "every product unpacks the whole matrix first: it shows that the model is right, and no kernel's speed"
+UNPACKS = (
+    "every product unpacks the whole matrix first: it shows that the model is right, and no kernel's speed"
+)
 
 
 def check_whole(source: Path, trusted: bool) -> set[str]:

@@ -171,9 +171,9 @@ def changed(whole: Path, target: Path, drop: str = "", **added: tuple[str, list[
             "awq",
             "layers.1.mlp.down_proj",
             {"model.layers.1.mlp.down_proj.weight": ("F16", [256, 512])},
-            "has model.layers.1.mlp.down_proj.weight as it was beside packed layers",
+            "has model.layers.1.mlp.down_proj.weight unpacked besides packed layers",
         ),
-        ("gptqm", "gptq", "", {"lm_head.qweight": ("I32", [32, 512])}, "its lm_head is packed, too"),
+        ("gptqm", "gptq", "", {"lm_head.qweight": ("I32", [32, 512])}, "its lm_head is packed too"),
     ],
 )
 def test_a_tensor_that_the_library_would_leave_as_it_came_is_an_error(

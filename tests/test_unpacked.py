@@ -153,7 +153,7 @@ def quantized(**changes: Any) -> Callable[..., None]:
         (
             "awq",
             configured(quantization_config=None),
-            "config.json: has no quantization_config; expected that",
+            "config.json: has no quantization_config; expected a GPTQ",
         ),
         ("gptq", holding(f"{Q}.g_idx", 2, np.int32), f"{Q}.g_idx is beyond the 2 groups of scales"),
         ("gptq", holding(f"{Q}.g_idx", -1, np.int32), f"{Q}.g_idx is beyond the 2 groups of scales"),

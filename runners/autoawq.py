@@ -25,7 +25,7 @@
 # type = "string"
 # choices = ["gemm", "exllama", "exllamav2", "torch"]
 # default = "gemm"
-# help = "who multiplies by the packed matrices; gemm is autoawq's own, torch unpacks and multiplies"
+# help = "kernel of the packed matrices; gemm is autoawq's own, torch unpacks and multiplies"
 #
 # [tool.harness.options.fuse_layers]
 # type = "bool"
@@ -36,12 +36,12 @@
 # type = "int"
 # minimum = 1
 # default-from = "tokens"
-# help = "tokens that the cache of fused layers holds; without them it is not heeded"
+# help = "length of the cache of fused layers, in tokens; ignored without fused layers"
 #
 # [tool.harness.options.allow_window]
 # type = "bool"
 # default = false
-# help = "let fused layers decode past max_seq_len, where they lose what they held; the record is invalid"
+# help = "let fused layers decode past max_seq_len, where their cache is corrupt; the record is invalid"
 #
 # [[tool.harness.limits]]
 # when = { fuse_layers = true, allow_window = false }

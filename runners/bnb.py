@@ -37,7 +37,7 @@
 # type = "string"
 # choices = ["bf16", "fp16", "fp32"]
 # default = "bf16"
-# help = "type of what is not quantized, and of the arithmetic"
+# help = "type of unquantized tensors and of the arithmetic"
 #
 # [tool.harness.env.cpu]
 # device = "cpu"

@@ -122,7 +122,7 @@ next generations report that their threads had no CPU for 30% of the time; each 
 # type = "int"
 # minimum = 0
 # default = 0
-# help = "tokens yielded beyond those asked for"
+# help = "tokens yielded beyond those requested"
 #
 # [tool.harness.options.evaluates]
 # type = "string"
@@ -146,7 +146,7 @@ next generations report that their threads had no CPU for 30% of the time; each 
 # type = "string"
 # choices = ["refuse", "abort", "kill", "hang", "segfault", "error"]
 # default = "refuse"
-# help = "how what is above oom_above_n_ctx or fills_to says so; error: as if it was not for memory"
+# help = "how a context above oom_above_n_ctx or fills_to fails; error: not recognisable as out of memory"
 #
 # [tool.harness.options.fills_to]
 # type = "int"
@@ -174,7 +174,7 @@ next generations report that their threads had no CPU for 30% of the time; each 
 # [tool.harness.options.account_off_bytes]
 # type = "int"
 # default = 0
-# help = "what the dry accounting says too much, of any n_ctx; negative: too little"
+# help = "error of the dry accounting, for any n_ctx; positive: too much"
 #
 # [tool.harness.options.die_at_token]
 # type = "int"
@@ -203,11 +203,11 @@ next generations report that their threads had no CPU for 30% of the time; each 
 # [tool.harness.options.kernel]
 # type = "string"
 # default = "fake"
-# help = "the kernel asked for"
+# help = "the requested kernel"
 #
 # [tool.harness.options.runs_kernel]
 # type = "string"
-# help = "the kernel that really runs; default: the one asked for"
+# help = "the kernel that runs; default: the requested one"
 #
 # [tool.harness.options.restless]
 # type = "bool"

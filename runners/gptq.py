@@ -20,13 +20,13 @@
 # type = "string"
 # choices = ["exllamav2", "marlin", "exllama", "cuda", "torch"]
 # default = "exllamav2"
-# help = "who multiplies by the packed matrices; cuda is auto-gptq's first one, torch unpacks and multiplies"
+# help = "kernel of the packed matrices; cuda is auto-gptq's first one, torch unpacks and multiplies"
 #
 # [tool.harness.options.bits]
 # type = "int"
 # choices = [4, 8]
 # default = 4
-# help = "bits a weight that the checkpoint was quantized to"
+# help = "bits per weight of the checkpoint"
 #
 # [[tool.harness.limits]]
 # when = { kernel = ["exllamav2", "marlin", "exllama", "cuda"] }

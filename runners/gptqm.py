@@ -21,25 +21,25 @@
 # type = "string"
 # choices = ["gptq", "awq"]
 # default = "gptq"
-# help = "what the checkpoint is"
+# help = "format of the checkpoint"
 #
 # [tool.harness.options.kernel]
 # type = "string"
 # choices = ["marlin", "machete", "exllamav2", "triton", "gemm", "aten", "torch"]
 # default = "marlin"
-# help = "who multiplies by the packed matrices; aten: PyTorch's for CPUs; torch (and GPTQ's triton) unpacks"
+# help = "kernel of the packed matrices; aten: PyTorch's for CPUs; torch (and GPTQ's triton) unpacks"
 #
 # [tool.harness.options.bits]
 # type = "int"
 # choices = [4, 8]
 # default = 4
-# help = "bits a weight that the checkpoint was quantized to"
+# help = "bits per weight of the checkpoint"
 #
 # [tool.harness.options.dtype]
 # type = "string"
 # choices = ["bf16", "fp16"]
 # default = "fp16"
-# help = "type of what is not quantized, and of the arithmetic; aten computes in bf16 whatever it is"
+# help = "type of unquantized tensors and of the arithmetic; aten always computes in bf16"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "gemm", format = "gptq" }

@@ -58,7 +58,7 @@
 # [tool.harness.options.mmap]
 # type = "bool"
 # default = true
-# help = "map the checkpoint rather than read it into memory, as far as its tensors stay as they are stored"
+# help = "map the checkpoint instead of reading it into memory, for tensors used as stored"
 #
 # [tool.harness.options.trust_remote_code]
 # type = "bool"

@@ -1,4 +1,4 @@
-"""One model in llama.cpp: loads a GGUF, decodes greedily token by token, and reports what it uses."""
+"""One model in llama.cpp: loads a GGUF, decodes greedily token by token, and reports its settings and kernels."""
 # /// script
 # requires-python = ">=3.10"
 # dependencies = ["llama-cpp-python==0.3.36", "gguf==0.19.0", "numpy==2.2.6"]
@@ -75,12 +75,12 @@
 # type = "int"
 # minimum = -1
 # default = -1
-# help = "layers on the GPU, -1 for all; none on the device cpu, whatever is asked"
+# help = "layers on the GPU, -1 for all; always none on the device cpu"
 #
 # [tool.harness.options.mmap]
 # type = "bool"
 # default = true
-# help = "map the file rather than read it into memory"
+# help = "map the file instead of reading it into memory"
 #
 # [tool.harness.options.repack]
 # type = "bool"

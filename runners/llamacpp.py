@@ -1,4 +1,4 @@
-"""One model in llama.cpp: loads a GGUF, decodes greedily token by token, and reports its settings and kernels."""
+"""One model in llama.cpp: loads a GGUF, decodes greedily token by token, and reports its settings."""
 # /// script
 # requires-python = ">=3.10"
 # dependencies = ["llama-cpp-python==0.3.36", "gguf==0.19.0", "numpy==2.2.6"]

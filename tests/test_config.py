@@ -388,7 +388,7 @@ def test_a_very_deep_setting_is_refused(tmp_path: Path) -> None:
         (
             "shape: qwen1.5-0.5b",
             "weights: {repo: a/b, file: model.safetensors}",
-            "4: models.0.weights: file must be a .gguf; without it the",
+            "4: models.0.weights: file must be a .gguf; omit it to",
         ),
         ("shape: qwen1.5-0.5b", "weights: {file: b.gguf}", "4: models.0.weights.repo: is missing"),
         (

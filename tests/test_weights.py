@@ -318,7 +318,7 @@ def test_a_gguf_is_refused_where_a_checkpoint_is_needed(tmp_path, preparation):
         preparation.weights(cell("hf", path))
     on_hub = Weights(kind="hub", repo="a/b", file="m.gguf", revision="main")
     refused = replace(cell("bnb"), model=Model(name="m", weights=on_hub))
-    with pytest.raises(NotReady, match=r"but a/b/m\.gguf is a GGUF"):  # and it is not downloaded first
+    with pytest.raises(NotReady, match=r"a/b/m\.gguf is a GGUF"):  # and it is not downloaded first
         preparation.weights(refused)
 
 

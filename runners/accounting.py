@@ -1,4 +1,4 @@
-"""What this process has taken so far by the kernel's own count, and as a budget counts it."""
+"""The memory of this process, as the kernel counts it and as a budget counts it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def process(threads: int) -> dict[str, int]:
     RLIMIT_DATA counts whole. For every stack's job `account`; raises OSError off Linux."""
     anonymous, data = status_bytes("RssAnon"), status_bytes("VmData")
     if anonymous is None or data is None:
-        raise OSError("what a process has taken is told on Linux alone")
+        raise OSError("the memory of a process is known on Linux only")
     stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
     return {
         "rss_anon_bytes": anonymous,
@@ -24,7 +24,7 @@ def process(threads: int) -> dict[str, int]:
 
 
 def status_bytes(name: str) -> int | None:
-    """A size in the kernel's status of this process; null where it is not told."""
+    """A size in the kernel's status of this process; null if unavailable."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

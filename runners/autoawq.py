@@ -1,4 +1,4 @@
-"""One AWQ checkpoint in autoawq, the kernel asked for by name, fused or not; decoded by hf's loop."""
+"""One AWQ checkpoint in autoawq, the kernel chosen by name, fused or not; decoded by hf's loop."""
 # /// script
 # requires-python = ">=3.10"
 #
@@ -25,7 +25,7 @@
 # type = "string"
 # choices = ["gemm", "exllama", "exllamav2", "torch"]
 # default = "gemm"
-# help = "who multiplies by the packed matrices; gemm is autoawq's own, torch unpacks and multiplies"
+# help = "kernel of the packed matrices; gemm is autoawq's own, torch unpacks and multiplies"
 #
 # [tool.harness.options.fuse_layers]
 # type = "bool"
@@ -36,12 +36,12 @@
 # type = "int"
 # minimum = 1
 # default-from = "tokens"
-# help = "tokens that the cache of fused layers holds; without them it is not heeded"
+# help = "length of the cache of fused layers, in tokens; ignored without fused layers"
 #
 # [tool.harness.options.allow_window]
 # type = "bool"
 # default = false
-# help = "let fused layers decode past max_seq_len, where they lose what they held; the record is invalid"
+# help = "let fused layers decode past max_seq_len, where their cache is corrupt; the record is invalid"
 #
 # [[tool.harness.limits]]
 # when = { fuse_layers = true, allow_window = false }
@@ -135,18 +135,18 @@ KERNELS = {
     "exllamav2": "WQLinear_ExllamaV2",
     "torch": "WQLinear_GEMM[torch]",
 }
-LONGEST_INPUT = 2048  # autoawq's own: exllamav2's scratch memory is for so many tokens at once
-SPARE = 1  # flash-attn, told of the latest token, appends it once more: the last has to have room for that
+LONGEST_INPUT = 2048  # autoawq's own: exllamav2's scratch memory is for this many tokens at once
+SPARE = 1  # flash-attn appends the latest token once more: the last one needs room for that
 _gemm = awq.modules.linear.gemm
 
 
 def load(request: Request) -> HfSession:
-    """Load an AWQ checkpoint. Raises what autoawq says, ValueError for one that lacks tensors."""
+    """Load an AWQ checkpoint. Raises the errors of autoawq, ValueError for missing tensors."""
     options, device = request.options, torch_device.of(request.device)
     torch_device.prepare(device, torch.float16, options["threads"], options["expandable_segments"])
     kernel, fuse, source = options["kernel"], options["fuse_layers"], Path(request.model["path"])
     check_whole(source, options["trust_remote_code"])
-    if device.type == "cpu":  # else it asks for an extension of Intel's that no torch of today has
+    if device.type == "cpu":  # else it requires an Intel extension that current torch lacks
         awq.models.base.get_best_device = lambda: "cuda:0"
         _gemm.TRITON_AVAILABLE = False
     if kernel == "torch":
@@ -174,8 +174,8 @@ def load(request: Request) -> HfSession:
 class FusedCache:
     """The caches that fused layers allocate for themselves; see hf_cache.TransformersCache.
 
-    Several tokens at once begin afresh there, whatever came before them. Past its end it is rolled along the
-    wrong dimension, and heads are zeroed instead of tokens (autoawq 0.2.9, modules/fused/cache.py).
+    Several tokens at once reset it, whatever came before. Past its end it is rolled along the wrong
+    dimension, and heads are zeroed instead of tokens (autoawq 0.2.9, modules/fused/cache.py).
     """
 
     in_chunks = False
@@ -188,7 +188,7 @@ class FusedCache:
         self._rolls = False
 
     def allocate(self) -> None:
-        """It is already."""
+        """Allocated already."""
 
     def empty(self, tokens: int) -> None:
         self._rolls = tokens > self.capacity
@@ -213,7 +213,7 @@ class FusedCache:
         return {}
 
     def tokens(self) -> int | None:
-        """Null once it may have rolled: nobody counts then."""
+        """Null once it may have rolled: then the count is unknown."""
         held = self._attention[0].start_pos
         return None if self._rolls and held else int(held)
 
@@ -239,8 +239,8 @@ def _fused(model: nn.Module) -> int:
 
 
 def _name(module: nn.Module) -> str | None:
-    """The kernel that a layer's forward calls; null where it is none of autoawq's. Its gemm takes another
-    for a want of compiled code, at each call; and 1,024 tokens or more at once it unpacks with any."""
+    """The kernel that a layer's forward calls; null if it is not autoawq's. Without compiled code gemm takes
+    another at each call; for 1,024 tokens or more at once every kernel unpacks."""
     kind = type(module).__name__
     if kind != "WQLinear_GEMM":
         return kind if kind.startswith("WQLinear") else None
@@ -274,7 +274,7 @@ def logits(request: Request, say: Say) -> dict[str, Any]:
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:
-    """As torch_probe.probe; `kernels`: which run here, null, and why the others do not."""
+    """As torch_probe.probe; `kernels`: null for those that run here, else why not."""
     device = torch_device.of(request.device)
     found = {name: lacks(module, device) for name, module in MODULES.items()}
     fused = lacks("awq_ext", device) or lacks("flash_attn", device)

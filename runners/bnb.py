@@ -37,7 +37,7 @@
 # type = "string"
 # choices = ["bf16", "fp16", "fp32"]
 # default = "bf16"
-# help = "type of what is not quantized, and of the arithmetic"
+# help = "type of unquantized tensors and of the arithmetic"
 #
 # [tool.harness.env.cpu]
 # device = "cpu"
@@ -79,7 +79,7 @@ INT8_ON_RANDOM_WEIGHTS = (
 
 
 def load(request: Request) -> HfSession:
-    """Load a checkpoint, quantizing its linear layers. Raises what transformers or bitsandbytes says."""
+    """Load a checkpoint, quantizing its linear layers. Raises the errors of transformers and bitsandbytes."""
     # int8 writes a line for every product of 16-bit activations that are not fp16: 168 a token at 0.5B.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     options = request.options
@@ -87,28 +87,28 @@ def load(request: Request) -> HfSession:
     if quant == "int8":
         if double:
             raise ValueError("double_quant is of nf4 and fp4; int8 has no scales to quantize")
-        asked = BitsAndBytesConfig(load_in_8bit=True)
+        quantization = BitsAndBytesConfig(load_in_8bit=True)
     else:
-        asked = BitsAndBytesConfig(
+        quantization = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type=quant,
             bnb_4bit_use_double_quant=double,
             bnb_4bit_compute_dtype=DTYPES[options["dtype"]],
         )
-    model = hf.load_model(request, quantization_config=asked)
+    model = hf.load_model(request, quantization_config=quantization)
     session = HfSession(request, model, lambda: _facts(model, quant))
     session.settle()
     return session
 
 
 def _facts(model: nn.Module, quant: str) -> dict[str, Any]:
-    """What bitsandbytes made of the model, counted from its modules."""
+    """The model as bitsandbytes loaded it, counted from its modules."""
     head = model.get_output_embeddings()
     linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
     quantized = [m for m in linear.values() if isinstance(m, CLASSES[quant])]
     states = [m.weight.quant_state for m in quantized if quant != "int8"]
     kinds = {state.quant_type for state in states}
-    # With AVX512-BF16 a CPU multiplies packed weights, in bf16; else it unpacks them every time.
+    # With AVX512-BF16 a CPU multiplies packed weights, in bf16; else it unpacks them at every product.
     repacked = sum(getattr(state, "packing_format_for_cpu", False) for state in states)
     synthetic = getattr(model.config, "harness_synthetic", False)
     return {
@@ -129,7 +129,7 @@ def _facts(model: nn.Module, quant: str) -> dict[str, Any]:
 
 
 def _packed(module: nn.Module) -> dict[str, list[Tensor]]:
-    """Scales and tables of a quantized layer, which a step reads beside its weights."""
+    """Scales and tables of a quantized layer, which a step reads besides its weights."""
     if isinstance(module, bitsandbytes.nn.Linear8bitLt):
         scales = module.state.SCB if module.state.SCB is not None else module.weight.SCB
         return {} if scales is None else {"int8 scales": [scales]}

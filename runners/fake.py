@@ -1,12 +1,12 @@
-"""A stack of known truth: latency, spikes, limits, deaths and lies on request. It computes nothing.
+"""A stack with known results: latency, spikes, limits, crashes and false reports on request. Computes
+nothing.
 
-Its time is virtual unless asked otherwise: it passes while the fake waits for a token to be due, at once, and
-never else. So 10,000 tokens take milliseconds, and no other process can change a latency or a verdict. Hangs
-are real.
+Its time is virtual by default: it advances at once while the fake waits for a token, and never otherwise. So
+10,000 tokens take milliseconds, and no other process can change a latency or a verdict. Hangs are real.
 
-Two variables of the environment change cells that are asked for as before. HARNESS_FAKE_SLOWER, 1.05 say:
-all latencies are so many times as long. HARNESS_FAKE_DISTURBED, the path of a file with a whole number: so
-many of the next generations say that their threads had no CPU for 30% of the time; each counts one down.
+Two environment variables change cells without changing their options. HARNESS_FAKE_SLOWER, e.g. 1.05:
+multiplies all latencies. HARNESS_FAKE_DISTURBED, the path of a file with a whole number: that many of the
+next generations report that their threads had no CPU for 30% of the time; each counts down by one.
 """
 # /// script
 # requires-python = ">=3.10"
@@ -122,7 +122,7 @@ many of the next generations say that their threads had no CPU for 30% of the ti
 # type = "int"
 # minimum = 0
 # default = 0
-# help = "tokens yielded beyond those asked for"
+# help = "tokens yielded beyond those requested"
 #
 # [tool.harness.options.evaluates]
 # type = "string"
@@ -146,7 +146,7 @@ many of the next generations say that their threads had no CPU for 30% of the ti
 # type = "string"
 # choices = ["refuse", "abort", "kill", "hang", "segfault", "error"]
 # default = "refuse"
-# help = "how what is above oom_above_n_ctx or fills_to says so; error: as if it was not for memory"
+# help = "how a context above oom_above_n_ctx or fills_to fails; error: not recognisable as out of memory"
 #
 # [tool.harness.options.fills_to]
 # type = "int"
@@ -174,7 +174,7 @@ many of the next generations say that their threads had no CPU for 30% of the ti
 # [tool.harness.options.account_off_bytes]
 # type = "int"
 # default = 0
-# help = "what the dry accounting says too much, of any n_ctx; negative: too little"
+# help = "error of the dry accounting, for any n_ctx; positive: too much"
 #
 # [tool.harness.options.die_at_token]
 # type = "int"
@@ -203,11 +203,11 @@ many of the next generations say that their threads had no CPU for 30% of the ti
 # [tool.harness.options.kernel]
 # type = "string"
 # default = "fake"
-# help = "the kernel asked for"
+# help = "the requested kernel"
 #
 # [tool.harness.options.runs_kernel]
 # type = "string"
-# help = "the kernel that really runs; default: the one asked for"
+# help = "the kernel that runs; default: the requested one"
 #
 # [tool.harness.options.restless]
 # type = "bool"
@@ -242,17 +242,17 @@ from runners import accounting
 from runners.protocol import Instruments, Request, Say
 
 DOES_NOT_FIT: tuple[type[BaseException], ...] = (MemoryError,)
-SPIN_NS = 200_000  # the last stretch before a token is due is spun, since sleep overshoots by about 60 us
+SPIN_NS = 200_000  # busy-wait this long before a token is due, since sleep overshoots by about 60 us
 BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
 PARAMETERS = 1_000_000
 PAGE = 4096  # to be touched once
 SPILLED = 10.0
 DISTURBED = 0.3  # of the time of each thread
-JITTER_NS = 1000  # at most, and never the same: two series that are equal to the last digit are one copied
+JITTER_NS = 1000  # maximum, and never the same: two identical series would be a copy
 
 
 class VirtualTime:
-    """Time that passes by waiting, at once. It begins as the shared monotonic clock stands."""
+    """Time that advances by waiting, at once. Starts at the shared monotonic clock."""
 
     def __init__(self) -> None:
         self._now_ns = time.perf_counter_ns()
@@ -281,7 +281,7 @@ _virtual = VirtualTime()  # one for the process: the worker's clock and the sess
 
 
 def instruments(request: Request) -> Instruments | None:
-    """Those of virtual time; null where the worker's own are right."""
+    """Those of virtual time; null if the worker's own are right."""
     if request.options.get("clock") != "virtual":
         return None
     waits = request.job == "generate" and disturbed()
@@ -314,7 +314,7 @@ def load(request: Request) -> FakeSession:
 
 
 def account(request: Request, say: Say) -> dict[str, Any]:
-    """What load() would take, and a decode to the end of each n_ctx; off by what was asked."""
+    """Memory of load() and of a decode to the end of each n_ctx; wrong by the requested error."""
     options = request.options
     at = []
     for n_ctx in request.workloads[0]["n_ctx"]:
@@ -423,7 +423,7 @@ class FakeSession:
         self._kv[pages.start : pages.stop : PAGE] = b"\1" * len(pages)
 
     def memory_state(self) -> tuple[int, int] | None:
-        """What it leaked; null if it does not."""
+        """The leaked bytes; null without a leak."""
         leaked = sum(map(len, self._leaked))
         return (leaked, leaked) if leaked else None
 
@@ -432,7 +432,7 @@ class FakeSession:
         if options["leak_bytes_per_token"]:
             self._leaked.append(bytearray(b"\1" * options["leak_bytes_per_token"]))
         if k == options["garbage_at_token"]:
-            # The worker was told the descriptor of the events pipe in its second argument.
+            # The worker's second argument is the descriptor of the events pipe.
             os.write(int(sys.argv[2]), b'\x00\xffnot json {"event": "Done"\n')
         if k == options["hang_at_token"]:
             time.sleep(1e6)

@@ -1,4 +1,4 @@
-"""Fill a context to its very end, timing a decode here and there on the way. Standard library only."""
+"""Fill a context to its end, timing a few decode steps at several depths. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ DEPTHS = (
     1 / 2,
     3 / 4,
     1,
-)  # of the context: the shallower ones are what the end is predicted from
-ENOUGH_CHUNKS = 4  # for an estimate that a fill is given up for
-SURE = 2.0  # however many chunks there are, a slope that one late chunk at the end makes is 1.7 of them
+)  # of the context; the shallower ones predict the end
+ENOUGH_CHUNKS = 4  # for an estimate that may stop a fill
+SURE = 2.0  # standard errors; a slope caused by one late chunk at the end is 1.7, for any number of chunks
 SAY_EVERY_S = 1.0
 
 Chunk = tuple[int, int, float]
@@ -34,13 +34,13 @@ def fill(
     instruments: Instruments,
     threads: int,
 ) -> dict[str, Any]:
-    """Take `tokens` positions with the prompt's ids, again and again; raises what the stack raises.
+    """Fill `tokens` positions with the prompt's ids, repeated; raises the errors of the stack.
 
-    `held`: positions used, none where it was given up. `fill_s`: all of it, decodes included; `decode_s` and
-    `decode_wait_ns`: of these, and how long their threads, so many, were ready and had no CPU. `decode`:
-    [position of the last token, ms of the fastest step] by depth, less what its threads waited for a CPU in
-    the mean: a busy machine must not look like memory that spilled. `estimate_s`: of fill_s, from the first
-    ENOUGH_CHUNKS chunks. A fill that would take longer than `most_s` is given up: `left_out` says so.
+    `held`: positions used, 0 if stopped. `fill_s`: total time, decode included; `decode_s`: time of the
+    decode steps; `decode_wait_ns`: how long their `threads` were ready without a CPU. `decode`: [position of
+    the last token, ms of the fastest step] by depth, minus the mean CPU wait per thread, so that a busy
+    machine does not look like spilled memory. `estimate_s`: of fill_s, from the first ENOUGH_CHUNKS chunks. A
+    fill that would exceed `most_s` is stopped; `left_out` has the reason.
     """
 
     def waited_ns() -> int:
@@ -53,10 +53,10 @@ def fill(
     at, decode, estimate_s = 0, list[list[float]](), None
     decode_s, wait_ns = 0.0, 0
     session.empty(tokens)
-    began = said = clock()
+    began = last_report = clock()
     for depth in steps:
         while at < depth - DECODED:
-            # What is no whole chunk goes first: at the end, where memory is short, a whole one does.
+            # The partial chunk goes first, so that a whole one fills the end, where memory is short.
             given = list(itertools.islice(ids, (depth - DECODED - at) % session.chunk or session.chunk))
             start = clock()
             session.feed(given, 1)
@@ -72,10 +72,10 @@ def fill(
                         f"filling {tokens} tokens would take about {lasting(whole_s)}, "
                         f"more than the {most_s:.0f} s allowed"
                     )
-                    return _told(0, clock() - began, estimate_s, [], reason)
-            if now - said >= SAY_EVERY_S:
+                    return _result(0, clock() - began, estimate_s, [], reason)
+            if now - last_report >= SAY_EVERY_S:
                 say(f"fill: {at} of {tokens} tokens, about {lasting(left_s)} left")
-                said = now
+                last_report = now
         took = []
         while at < depth:
             token = next(ids)
@@ -89,10 +89,10 @@ def fill(
             at += 1
         decode.append([at, min(took) * 1e3])
     busy = {"decode_s": decode_s, "decode_wait_ns": wait_ns}
-    return _told(at, clock() - began, estimate_s, decode, None) | busy
+    return _result(at, clock() - began, estimate_s, decode, None) | busy
 
 
-def _told(
+def _result(
     held: int,
     fill_s: float | None,
     estimate_s: float | None,
@@ -109,12 +109,12 @@ def _told(
 
 
 def not_filled() -> dict[str, Any]:
-    """What fill() says, of a context that was not asked to be filled."""
-    return _told(0, None, None, [], None)
+    """The result of fill() for a context that is not to be filled."""
+    return _result(0, None, None, [], None)
 
 
 def depths(tokens: int) -> list[int]:
-    """Positions at which a timed decode ends, the last at the very end; none runs into the one before."""
+    """Positions at which a timed decode ends, the last at the end of the context; none overlap."""
     found = [0]
     for share in DEPTHS:
         if int(tokens * share) - found[-1] > DECODED:
@@ -123,17 +123,17 @@ def depths(tokens: int) -> list[int]:
 
 
 def largest_chunk(tokens: int, chunk: int) -> int:
-    """Most ids that are fed at once, of a session that takes `chunk`."""
+    """The most ids fed at once, for a session with this `chunk`."""
     ends = [0, *depths(tokens)]
     return max(1, min(chunk, max(end - begin - DECODED for begin, end in itertools.pairwise(ends))))
 
 
 def time_left_s(chunks: list[Chunk], at: int, tokens: int) -> float:
     """Seconds for the positions from `at` to `tokens`, a position costing a + b * depth: least squares over
-    the chunks so far. The first of them, which warms up, counts only while there are no two others.
+    the chunks so far. The first one, a warm-up, counts only until there are two others.
 
-    Of b only what exceeds SURE standard errors counts: a fill is hundreds of times as long as what is known
-    of it at first, and so is then the error that one late chunk makes.
+    Only the part of b above SURE standard errors counts: a fill is hundreds of times as long as the first
+    chunks, which multiplies the error of one late chunk.
     """
     known = chunks[1:] if len(chunks) > 2 else chunks
     weight = sum(count for _, count, _ in known)

@@ -1,4 +1,4 @@
-"""One GPTQ checkpoint in auto-gptq, the kernel asked for by name; decoded by hf's loop."""
+"""One GPTQ checkpoint in auto-gptq, the kernel chosen by name; decoded by hf's loop."""
 # /// script
 # requires-python = ">=3.10"
 #
@@ -15,18 +15,18 @@
 # granule = 256
 # dry = false
 #
-# # auto-gptq chooses for itself, and says nothing: exllamav2 if it loads, else whatever is left.
+# # auto-gptq would choose silently: exllamav2 if it loads, else any other kernel.
 # [tool.harness.options.kernel]
 # type = "string"
 # choices = ["exllamav2", "marlin", "exllama", "cuda", "torch"]
 # default = "exllamav2"
-# help = "who multiplies by the packed matrices; cuda is auto-gptq's first one, torch unpacks and multiplies"
+# help = "kernel of the packed matrices; cuda is auto-gptq's first one, torch unpacks and multiplies"
 #
 # [tool.harness.options.bits]
 # type = "int"
 # choices = [4, 8]
 # default = 4
-# help = "bits a weight that the checkpoint was quantized to"
+# help = "bits per weight of the checkpoint"
 #
 # [[tool.harness.limits]]
 # when = { kernel = ["exllamav2", "marlin", "exllama", "cuda"] }
@@ -94,7 +94,7 @@
 # ]
 # variables = { UV_TORCH_BACKEND = "cpu" }
 #
-# # The wheel's kernels are built against torch 2.2: with any other they do not load, and auto-gptq is silent.
+# # The wheel's kernels are built against torch 2.2: with others they do not load, and auto-gptq is silent.
 # [tool.harness.env.cuda]
 # device = "cuda"
 # requires-python = ">=3.10,<3.12"
@@ -129,7 +129,7 @@ from runners.torch_probe import probe as torch_probe
 __all__ = ["DOES_NOT_FIT", "load", "logits", "pack", "probe", "synthesize", "unpack"]
 
 PACKAGES = ("auto-gptq",)
-MODULES = {  # of compiled code, without which a kernel is another
+MODULES = {  # compiled code; without it auto-gptq takes another kernel
     "exllamav2": "exllamav2_kernels",
     "marlin": "autogptq_marlin_cuda",
     "exllama": "exllama_kernels",
@@ -140,7 +140,7 @@ SINCE = {"marlin": (8, 0)}  # compute capability
 
 
 def load(request: Request) -> HfSession:
-    """Load a GPTQ checkpoint. Raises what auto-gptq says, ValueError for one that lacks tensors."""
+    """Load a GPTQ checkpoint. Raises the errors of auto-gptq, ValueError for missing tensors."""
     options, device = request.options, torch_device.of(request.device)
     torch_device.prepare(device, torch.float16, options["threads"], options["expandable_segments"])
     kernel, source = options["kernel"], Path(request.model["path"])
@@ -151,7 +151,7 @@ def load(request: Request) -> HfSession:
             device=str(device),
             torch_dtype=torch.float16,
             use_safetensors=True,
-            model_basename="model",  # what was checked; it would look for gptq_model-4bit-128g first
+            model_basename="model",  # the checked file; the default is gptq_model-4bit-128g
             quantize_config=_settings(source),
             use_marlin=kernel == "marlin",
             disable_exllama=kernel != "exllama",
@@ -172,25 +172,25 @@ def load(request: Request) -> HfSession:
 
 
 def _settings(source: Path) -> BaseQuantizeConfig | None:
-    """What the checkpoint's config.json says, where auto-gptq finds no file of its own; else null.
+    """The settings in the checkpoint's config.json; null if auto-gptq finds its own file.
 
-    Raises ValueError for zero points that are stored otherwise than auto-gptq reads them.
+    Raises ValueError for zero points in a format that auto-gptq would misread.
     """
-    beside = source / "quantize_config.json"
-    told = json_object(source / "config.json").get("quantization_config") or {}
-    settings = told | (json_object(beside) if beside.exists() else {})
+    own_file = source / "quantize_config.json"
+    inline = json_object(source / "config.json").get("quantization_config") or {}
+    settings = inline | (json_object(own_file) if own_file.exists() else {})
     if settings.get("checkpoint_format") == "gptq_v2":
         raise ValueError(f"{source}: is gptq_v2, which auto-gptq would read with every zero point off by one")
-    if beside.exists():
+    if own_file.exists():
         return None
-    known = {key: told[key] for key in ("bits", "group_size", "desc_act", "sym") if key in told}
+    known = {key: inline[key] for key in ("bits", "group_size", "desc_act", "sym") if key in inline}
     return BaseQuantizeConfig(**({"desc_act": False} | known))  # its own default is act-order
 
 
 @contextmanager
 def _folder_for(kernel: str, source: Path) -> Iterator[Path]:
-    """The checkpoint, for Marlin by links in a folder of its own: auto-gptq leaves a repacked copy there and
-    would load that the next time, whatever became of the checkpoint."""
+    """The checkpoint; for Marlin links in a temporary folder: auto-gptq writes a repacked copy there, and
+    would load that the next time, even if the checkpoint changed."""
     if kernel != "marlin":
         yield source
         return
@@ -202,9 +202,9 @@ def _folder_for(kernel: str, source: Path) -> Iterator[Path]:
 
 
 def _name(module: nn.Module) -> str | None:
-    """The kernel that a layer's forward calls; null where it is none of auto-gptq's."""
+    """The kernel that a layer's forward calls; null if it is not auto-gptq's."""
     kind = getattr(module, "QUANT_TYPE", None)
-    if kind in ("cuda", "cuda-old"):  # with a prompt of 128 tokens or more it unpacks, too
+    if kind in ("cuda", "cuda-old"):  # it also unpacks for prompts of 128 tokens or more
         kind = "cuda" if module.autogptq_cuda_available and module.qweight.is_cuda else "torch"
     return kind and f"QuantLinear[{kind}]"
 
@@ -225,7 +225,7 @@ def logits(request: Request, say: Say) -> dict[str, Any]:
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:
-    """As torch_probe.probe; `kernels`: which run here, null, and why the others do not."""
+    """As torch_probe.probe; `kernels`: null for those that run here, else why not."""
     device = torch_device.of(request.device)
     found = {name: lacks(module, device, SINCE.get(name)) for name, module in MODULES.items()}
     return torch_probe(request, say) | {"kernels": found | {"torch": None}}

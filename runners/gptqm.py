@@ -1,4 +1,4 @@
-"""One GPTQ or AWQ checkpoint in gptqmodel, the kernel asked for by name; decoded by hf's loop."""
+"""One GPTQ or AWQ checkpoint in gptqmodel, the kernel chosen by name; decoded by hf's loop."""
 # /// script
 # requires-python = ">=3.10"
 # dependencies = [
@@ -21,25 +21,25 @@
 # type = "string"
 # choices = ["gptq", "awq"]
 # default = "gptq"
-# help = "what the checkpoint is"
+# help = "format of the checkpoint"
 #
 # [tool.harness.options.kernel]
 # type = "string"
 # choices = ["marlin", "machete", "exllamav2", "triton", "gemm", "aten", "torch"]
 # default = "marlin"
-# help = "who multiplies by the packed matrices; aten: PyTorch's for CPUs; torch (and GPTQ's triton) unpacks"
+# help = "kernel of the packed matrices; aten: PyTorch's for CPUs; torch (and GPTQ's triton) unpacks"
 #
 # [tool.harness.options.bits]
 # type = "int"
 # choices = [4, 8]
 # default = 4
-# help = "bits a weight that the checkpoint was quantized to"
+# help = "bits per weight of the checkpoint"
 #
 # [tool.harness.options.dtype]
 # type = "string"
 # choices = ["bf16", "fp16"]
 # default = "fp16"
-# help = "type of what is not quantized, and of the arithmetic; aten computes in bf16 whatever it is"
+# help = "type of unquantized tensors and of the arithmetic; aten always computes in bf16"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "gemm", format = "gptq" }
@@ -179,38 +179,38 @@ STORED_AS = {"gptq": (METHOD.GPTQ, FORMAT.GPTQ), "awq": (METHOD.AWQ, FORMAT.GEMM
 
 
 def load(request: Request) -> HfSession:
-    """Load a checkpoint. Raises what gptqmodel says, ValueError for one that lacks tensors."""
+    """Load a checkpoint. Raises the errors of gptqmodel, ValueError for missing tensors."""
     options, device = request.options, torch_device.of(request.device)
     format, kernel, dtype = options["format"], options["kernel"], DTYPES[options["dtype"]]
     torch_device.prepare(device, dtype, options["threads"], options["expandable_segments"])
     source, trusted = Path(request.model["path"]), options["trust_remote_code"]
     if kernel not in BACKENDS[format]:
-        raise ValueError(f"{kernel} is no kernel of {format}; {', '.join(BACKENDS[format])} are")
+        raise ValueError(f"{kernel} is not a kernel of {format}; known: {', '.join(BACKENDS[format])}")
     known, backend = check_whole(source, trusted), BACKENDS[format][kernel]
     gptqmodel.models.loader.load_hf_tokenizer = lambda *_, **__: None  # ids suffice; some have none
     with torch_device.memory_errors():
-        # By name: left to itself it takes what it thinks is best, and says so in a log alone.
+        # By name: by default it chooses a kernel itself, and reports it only in its log.
         wrapped = GPTQModel.load(
             str(source), backend=backend, device=str(device), dtype=dtype, trust_remote_code=trusted
         )
     model, bits = wrapped.model, wrapped.quantize_config.bits
     model.set_attn_implementation(options["attn"])
     hf_loaded.hold(model, options["mmap"])
-    asked = get_kernel_for_backend(backend, *STORED_AS[format]).__name__
-    said = {"quant": f"{format}-int{bits}", "versions": hf_loaded.versions(*PACKAGES)}
-    said["functional"] = UNPACKS if kernel == "torch" and device.type == "cpu" else None
+    expected = get_kernel_for_backend(backend, *STORED_AS[format]).__name__
+    facts = {"quant": f"{format}-int{bits}", "versions": hf_loaded.versions(*PACKAGES)}
+    facts["functional"] = UNPACKS if kernel == "torch" and device.type == "cpu" else None
     session = HfSession(
         request,
         model,
-        lambda: kernel_facts(model, _name, asked, known) | said | {"options": {"bits": bits}},
+        lambda: kernel_facts(model, _name, expected, known) | facts | {"options": {"bits": bits}},
     )
     session.settle()  # compiles kernels
     return session
 
 
 def _name(module: nn.Module) -> str | None:
-    """The class of a packed layer, which is that of its kernel; but aten's unpacks once it has found that it
-    is not for inference, on a CPU."""
+    """The class of a packed layer, which names its kernel; but on a CPU aten's may unpack instead, if it
+    finds that it is not for inference."""
     if not isinstance(module, BaseQuantLinear):
         return None
     unpacks = getattr(module, "linear_mode", None) == "train"
@@ -223,7 +223,7 @@ def logits(request: Request, say: Say) -> dict[str, Any]:
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:
-    """As torch_probe.probe; `kernels`: which run here, null, and why the others do not."""
+    """As torch_probe.probe; `kernels`: null for those that run here, else why not."""
     device = torch_device.of(request.device)
     kernels = {
         f"{format} {name}": _refusal(get_kernel_for_backend(backend, *STORED_AS[format]), device)
@@ -234,7 +234,7 @@ def probe(request: Request, say: Say) -> dict[str, Any]:
 
 
 def _refusal(kernel: type[BaseQuantLinear], device: torch.device) -> str | None:
-    """Why gptqmodel would not take a kernel for 4 bits, in groups of 128, in fp16, in its own words."""
-    asked = {"bits": 4, "group_size": 128, "desc_act": False, "sym": True, "pack_dtype": torch.int32}
-    works, why = validate_quant_linear(kernel, device=device, dtype=torch.float16, **asked)
+    """gptqmodel's own reason to refuse a kernel for 4 bits, group size 128, fp16; null if it accepts."""
+    settings = {"bits": 4, "group_size": 128, "desc_act": False, "sym": True, "pack_dtype": torch.int32}
+    works, why = validate_quant_linear(kernel, device=device, dtype=torch.float16, **settings)
     return None if works else re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", str(why).strip().splitlines()[0])

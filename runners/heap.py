@@ -1,4 +1,4 @@
-"""The C library's heap: what of it is free. On a CPU that is the allocator's slack, whatever the stack."""
+"""Free bytes of the C library's heap: the allocator's slack on a CPU, for every stack."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _MallInfo2(ctypes.Structure):
 
 
 def free_bytes() -> int | None:
-    """Bytes that malloc has of the kernel and nobody of malloc; null without glibc 2.33 or newer."""
+    """Bytes that malloc holds and nobody uses; null without glibc 2.33 or newer."""
     if sys.platform != "linux":
         return None
     mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)

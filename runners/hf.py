@@ -11,7 +11,7 @@
 # [[tool.harness.context]]
 # when = { cache = "static" }
 # option = "n_ctx"
-# granule = 256  # finer than memory in use can be told
+# granule = 256  # finer than measured memory can resolve
 # dry = false
 #
 # [tool.harness.options.dtype]
@@ -20,7 +20,7 @@
 # default = "bf16"
 # help = "type the weights are held and computed in"
 #
-# # Never chosen by the library: the one copies itself at every token, the other is read whole.
+# # Always explicit: a dynamic cache copies itself at every token, a static one is read whole.
 # [tool.harness.options.cache]
 # type = "string"
 # choices = ["dynamic", "static"]
@@ -58,7 +58,7 @@
 # [tool.harness.options.mmap]
 # type = "bool"
 # default = true
-# help = "map the checkpoint rather than read it into memory, as far as its tensors stay as they are stored"
+# help = "map the checkpoint instead of reading it into memory, for tensors used as stored"
 #
 # [tool.harness.options.trust_remote_code]
 # type = "bool"
@@ -83,7 +83,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers.modeling_utils  # now: 85 MB of modules that would else come while a model loads
+import transformers.modeling_utils  # now: 85 MB of modules that a model load would import otherwise
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from runners import hf_loaded, teacher_forced, torch_device
@@ -109,14 +109,14 @@ __all__ = [
 DOES_NOT_FIT: tuple[type[BaseException], ...] = (torch_device.OUT_OF_MEMORY, MemoryError)
 QUANTS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}  # as weights of these types are named elsewhere
 TRUSTED = "trust_remote_code: true"
-FIRST_REHEARSED = 32  # tokens of context; shorter ones are the warm-up's
+FIRST_REHEARSED = 32  # tokens of context; the warm-up covers shorter ones
 
 
 def load(request: Request) -> HfSession:
-    """Load a checkpoint on one device. Raises what transformers says is wrong, MemoryError."""
+    """Load a checkpoint on one device. Raises the errors of transformers, MemoryError."""
     model = load_model(request)
-    said = {"quant": QUANTS[request.options["dtype"]], "kernel_asked": "Linear"}
-    session = HfSession(request, model, lambda: hf_loaded.model_facts(model) | said)
+    facts = {"quant": QUANTS[request.options["dtype"]], "kernel_asked": "Linear"}
+    session = HfSession(request, model, lambda: hf_loaded.model_facts(model) | facts)
     session.settle()
     return session
 
@@ -137,7 +137,7 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
     except ValueError as refusal:
         if "custom code" not in str(refusal):
             raise
-        raise ValueError(f"{path}: has Python code of its own; it runs only with {TRUSTED}") from refusal
+        raise ValueError(f"{path}: contains Python code; it runs only with {TRUSTED}") from refusal
     model, found = AutoModelForCausalLM.from_pretrained(
         path,
         config=config,
@@ -151,9 +151,9 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
         **more,
     )
     if missing := sorted(found["missing_keys"]):
-        raise ValueError(f"{path}: has no {missing[0]}, which its config.json asks for")
+        raise ValueError(f"{path}: has no {missing[0]}, which its config.json requires")
     if odd := sorted(str(key[0]) for key in found["mismatched_keys"]):
-        raise ValueError(f"{path}: its {odd[0]} is not of the size that its config.json says")
+        raise ValueError(f"{path}: its {odd[0]} has another size than in its config.json")
     hf_loaded.hold(model, options["mmap"])
     return model.eval()
 
@@ -161,7 +161,7 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
 class HfSession:
     """One model and its cache; see runners.protocol.Session."""
 
-    chunk = 64  # of each a mask as long as the cache is made, and maybe scores for every head
+    chunk = 64  # each makes a mask as long as the cache, and maybe scores for every head
 
     def __init__(
         self,
@@ -170,9 +170,9 @@ class HfSession:
         describe: Callable[[], dict[str, Any]],
         context: Any = None,
     ) -> None:
-        """`describe`: what the stack says of the model as it is, whenever facts are asked for; its `options`
-        are those that the stack itself resolves. `context`: what holds it, where that is no cache of
-        transformers': all that a TransformersCache has."""
+        """`describe`: the stack's current facts of the model, called for each facts(); its `options` are
+        those that the stack itself resolves. `context`: the cache, if it is not one of transformers: with the
+        interface of TransformersCache."""
         self._options = options = request.options
         self.model = model
         self._describe = describe
@@ -192,11 +192,11 @@ class HfSession:
         self._highest: list[torch.Tensor] = []
 
     def settle(self) -> None:
-        """Take a step, so that what is said of the model is of it as it decodes: a static cache is allocated,
-        a CPU's kernels have repacked the weights.
+        """Take a step, so that facts describe the model as it decodes: with its static cache allocated and
+        the weights repacked by a CPU's kernels.
 
-        On a GPU take more, at 32, 64 ... tokens of context: which kernels run depends on the length, and CUDA
-        loads each when it first runs. A static cache has one length, which the warm-up meets.
+        On a GPU take more, at 32, 64 ... tokens of context: the kernels depend on the length, and CUDA loads
+        each at its first run. A static cache has one length, which the warm-up covers.
         """
         self._context.allocate()
         self.empty(0)
@@ -208,15 +208,15 @@ class HfSession:
                     break
                 self._forward(self._stepping, self._tensor([0]), 1)
             except DOES_NOT_FIT:
-                break  # how far it gets is what decoding shows
+                break  # decoding will show how far it gets
             depth *= 2
         self.empty(0)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
-        """Empties the cache now, to keep that out of the time to first token; the rest runs when iterated."""
-        self._check_numbers()  # of the generation before, a window of the warm-up
+        """Clears the cache now, outside TTFT; the rest runs when iterated."""
+        self._check_numbers()  # of the previous generation, a window of the warm-up
         self.empty(len(prompt) + new_tokens)
         self._prompt_tokens = len(prompt)
         torch_device.synchronize(self._device)
@@ -231,14 +231,14 @@ class HfSession:
         for n in range(len(prompt) + 1, len(prompt) + new_tokens + 1):
             highest, token = logits[-1].max(dim=-1)
             clock.token()
-            self._highest.append(highest)  # looked at when all is over: on a GPU a look is another wait
+            self._highest.append(highest)  # checked at the end: on a GPU reading it is another wait
             yield int(token)  # waits for the device
             allocator.token(n)
             if n < len(prompt) + new_tokens:  # the last token is never fed back
                 logits = self._forward(self._stepping, token.view(1, 1), 1)
 
     def _check_numbers(self) -> None:
-        """The maximum of logits is a NaN wherever there is one. Raises ValueError with the first token."""
+        """The maximum of logits is NaN if any of them is. Raises ValueError with the first token."""
         finite = torch.stack(self._highest).isfinite().tolist() if self._highest else []
         self._highest = []
         if not all(finite):
@@ -255,13 +255,13 @@ class HfSession:
         return torch.tensor([ids], device=self._device)
 
     def empty(self, tokens: int) -> None:
-        """Begin afresh, with room for so many tokens. Raises ValueError where there is none."""
+        """Reset, with room for so many tokens. Raises ValueError if there is none."""
         self._context.empty(tokens)
 
     def feed(self, ids: list[int], keep: int) -> np.ndarray:
         """Logits after the last `keep` of `ids`, evaluated after those before: float32 (keep, vocabulary).
 
-        One id takes the path of a decode step.
+        A single id takes the path of a decode step.
         """
         if len(ids) > 1 and self._context.tokens() and not self._context.in_chunks:
             return np.concatenate([self.feed([one], 1) for one in ids])[-keep:]
@@ -269,12 +269,12 @@ class HfSession:
         return self._forward(model, self._tensor(ids), keep).float().cpu().numpy()
 
     def memory_state(self) -> tuple[int, int] | None:
-        """Bytes that the CUDA allocator has given out, and bytes that it holds; null on a CPU."""
+        """Allocated and reserved bytes of the CUDA allocator; null on a CPU."""
         state = self._allocator.state()
         return state and (state["allocated_bytes"], state["reserved_bytes"])
 
     def counters(self) -> dict[str, Any]:
-        """What the cache holds; on CUDA each token by the device's own clock, and the allocator's state."""
+        """Tokens in the cache; on CUDA also each token by the device clock, and the allocator's state."""
         self._check_numbers()
         return {
             "evaluated_tokens": self._context.tokens(),
@@ -284,10 +284,10 @@ class HfSession:
         }
 
     def facts(self) -> dict[str, Any]:
-        """As transformers has it after loading: counted from the modules, not from what was asked."""
+        """As transformers has it after loading: counted from the modules, not from the request."""
         options, config, model = self._options, self.model.config, self._describe()
         settings, context = torch_device.settings(self._device), self._context.facts()
-        allocator = settings.get("allocator", {})  # null: not told; a CPU has none
+        allocator = settings.get("allocator", {})  # null: unknown; a CPU has none
         resolved = {
             "threads": torch.get_num_threads(),
             "expandable_segments": None if allocator is None else bool(allocator.get("expandable_segments")),

@@ -1,4 +1,4 @@
-"""The context of a decode in transformers' own caches: allocated, emptied, deepened; how a step reads it."""
+"""The context of a decode in transformers' own caches: allocate, clear, deepen; how a step reads it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from runners import torch_device
 
-# How a step reads a cache of these layers. A static one of a window is not here: it reads less than n_ctx.
+# How a step reads a cache of these layers. A static sliding window is missing: it reads less than n_ctx.
 _READ = {"DynamicLayer": "copied", "DynamicSlidingWindowLayer": "window", "StaticLayer": "full"}
 
 
 class TransformersCache:
     """A dynamic cache, or a static one of `n_ctx` tokens, which is one block of memory for all generations.
 
-    `capacity`: the tokens it is meant for. `in_chunks`: it takes several tokens after others. `same_buffers`:
-    every step finds it in the same memory.
+    `capacity`: the tokens it is meant for. `in_chunks`: accepts several tokens after others. `same_buffers`:
+    it stays at the same address for every step.
     """
 
     in_chunks = True
@@ -34,21 +34,21 @@ class TransformersCache:
     @torch_device.memory_errors()
     @torch.inference_mode()
     def allocate(self) -> None:
-        """Take a static cache's memory at once, where its layers are plain: what is far too large is then
-        refused by torch, before the first step makes a mask as long and the kernel kills the process."""
+        """Allocate a static cache at once if its layers are plain: then torch refuses one that is far too
+        large, before the first step makes a mask of that length and the kernel kills the process."""
         if self._static is not None and self.same_buffers:
             shape = _kv_shape(self._config)
             self._static.early_initialization(1, *shape, self._dtype, self._device)
 
     def empty(self, tokens: int) -> None:
-        """Begin afresh, with room for so many tokens. Raises ValueError for a static cache that has none."""
+        """Reset, with room for so many tokens. Raises ValueError for a static cache that is too short."""
         if self._static is not None and tokens > self.capacity:
             raise ValueError(
                 f"a static cache of n_ctx {self.capacity} cannot hold the {tokens} tokens asked for"
             )
         self._cache = self._emptied()
 
-    @torch.inference_mode()  # what it wrote, a static cache can only be zeroed in
+    @torch.inference_mode()  # a static cache written in it can only be zeroed in it
     def _emptied(self) -> DynamicCache | StaticCache:
         if self._static is None:
             return DynamicCache(config=self._config)
@@ -56,7 +56,8 @@ class TransformersCache:
         return self._static
 
     def deepen(self, tokens: int) -> bool:
-        """Hold the first token so often, to meet the kernels that run there; whether that can be done."""
+        """Repeat the first token to this depth, to load the kernels that run there; whether that is
+        possible."""
         if not self._all_are(DynamicLayer):
             return False
         layers = self._cache.layers
@@ -67,16 +68,15 @@ class TransformersCache:
         return True
 
     def arguments(self) -> dict[str, Any]:
-        """What a forward pass is given of it."""
+        """The arguments of a forward pass for it."""
         return {"past_key_values": self._cache, "use_cache": True}
 
     def tokens(self) -> int:
-        """How many it holds."""
+        """Tokens that it holds."""
         return int(self._cache.get_seq_length())
 
     def facts(self) -> dict[str, Any]:
-        """How a step reads it, where it is, and the bytes that a token adds; null where layers differ in
-        that."""
+        """How a step reads it, its device, and the bytes per token; null if layers differ."""
         kinds = [type(layer).__name__ for layer in self._cache.layers]
         text, (kv_heads, head_dim) = self._config.get_text_config(decoder=True), _kv_shape(self._config)
         read = _READ.get(kinds[0]) if len(set(kinds)) == 1 else None
@@ -104,7 +104,7 @@ class TransformersCache:
         }
 
     def _all_are(self, kind: type) -> bool:
-        """Whether the layers are plain ones of a kind, none of them with a window or a state."""
+        """Whether all layers are plain ones of a kind, without a window or a state."""
         return {type(layer) for layer in self._cache.layers} == {kind}
 
 

@@ -1,4 +1,4 @@
-"""What was really loaded: layer classes, devices, types and bytes, counted from a torch model's modules."""
+"""The loaded model: layer classes, devices, types and bytes, counted from a torch model's modules."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from runners import torch_device
 
 PAGE_BYTES = 4096  # or a multiple of it
 Packed = Callable[[nn.Module], dict[str, list[Tensor]]]
-"""Of a quantized layer: what it holds beside its parameters, by kind."""
+"""Tensors of a quantized layer besides its parameters, by kind."""
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Versions of what runs; `packages`: those of a stack beside transformers."""
+    """Versions of the packages; `packages`: those of a stack besides transformers."""
     names = ("torch", "transformers", "accelerate", "numpy", *packages)
     found = {name: importlib.metadata.version(name) for name in names}
     if torch.version.cuda:
@@ -31,9 +31,9 @@ def versions(*packages: str) -> dict[str, str]:
 
 @torch_device.memory_errors()
 def hold(model: nn.Module, mmap: bool) -> None:
-    """Have the weights on the CPU in memory before anything is timed. Those that are mapped from the
-    checkpoint stay so with `mmap`, and a byte of every page is read: a row of the embedding that no token has
-    asked for yet would come from the disk while timing. Else they are copied, one after another."""
+    """Bring the weights on the CPU into memory before timing. With `mmap`, weights mapped from the checkpoint
+    stay mapped, and a byte of every page is read: otherwise an unused row of the embedding would be read from
+    the disk while timing. Without it they are copied, one after another."""
     mapped, copies = _mappings(), dict[tuple[Any, ...], Tensor]()
     for tensor in _on_cpu(model):
         if mmap:
@@ -42,16 +42,16 @@ def hold(model: nn.Module, mmap: bool) -> None:
             place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
             if place not in copies:
                 copies[place] = tensor.detach().clone()
-            tensor.data = copies[place]  # of what two modules share there is one
+            tensor.data = copies[place]  # one copy of what two modules share
 
 
-def is_mapped(model: nn.Module, asked: bool) -> bool | None:
-    """Whether weights are mapped from a file; null where that cannot be told, or where it was asked for and
-    none are stored as they are held: cast, quantized, or on a GPU."""
+def is_mapped(model: nn.Module, wanted: bool) -> bool | None:
+    """Whether weights are mapped from a file; null if unknown, or if `wanted` and no stored tensor is used as
+    it is: all are cast, quantized, or on a GPU."""
     mapped = _mappings()
     if mapped is None:
         return None
-    return any(_lies_in(tensor, mapped) for tensor in _on_cpu(model)) or (None if asked else False)
+    return any(_lies_in(tensor, mapped) for tensor in _on_cpu(model)) or (None if wanted else False)
 
 
 def _on_cpu(model: nn.Module) -> Iterator[Tensor]:
@@ -59,7 +59,7 @@ def _on_cpu(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _mappings() -> list[range] | None:
-    """Addresses of this process that are mapped from files (Linux); null where it is not told."""
+    """Addresses of this process that are mapped from files (Linux); null if unknown."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -81,8 +81,8 @@ def model_facts(
 ) -> dict[str, Any]:
     """Classes, devices, types and exact bytes of the modules; a tensor that two modules share counts once.
 
-    `name`: of a layer's kernel, where its class does not tell. `weights`: how many a layer has, biases
-    included, where they are no parameters.
+    `name`: of a layer's kernel, if not its class. `weights`: the number in a layer, biases included, if they
+    are not parameters.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     by_type: Counter[str] = Counter()
@@ -111,7 +111,7 @@ def model_facts(
         "model_bytes": sum(by_type.values()),
         "bytes_by_type": dict(by_type),
         "memory": {"model": dict(by_device)},
-        # auto-gptq parts tied matrices for Marlin: two to hold, and one of the model's.
+        # auto-gptq separates tied matrices for Marlin: two in memory, one in the model.
         "parameters": _parameters(model, tied or _ties(model.config), weights),
         "input_embedding_bytes": embedding.weight.nbytes,
         "tied": tied,
@@ -125,7 +125,7 @@ def _ties(config: Any) -> bool:
 
 
 def compute_dtype(model: nn.Module) -> str | None:
-    """The type of the norms, by our name: what activations are computed in; null for a mixture."""
+    """The type of the norms, by our name: that of the activations; null if mixed."""
     found = {p.dtype for name, p in model.named_parameters() if "norm" in name}
     return next((name for name, dtype in torch_device.DTYPES.items() if found == {dtype}), None)
 
@@ -135,10 +135,10 @@ def _leaves(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _held(model: nn.Module, packed: Packed) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of weights, by its type's name or the kind that `packed` gives it. Buffers are left out
-    but for those, and complex numbers: they are tables that the code makes, not weights."""
+    """Every tensor of weights, by the name of its type or its kind from `packed`. Other buffers and complex
+    numbers are omitted: they are computed tables, not weights."""
     for module in model.modules():
-        for kind, tensors in packed(module).items():  # first: of what comes twice the first name counts
+        for kind, tensors in packed(module).items():  # first: of duplicates the first name counts
             yield from ((kind, tensor) for tensor in tensors)
         for parameter in module.parameters(recurse=False):
             if not parameter.is_complex():
@@ -146,7 +146,7 @@ def _held(model: nn.Module, packed: Packed) -> Iterator[tuple[str, Tensor]]:
 
 
 def _parameters(model: nn.Module, tied: bool, weights: Mapping[nn.Module, int]) -> int:
-    """Weights and biases as the model has them, however they are packed."""
+    """Weights and biases of the model, packed or not."""
     head = model.get_output_embeddings() if tied else None
     count = 0
     for module in model.modules():

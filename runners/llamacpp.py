@@ -1,4 +1,4 @@
-"""One model in llama.cpp: loads a GGUF, decodes greedily token by token, and says what it really uses."""
+"""One model in llama.cpp: loads a GGUF, decodes greedily token by token, and reports its settings."""
 # /// script
 # requires-python = ">=3.10"
 # dependencies = ["llama-cpp-python==0.3.36", "gguf==0.19.0", "numpy==2.2.6"]
@@ -52,7 +52,7 @@
 # default = 512
 # help = "most prompt tokens in one pass over the weights; at most n_batch"
 #
-# # Never auto, which may differ between two builds without a word (88 against 100 tok/s on one CPU).
+# # Never auto, which may silently differ between two builds (88 against 100 tok/s on one CPU).
 # # Off is what llama.cpp did when the published study was made; on is worth its own row.
 # [tool.harness.options.flash_attn]
 # type = "bool"
@@ -75,12 +75,12 @@
 # type = "int"
 # minimum = -1
 # default = -1
-# help = "layers on the GPU, -1 for all; none on the device cpu, whatever is asked"
+# help = "layers on the GPU, -1 for all; always none on the device cpu"
 #
 # [tool.harness.options.mmap]
 # type = "bool"
 # default = true
-# help = "map the file rather than read it into memory"
+# help = "map the file instead of reading it into memory"
 #
 # [tool.harness.options.repack]
 # type = "bool"
@@ -170,12 +170,12 @@ DOES_NOT_FIT: tuple[type[BaseException], ...] = (DoesNotFit, MemoryError)
 
 
 def load(request: Request) -> LlamaSession:
-    """Load the model and allocate its context. Raises DoesNotFit, or what llama.cpp says is wrong."""
+    """Load the model and allocate its context. Raises DoesNotFit, or the error of llama.cpp."""
     mode = lib.LLAMA_LOAD_MODE_MMAP if request.options["mmap"] else lib.LLAMA_LOAD_MODE_NONE
     model = load_model(Path(request.model["path"]), request.device, load_mode=mode, **model_params(request))
-    asked, found = request.options.get("quant"), quant_of(model)
-    if asked not in (None, found):
-        raise ValueError(f"{request.model['path']}: asked for {asked}, the file holds {found}")
+    requested, found = request.options.get("quant"), quant_of(model)
+    if requested not in (None, found):
+        raise ValueError(f"{request.model['path']}: asked for {requested}, the file holds {found}")
     return LlamaSession(request, model, make_context(model, request.options))
 
 
@@ -201,12 +201,12 @@ class LlamaSession:
         self._argmax_ns: list[int] = []
 
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
-        """Clears the cache now, to keep that out of the time to first token; the rest runs when iterated."""
+        """Clears the cache now, outside TTFT; the rest runs when iterated."""
         self._clear()
         return self._decode(prompt, new_tokens)
 
     def _clear(self) -> None:
-        lib.llama_synchronize(self._context)  # tokens of a decode that failed would be counted in this one
+        lib.llama_synchronize(self._context)  # else tokens of a failed decode would count here
         lib.llama_memory_clear(self._memory, True)
         lib.llama_perf_context_reset(self._context)
         self._after_prefill = None
@@ -222,7 +222,7 @@ class LlamaSession:
         lib.llama_synchronize(context)
         self._after_prefill = lib.llama_perf_context(context)
         if lib.llama_memory_seq_pos_max(self._memory, 0) != len(prompt) - 1:
-            raise RuntimeError("the KV cache does not hold the prompt and nothing else")
+            raise RuntimeError("the KV cache does not hold exactly the prompt")
 
         batch.n_tokens = 1
         batch.logits[0] = 1
@@ -234,7 +234,7 @@ class LlamaSession:
             picked = clock()
             wait_ns.append(ready - decoded)
             argmax_ns.append(picked - ready)
-            if not math.isfinite(row[token]):  # argmax lands on a NaN wherever there is one
+            if not math.isfinite(row[token]):  # argmax returns a NaN if there is one
                 raise ValueError(f"not-a-number logits at token {position + 1}")
             yield token
             if position == len(prompt) + new_tokens - 1:
@@ -264,7 +264,7 @@ class LlamaSession:
         return LOG.failure(f"llama_decode gave {code} at token {position + 1}")
 
     def _logits(self, index: int) -> np.ndarray:
-        """llama.cpp's own buffer, not a copy. It stays in place, so the view of it is kept."""
+        """llama.cpp's own buffer, not a copy. It does not move, so the view is kept."""
         address = ctypes.addressof(lib.llama_get_logits_ith(self._context, index).contents)
         if address != self._address:
             buffer = (ctypes.c_float * self._vocab_size).from_address(address)
@@ -272,7 +272,7 @@ class LlamaSession:
         return self._row
 
     def empty(self, tokens: int) -> None:
-        """Begin afresh; see teacher_forced.Fed. A context too short for `tokens` says so when it is full."""
+        """Reset; see teacher_forced.Fed. A context too short for `tokens` fails when it is full."""
         self._clear()
 
     def feed(self, ids: list[int], keep: int) -> np.ndarray:
@@ -288,10 +288,10 @@ class LlamaSession:
     def counters(self) -> dict[str, Any]:
         """llama.cpp's own figures for the last generate.
 
-        `stack_decode_ms` sums the times from each llama_decode to the end of its computation: argmax and
-        our loop are not in it. `wait` is from the return of llama_decode to logits on the host: next to
-        nothing on a CPU, where llama_decode computes and copies before it returns. Token by token, `argmax`
-        and `wait` would take another 10 KB each per 10,000 tokens; so, their spread.
+        `stack_decode_ms` sums the times from each llama_decode to the end of its computation: without
+        argmax and our loop. `wait` is from the return of llama_decode to logits on the host: near zero on a
+        CPU, where llama_decode computes and copies before it returns. `argmax` and `wait` per token would
+        take another 10 KB each per 10,000 tokens; hence only their spread.
         """
         first, last = self._after_prefill, lib.llama_perf_context(self._context)
         prompt = _evaluated(first)
@@ -353,7 +353,7 @@ class LlamaSession:
 
 
 def _evaluated(perf: Any) -> int:
-    """Tokens evaluated. llama.cpp counts single tokens apart from batches, and says 1 where it means 0."""
+    """Tokens evaluated. llama.cpp counts single tokens and batches separately, and reports 1 for 0."""
     batched = 0 if perf.n_p_eval == 1 else perf.n_p_eval
     single = 0 if perf.n_eval == 1 and perf.t_eval_ms == 0 else perf.n_eval
     return batched + single
@@ -395,7 +395,8 @@ def logits(request: Request, say: Say) -> dict[str, Any]:
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:
-    """What this build can compute on here; with the option `measure`, also how fast: see llamacpp_probe."""
+    """The devices of this build on this machine; with the option `measure` also their speed: see
+    llamacpp_probe."""
     facts = {
         "versions": _all_versions(),
         "devices": devices(),
@@ -406,6 +407,6 @@ def probe(request: Request, say: Say) -> dict[str, Any]:
         return facts
     from runners.llamacpp_probe import (
         measure,
-    )  # not at the top: a process that times tokens has no use for it
+    )  # not at the top: a process that times tokens does not need it
 
     return facts | measure(request, say)

@@ -1,4 +1,4 @@
-"""llama.cpp's dry accounting: what a context of any length would take, without taking it."""
+"""llama.cpp's dry accounting: the memory of a context of any length, without allocating it."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ CELL_BYTES = (
 )
 HELD_BYTES = 96  # a cell in use: a node in each of two sets
 MAIN_MEMORY = "CPU"
-# ggml-cpu.c: what multiplies weights of a type has the other factor in its own type first: bytes per element.
+# ggml-cpu.c: a product first converts the other factor to a type that depends on the weights: bytes per
+# element.
 _FACTOR_BYTES = {"f32": 0.0, "f16": 2.0, "bf16": 2.0}
 _FACTOR_QUANTIZED = 292 / 256  # block_q8_K, the largest of the 8-bit types
 
 
 def account(request: Request, say: Say) -> dict[str, Any]:
-    """Of each `n_ctx` of workloads[0] (the option is not heeded), by part and device, in bytes: the `memory`
-    that is reserved, and what of it is `touched` by a fill to the end (Session.chunk at once) and by decode.
+    """For each `n_ctx` of workloads[0] (the option is ignored), by part and device, in bytes: the reserved
+    `memory`, and the part `touched` by a fill to the end (Session.chunk at once) and by decode.
 
-    Logits of a whole chunk are reserved, and never asked for. `cells` is llama.cpp's bookkeeping, `work` what
-    backends take for themselves while they compute. `process`: this one, with a small context in it.
+    Logits of a whole chunk are reserved and never requested. `cells`: llama.cpp's bookkeeping. `work`:
+    scratch memory of the backends. `process`: this process, with a small context.
     """
     # llama.cpp aborts if allocations are simulated under another load mode than NONE.
     params = {"no_alloc": True, "load_mode": lib.LLAMA_LOAD_MODE_NONE, **model_params(request)}
@@ -71,12 +72,12 @@ def _at(model: int, options: dict[str, Any], n_ctx: int) -> dict[str, Any]:
     at_once = min(options["n_ubatch"], chunk)
     needed = _reserved(model, options | {"n_ctx": n_ctx, "n_ubatch": at_once}, outputs=1)
     work = {device: _work_bytes(model, options, device, n_ctx, at_once) for device in reserved["compute"]}
-    graphs = _graph_bytes() * (1 + (chunk > at_once))  # one for tokens with logits, one for those without
+    graphs = _graph_bytes() * (1 + (chunk > at_once))  # one with logits, one without
     work[MAIN_MEMORY] = work.get(MAIN_MEMORY, 0) + n_ctx * HELD_BYTES + graphs
     more = {"cells": {MAIN_MEMORY: n_ctx * CELL_BYTES}, "work": work}
     touched = {
         device: min(size, needed["compute"][device]) if device == MAIN_MEMORY else size
-        for device, size in reserved["compute"].items()  # a GPU's buffers are there whole, touched or not
+        for device, size in reserved["compute"].items()  # a GPU's buffers take memory whether touched or not
     }
     return {
         "n_ctx": n_ctx,
@@ -86,24 +87,24 @@ def _at(model: int, options: dict[str, Any], n_ctx: int) -> dict[str, Any]:
 
 
 def _reserved(model: int, options: dict[str, Any], outputs: int = 0) -> dict[str, dict[str, int]]:
-    """Bytes of kv, output and compute buffers; `outputs`: most tokens at once whose logits are asked for, 0
+    """Bytes of kv, output and compute buffers; `outputs`: the most tokens at once with logits, 0
     for all."""
     LOG.forget_context()
     lib.llama_free(make_context(model, options, outputs))
     layers = sum(LOG.kv_layers.values())
-    # With allocations simulated, llama.cpp says the cache's size as a whole, and which layer goes where.
+    # With simulated allocations llama.cpp logs the size of the whole cache and the device of each layer.
     kv = {device: LOG.kv_bytes * count // layers for device, count in LOG.kv_layers.items()}
     return {"kv": kv, "output": LOG.memory["output"], "compute": LOG.memory["compute"]}
 
 
 def _work_bytes(model: int, options: dict[str, Any], device: str, n_ctx: int, at_once: int) -> int:
-    """What a backend takes beside llama.cpp's buffers for the largest of its products. Read in the sources of
-    ggml 0.17's CPU backend (ggml_graph_plan), and seen; and of its CUDA backend (ggml_cuda_mul_mat_cublas,
-    fattn-common.cuh), never seen on a GPU. Of others nothing is known."""
+    """Scratch memory of a backend for its largest product, besides llama.cpp's buffers. From the sources of
+    ggml 0.17: CPU backend (ggml_graph_plan), confirmed by measurement; CUDA backend
+    (ggml_cuda_mul_mat_cublas, fattn-common.cuh), not measured. Unknown for other backends."""
     heads, kv_heads = lib.llama_model_n_head(model), lib.llama_model_n_head_kv(model)
     width = int(_of_arch(model, "attention.key_length") or lib.llama_model_n_embd(model) // heads)
     kv_width, flash = width * kv_heads, options["flash_attn"]
-    # Attention's weights, in 32 bits, become what V is in.
+    # Attention's weights are converted from 32 bits to the type of V.
     scores = 0 if flash or options["type_v"] == "f32" else 2 * n_ctx * at_once * heads
     if device == MAIN_MEMORY:
         factor = _FACTOR_BYTES.get(quant_of(model), _FACTOR_QUANTIZED)
@@ -116,7 +117,7 @@ def _work_bytes(model: int, options: dict[str, Any], device: str, n_ctx: int, at
 
 
 def _graph_bytes() -> int:
-    """A graph and its tensors, made anew when one is computed (llm_graph_result::reset, graph_max_nodes)."""
+    """A graph and its tensors, rebuilt for each computation (llm_graph_result::reset, graph_max_nodes)."""
     ggml: Any = libggml
     ggml.ggml_tensor_overhead.restype = ggml.ggml_graph_overhead_custom.restype = ctypes.c_size_t
     nodes = max(1024, 8 * sum(LOG.tensors.values()))
@@ -135,8 +136,8 @@ class _Reading(ctypes.Structure):
 
 
 def _by_device(path: Path) -> dict[str, int]:
-    """Bytes of the model's tensors by the device that llama.cpp gave their layer to. The input embedding is
-    in main memory always; a tied one is on the output's device as well."""
+    """Bytes of the model's tensors by the device of their layer. The input embedding is always in main
+    memory; a tied one is also on the output's device."""
     sizes: dict[str, int] = {}
     for part_of_it in path.parent.glob(re.sub(r"-00001-of-(?=\d+\.gguf$)", "-*-of-", glob.escape(path.name))):
         sizes |= _tensors(part_of_it)

@@ -1,7 +1,8 @@
 """A Hugging Face checkpoint as a GGUF of 16 or 32 bits, converted in a stream, without its tokenizer.
 
 Names, the order of rows and the types are those of llama.cpp's own converter: norms and biases in 32 bits,
-matrices as asked. Like there, a sliding window is not written: llama.cpp's llama, qwen2 and qwen3 have none.
+matrices in the requested type. As there, a sliding window is not written: llama.cpp's llama, qwen2 and qwen3
+have none.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _SCALED_BY = {
 def convert(request: Request, say: Say) -> dict[str, Any]:
     """A folder, files["source"], -> files["target"]. Options: `dtype` (f16, bf16, f32), `threads`.
 
-    Raises ValueError where the GGUF would be another model, FileNotFoundError for what is not there.
+    Raises ValueError if the GGUF would be another model, FileNotFoundError for missing files.
     """
     began = time.monotonic()
     source, target = Path(request.files["source"]), Path(request.files["target"])
@@ -97,7 +98,7 @@ def convert(request: Request, say: Say) -> dict[str, Any]:
 def shape_of(config: Mapping[str, Any], source: Path) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
     """The shape by the keys of harness.theory.shapes.Shape, and how rotary positions are scaled, or null.
 
-    Raises ValueError for a model that llama.cpp computes otherwise than transformers (but see above).
+    Raises ValueError for a model that llama.cpp computes differently from transformers (but see above).
     """
 
     def refuse(what: str) -> ValueError:
@@ -108,7 +109,7 @@ def shape_of(config: Mapping[str, Any], source: Path) -> tuple[dict[str, Any], M
         raise refuse(f"model_type {kind!r} cannot be converted; known: {', '.join(_ARCHITECTURES)}")
     arch, context = _ARCHITECTURES[kind]
     if config.get("quantization_config"):
-        raise refuse("its weights are quantized; only one of 16 or 32 bits can be converted")
+        raise refuse("its weights are quantized; only 16- or 32-bit weights can be converted")
     if config.get("hidden_act", "silu") != "silu":
         raise refuse(f"hidden_act {config['hidden_act']!r} is not what llama.cpp computes for {kind}, silu")
     try:
@@ -139,9 +140,9 @@ def shape_of(config: Mapping[str, Any], source: Path) -> tuple[dict[str, Any], M
         "context": config.get("max_position_embeddings", context),
     }
     if kind == "qwen3" and bias:
-        raise refuse("llama.cpp's qwen3 has no attention_bias; this model has")
+        raise refuse("llama.cpp's qwen3 has no attention_bias; this model has one")
     if kind == "qwen2" and heads * shape["head_dim"] != hidden:
-        raise refuse("llama.cpp's qwen2 has heads * head_dim equal to hidden_size; this model has not")
+        raise refuse("llama.cpp's qwen2 needs heads * head_dim equal to hidden_size")
     kind_of_rope = scaling.get("rope_type", scaling.get("type", "default"))
     needs = _SCALED_BY.get(kind_of_rope)
     if needs is None or (kind_of_rope == "llama3" and arch != "llama"):
@@ -154,12 +155,12 @@ def shape_of(config: Mapping[str, Any], source: Path) -> tuple[dict[str, Any], M
 def write_header(
     target: Path, name: str, shape: Mapping[str, Any], dtype: str, scaling: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, tuple[int, str]], int]:
-    """A GGUF with a hole in place of its tensors' values, and no vocabulary.
+    """Write a GGUF with a hole in place of its tensors' values, without a vocabulary.
 
     Returns each tensor's offset and type by its name in transformers (but for rope_freqs.weight, which
     transformers does not store), and the file's size.
     """
-    import gguf  # not at the top: a process that measures has no use for it in its memory
+    import gguf  # not at the top: a process that measures should not hold it in memory
 
     writer = gguf.GGUFWriter(target, shape["arch"])
     writer.add_name(name)
@@ -242,7 +243,7 @@ def _converted(
 
 
 def _rope_factors(shape: Mapping[str, Any], scaling: Mapping[str, Any] | None) -> np.ndarray:
-    """What llama.cpp divides each rotary frequency by; as rope_type llama3 in transformers.
+    """The divisors of the rotary frequencies in llama.cpp; as rope_type llama3 in transformers.
 
     Wavelengths (tokens) below context / high_freq_factor stay, those beyond context / low_freq_factor are
     stretched by `factor`, and those between go smoothly from one to the other.
@@ -257,7 +258,7 @@ def _rope_factors(shape: Mapping[str, Any], scaling: Mapping[str, Any] | None) -
 
 
 def _checked(source: Path, shape: dict[str, Any]) -> dict[str, Stored]:
-    """The checkpoint's tensors by name: those of the shape, each of its size, and none besides."""
+    """The checkpoint's tensors by name: exactly those of the shape, each of the right size."""
     expected = {tensor.name: tensor.shape for tensor in tensors(shape)}
     stored = stored_in(source)
     if shape["tied"]:
@@ -266,12 +267,12 @@ def _checked(source: Path, shape: dict[str, Any]) -> dict[str, Stored]:
         del stored[name]
     for name, tensor in stored.items():
         if name not in expected:
-            raise ValueError(f"{tensor.path}: has {name!r}, which is no tensor of {shape['arch']}")
+            raise ValueError(f"{tensor.path}: has {name!r}, which is not a tensor of {shape['arch']}")
         if tensor.dtype not in FLOATS:
             raise ValueError(f"{tensor.path}: {name} is of type {tensor.dtype}; known: {', '.join(FLOATS)}")
         if tensor.shape != expected[name]:
-            said = " x ".join(map(str, tensor.shape)), " x ".join(map(str, expected[name]))
-            raise ValueError(f"{tensor.path}: {name} is {said[0]}; by config.json it is {said[1]}")
+            sizes = " x ".join(map(str, tensor.shape)), " x ".join(map(str, expected[name]))
+            raise ValueError(f"{tensor.path}: {name} is {sizes[0]}; by config.json it is {sizes[1]}")
     if missing := expected.keys() - stored.keys():
         raise ValueError(f"{source}: lacks {min(missing)}")
     return stored

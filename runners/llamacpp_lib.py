@@ -1,7 +1,7 @@
 """llama.cpp's library: its types, devices and log, and how a model is opened. No decoding here.
 
-The log is passed on to stderr, and read for facts that the API does not give. Buffer sizes come in MiB with
-two decimals, so bytes read from it are right to RESOLUTION_BYTES.
+The log goes to stderr, and is parsed for facts that the API lacks. Buffer sizes are in MiB with two decimals,
+so bytes parsed from it are exact to RESOLUTION_BYTES.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KV_TYPES = {"bf16": 30} | {
 }
 RESOLUTION_BYTES = round(0.01 * 2**20)
 
-_GUESSED = 1024  # LLAMA_FTYPE_GUESSED: a flag on the type of a file that does not name its own
+_GUESSED = 1024  # LLAMA_FTYPE_GUESSED: a flag for a file that does not name its type
 _DEVICE_TYPES = ("cpu", "gpu", "integrated gpu", "accelerator", "meta")  # enum ggml_backend_dev_type
 _DEBUG, _ERROR, _CONTINUED = 1, 4, 5  # enum ggml_log_level in ggml.h; the binding's own table is out of date
 
@@ -59,7 +59,7 @@ class DoesNotFit(Exception):
 
 
 class Log:
-    """llama.cpp has one log for the process, and this is its one listener."""
+    """The only listener of llama.cpp's log, of which there is one per process."""
 
     def __init__(self) -> None:
         self.forget()
@@ -70,7 +70,7 @@ class Log:
         lib.llama_log_set(self._callback, ctypes.c_void_p(0))
 
     def forget(self) -> None:
-        """Start afresh: what follows is about another model."""
+        """Reset for another model."""
         self.memory: dict[str, dict[str, int]] = {}
         self.assigned: list[str] = []  # the device of each layer, and last that of the output
         self.tensors: dict[str, int] = {}
@@ -78,7 +78,7 @@ class Log:
         self.forget_context()
 
     def forget_context(self) -> None:
-        """What follows is about another context of the same model."""
+        """Reset for another context of the same model."""
         self.memory = {part: sizes for part, sizes in self.memory.items() if part == "model"}
         self.kv_layers: Counter[str] = Counter()
         self.kv_bytes = 0
@@ -89,15 +89,15 @@ class Log:
 
     @property
     def layers(self) -> Counter[str]:
-        """How many are assigned to each device."""
+        """The number of layers on each device."""
         return Counter(self.assigned)
 
     def failure(self, what: str) -> Exception:
-        """What to raise after llama.cpp gave up on `what`, in its own words.
+        """The exception for a failure of `what`, with llama.cpp's own message.
 
-        The first error is the cause, the later ones only pass it on.
+        The first error is the cause; later ones only repeat it.
         """
-        errors = self._errors or ["llama.cpp does not say why"]
+        errors = self._errors or ["llama.cpp logged no reason"]
         cause = re.sub(r"^\w+: (error loading model: )?", "", errors[0])
         out_of_memory = any(_NO_ROOM.search(line) for line in errors)
         return (DoesNotFit if out_of_memory else RuntimeError)(f"{what}: {cause}")
@@ -127,7 +127,7 @@ class Log:
         elif found := _REPACKED.search(line):
             self.repacked[found[1]] += 1
         elif "sched_reserve: reserving" in line:
-            self.memory["compute"] = {}  # a later reservation replaces the one before
+            self.memory["compute"] = {}  # a later reservation replaces the previous one
         elif found := _BUFFER.search(line):
             part = self.memory.setdefault(found[2].lower(), {})
             part[found[1]] = part.get(found[1], 0) + round(float(found[3]) * 2**20)
@@ -161,8 +161,8 @@ def load_model(path: Path, device: str, **params: Any) -> int:
         given.devices = ctypes.addressof(nothing)  # an empty list: a GPU build would use its GPU for prompts
     else:
         if not lib.llama_supports_gpu_offload():
-            raise RuntimeError(f"device {device}: this llama.cpp build has no GPU support, or sees no GPU")
-        given.split_mode = lib.LLAMA_SPLIT_MODE_NONE  # the one GPU that the launcher left visible
+            raise RuntimeError(f"device {device}: this llama.cpp build has no GPU support, or finds no GPU")
+        given.split_mode = lib.LLAMA_SPLIT_MODE_NONE  # the only GPU visible to this process
     for name, value in params.items():
         setattr(given, name, value)
     LOG.forget()
@@ -179,8 +179,8 @@ def model_params(request: Request) -> dict[str, Any]:
 
 
 def make_context(model: int, options: dict[str, Any], outputs: int = 0) -> int:
-    """A llama_context pointer, to be freed by llama_free. `outputs`: most tokens at once whose logits may be
-    asked for, 0 for all. Raises DoesNotFit, or what llama.cpp says is wrong."""
+    """A llama_context pointer, to be freed by llama_free. `outputs`: the most tokens at once with logits, 0
+    for all. Raises DoesNotFit, or the error of llama.cpp."""
     params = lib.llama_context_default_params()
     params.n_ctx = options["n_ctx"]
     params.n_batch = options["n_batch"]
@@ -210,7 +210,7 @@ def opened(path: Path, **params: Any) -> Iterator[int]:
 
 
 def quant_of(model: int) -> str:
-    """The file's type by our name, or llama.cpp's own where we have none."""
+    """The file's type by our name, else by llama.cpp's."""
     ftype = lib.llama_model_ftype(model) & ~_GUESSED
     return next((name for name, value in FTYPES.items() if value == ftype), None) or (
         (lib.llama_ftype_name(ftype) or b"unknown").decode().lower()
@@ -218,14 +218,14 @@ def quant_of(model: int) -> str:
 
 
 def metadata(model: int, key: str) -> str:
-    """A value of the file's header as llama.cpp prints it, empty where there is none."""
+    """A value of the file's header as llama.cpp prints it, empty if missing."""
     buffer = ctypes.create_string_buffer(256)
     lib.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
     return buffer.value.decode("utf-8", "replace")
 
 
 def versions() -> dict[str, str]:
-    """ggml's commit is left out: its build takes that of any git repository around the build folder."""
+    """Without ggml's commit: its build takes that of any git repository around the build folder."""
     return {
         "llama-cpp-python": llama_cpp.__version__,
         "llama.cpp": lib.llama_version().decode(),
@@ -239,7 +239,7 @@ def system_info() -> str:
 
 
 def devices() -> list[dict[str, Any]]:
-    """What this build can compute on here."""
+    """The devices of this build on this machine."""
     found = []
     for index in range(_ggml("ggml_backend_dev_count", ctypes.c_size_t)):
         device = ctypes.c_void_p(_ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t(index)))

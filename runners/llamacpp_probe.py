@@ -1,4 +1,4 @@
-"""What a device can do at most, by ggml's own matrix products: bytes read and operations done per second.
+"""Peak read bandwidth and FLOP/s of a device, measured with ggml's own matrix products.
 
 One path for every backend, CPU or GPU: a buffer of bytes is viewed as matrices of several types, and
 ggml_mul_mat multiplies them by one vector, which reads each matrix once, or one of them by many columns.
@@ -29,12 +29,12 @@ READ = ("f32", "f16", "q8_0")
 MULTIPLIED = ("f16", "q8_0", "q4_0")
 COLUMNS = (64, 256, 1024, 4096, 8192)  # of the other factor: in a prefill, its tokens
 
-LARGEST_MATRIX_BYTES = 256 << 20  # 50 us at 5 TB/s, ten times what it takes to launch a kernel
+LARGEST_MATRIX_BYTES = 256 << 20  # 50 us at 5 TB/s, ten times a kernel launch
 ALIGNED_ROWS = 64  # makes matrices of whole 4 KiB, whatever their type
 MOST_THREADS = 512  # GGML_MAX_N_THREADS; more is an abort
 
-# Bytes that are sound as any of the types: no zero, NaN, infinity or denormal (which slow a CPU), both signs,
-# and not all alike (a GPU that multiplies zeros draws less power and clocks higher).
+# Bytes that are valid in all of the types: no zero, NaN, infinity or denormal (slow on a CPU), both signs,
+# and not uniform (a GPU that multiplies zeros draws less power and clocks higher).
 SOUND = np.array([*range(0x2C, 0x3C), *range(0xAC, 0xBC)], dtype=np.uint8)
 CHUNK_BYTES = 16 << 20
 
@@ -86,7 +86,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class _Ggml:
-    """ggml's functions without their prefix, typed: a bare int would be cut to 32 bits."""
+    """ggml's functions without their prefix, typed: a bare int would be truncated to 32 bits."""
 
     def __init__(self) -> None:
         for name, (result, *arguments) in _SIGNATURES.items():
@@ -102,7 +102,7 @@ ggml: Any = _Ggml()
 
 
 class NoKernel(Exception):
-    """The device does not multiply such a matrix."""
+    """The device has no kernel for such a matrix."""
 
 
 @dataclass(frozen=True)
@@ -119,14 +119,14 @@ class Device:
 
 @dataclass(frozen=True)
 class Graph:
-    """Products on a device; `amount`: bytes they read or operations they do."""
+    """Products on a device; `amount`: bytes or operations per pass."""
 
     device: Device
     pointer: int
     amount: float
 
     def seconds(self, passes: int = 1) -> float:
-        """Time of so many passes, one after the other. Raises RuntimeError."""
+        """Time of consecutive passes. Raises RuntimeError."""
         start = time.perf_counter()
         for _ in range(passes):
             if ggml.backend_graph_compute_async(self.device.backend, self.pointer):
@@ -136,32 +136,32 @@ class Graph:
 
 
 def measure(request: Request, say: Say) -> dict[str, Any]:
-    """Read bandwidth and matrix rate of the request's device: of each type the best over rounds, and the best
-    of all.
+    """Read bandwidth and matrix rate of the request's device: the best over rounds for each type, and the
+    best of all.
 
     Options: `measure`, a list of `read` and `matrix`; `threads` (of the CPU); `working_set_bytes` to read
-    (default 2 GiB, at most a quarter of what is free; to ggml a CPU's memory is all free). Raises ValueError,
-    RuntimeError, DoesNotFit.
+    (default 2 GiB, at most a quarter of what is free; for ggml all of a CPU's memory is free). Raises
+    ValueError, RuntimeError, DoesNotFit.
     """
-    asked = request.options["measure"]
+    probes = request.options["measure"]
     threads = int(request.options.get("threads") or 0)
     if request.device == "cpu" and not 1 <= threads <= MOST_THREADS:
         raise ValueError(f"threads must be 1 to {MOST_THREADS}, not {threads}")
     LOG.forget()
     wanted = SMALLEST_BYTES
-    if "read" in asked:
+    if "read" in probes:
         wanted = int(request.options.get("working_set_bytes") or WORKING_SET_BYTES)
     say("fill")
     with opened(request.device, threads, wanted) as device, ExitStack() as stack:
         say("read")
         vectors, matrices = {}, {}
-        for kind in READ if "read" in asked else ():
+        for kind in READ if "read" in probes else ():
             with suppress(NoKernel):
                 name = f"ggml mul_mat {kind} x f32 vector, {device.name}"
                 vectors[name] = stack.enter_context(vector_products(device, kind))
         kernels = best(vectors)
         say("multiply")
-        for kind, place in itertools.product(MULTIPLIED if "matrix" in asked else (), device.places):
+        for kind, place in itertools.product(MULTIPLIED if "matrix" in probes else (), device.places):
             with suppress(NoKernel):
                 what = f"{kind} in {place}" if place else kind
                 name = f"ggml mul_mat {what} x f32 matrix, {device.name}"
@@ -169,7 +169,7 @@ def measure(request: Request, say: Say) -> dict[str, Any]:
         matrix_kernels = best(matrices)
     facts: dict[str, Any] = {"threads": threads if request.device == "cpu" else None}
     measured = {"read": (kernels, "read_bytes_per_s"), "matrix": (matrix_kernels, "flops_per_s")}
-    for part in asked:
+    for part in probes:
         rates, unit = measured[part]
         if not rates:
             raise RuntimeError(f"{device.name} has no kernel for {', '.join(TYPES)}")
@@ -182,12 +182,12 @@ def measure(request: Request, say: Say) -> dict[str, Any]:
 
 @contextmanager
 def opened(wanted: str, threads: int, size: int) -> Iterator[Device]:
-    """The device asked for, with `size` bytes or what may be taken, filled."""
+    """The requested device, with at most `size` bytes allocated and filled."""
     found = (ggml.backend_dev_get(i) for i in range(ggml.backend_dev_count()))
-    kinds = (_CPU,) if wanted == "cpu" else _GPUS  # the one GPU that the launcher left visible
+    kinds = (_CPU,) if wanted == "cpu" else _GPUS  # the only GPU visible to this process
     chosen = next((each for each in found if ggml.backend_dev_type(each) in kinds), None)
     if chosen is None:
-        raise RuntimeError(f"device {wanted}: this llama.cpp build has no GPU support, or sees no GPU")
+        raise RuntimeError(f"device {wanted}: this llama.cpp build has no GPU support, or finds no GPU")
     name = ggml.backend_dev_name(chosen).decode()
     free, total = c_size_t(), c_size_t()
     ggml.backend_dev_memory(chosen, ctypes.byref(free), ctypes.byref(total))
@@ -201,7 +201,9 @@ def opened(wanted: str, threads: int, size: int) -> Iterator[Device]:
                 places[ggml.backend_buft_name(place).decode()] = place
         size = min(size, free.value // SHARE_OF_FREE, ggml.backend_get_max_size(backend))
         if size < SMALLEST_BYTES:
-            raise RuntimeError(f"{size / 1e6:.0f} MB on {name} is too little to tell its memory from a cache")
+            raise RuntimeError(
+                f"{size / 1e6:.0f} MB on {name} is too little to measure memory rather than a cache"
+            )
         what = f"{size / 1e6:.0f} MB on {name}"
         buffer = _held(stack, ggml.backend_alloc_buffer(backend, size), ggml.backend_buffer_free, what)
         device = Device(name, backend, buffer, size, places)
@@ -227,7 +229,7 @@ def vector_products(device: Device, kind: str) -> Iterator[Graph]:
 
 @contextmanager
 def large_product(device: Device, kind: str, place: int) -> Iterator[Graph]:
-    """The product of a square matrix with so many columns that it takes long enough, or the most:
+    """The product of a square matrix with enough columns to take long enough, or with the most columns:
     floating-point operations. Raises NoKernel."""
     number, row_bytes = TYPES[kind]
     with ExitStack() as stack:
@@ -239,7 +241,7 @@ def large_product(device: Device, kind: str, place: int) -> Iterator[Graph]:
         for columns in COLUMNS:
             with ExitStack() as inner:
                 graph = _graph(inner, device, [matrix], columns, 2 * ROW * ROW * columns)
-                if not written:  # only now: what has no kernel cannot be repacked either
+                if not written:  # only now: without a kernel it cannot be repacked either
                     values = _sound(ROW * row_bytes)
                     ggml.backend_tensor_set(matrix, values.ctypes.data, 0, values.nbytes)
                     written = True
@@ -273,7 +275,7 @@ def _context(stack: ExitStack, tensors: int, nodes: int = 0) -> int:
 
 
 def _fill(device: Device) -> None:
-    """Write every byte: memory never written is not there to be read."""
+    """Write every byte: unwritten memory is not mapped."""
     with ExitStack() as stack:
         whole = ggml.new_tensor_1d(_context(stack, tensors=1), _BYTES, device.size)
         if ggml.backend_tensor_alloc(device.memory, whole, ggml.backend_buffer_get_base(device.memory)):
@@ -289,7 +291,7 @@ def _sound(count: int) -> np.ndarray:
 
 
 def _function(device: int, name: str, *types: Any) -> Any:
-    """One of a backend's own functions, which the header only gives the type of."""
+    """A backend's own function; the header has only its type."""
     registry = ggml.backend_dev_backend_reg(device)
     found = ggml.backend_reg_get_proc_address(registry, f"ggml_backend_{name}".encode())
     if not found:
@@ -298,7 +300,7 @@ def _function(device: int, name: str, *types: Any) -> Any:
 
 
 def _held(stack: ExitStack, pointer: int | None, free: Any, what: str) -> int:
-    """Free the pointer when the stack unwinds. Raises what llama.cpp said if it is null."""
+    """Free the pointer when the stack unwinds. Raises the logged error if it is null."""
     if not pointer:
         raise LOG.failure(what)
     stack.callback(free, pointer)

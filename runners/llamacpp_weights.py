@@ -18,7 +18,7 @@ QUANTIZE_BUFFER_BYTES = 256 << 20  # of rows at once; llama.cpp's own default is
 def quantize(request: Request, say: Say) -> dict[str, Any]:
     """files["source"] -> files["target"] by llama.cpp's llama_model_quantize.
 
-    Options: `quant`, `threads`, and `as_published`: the rules of the files people have, not today's.
+    Options: `quant`, `threads`, and `as_published`: by the rules of the published files, not today's.
     """
     began = time.monotonic()
     source, target = Path(request.files["source"]), Path(request.files["target"])
@@ -27,12 +27,12 @@ def quantize(request: Request, say: Say) -> dict[str, Any]:
     if target.exists() and target.samefile(source):
         raise ValueError(f"{source} would be overwritten while it is read")
     params = quantize_params(source, **request.options)
-    said = began
+    last_report = began
 
     def progress(line: str) -> None:
-        nonlocal said
-        if line.startswith("[") and (now := time.monotonic()) > said + SAY_EVERY_S:
-            said = now
+        nonlocal last_report
+        if line.startswith("[") and (now := time.monotonic()) > last_report + SAY_EVERY_S:
+            last_report = now
             say("tensor " + line[1:].split("]")[0].replace(" ", ""))
 
     LOG.forget()
@@ -57,7 +57,7 @@ def quantize(request: Request, say: Say) -> dict[str, Any]:
 
 
 def quantize_params(source: Path, quant: str, threads: int, as_published: bool = False) -> Any:
-    """llama.cpp's defaults, but for memory and, `as_published`, for a type that is not what it was."""
+    """llama.cpp's defaults, except for memory and, with `as_published`, for a type that changed since."""
     params = lib.llama_model_quantize_default_params()
     params.ftype = FTYPES[quant]
     params.nthread = threads
@@ -66,7 +66,7 @@ def quantize_params(source: Path, quant: str, threads: int, as_published: bool =
         with opened(source, vocab_only=True) as model:
             width = metadata(model, f"{metadata(model, 'general.architecture')}.feed_forward_length")
         # Rows that 256 does not divide cannot be Q3_K. llama.cpp made them Q4_1 when the published q2_k files
-        # of 1.8B and 14B were made. Now it makes them Q4_0, and those sizes would not come out.
+        # of 1.8B and 14B were made. Now it makes them Q4_0, which gives other sizes.
         if width.isdigit() and int(width) % 256:
             override = lib.llama_model_tensor_override
             params.tt_overrides = (override * 2)(override(b"ffn_down", lib.GGML_TYPE_Q4_1), override())

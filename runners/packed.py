@@ -1,6 +1,6 @@
-"""Linear layers packed as GPTQ and AWQ store them: rounded to nearest, in pieces, and back.
+"""Pack linear layers as GPTQ and AWQ store them, rounded to nearest, in pieces; and unpack them.
 
-What is unpacked here is the reference that kernels are held against: it asks no library how to decode.
+The unpacked weights are the reference for kernels: no quantization library decodes them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from runners.packing import Packing, asked_for, found_in
+from runners.packing import Packing, found_in, packing_of
 from runners.protocol import Request, Say
 from runners.safetensors_folder import (
     CHUNK,
@@ -46,11 +46,11 @@ def pack(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> dict[str
     """Make the folder files["target"]: files["source"], its decoder's linears packed, the rest in float16.
 
     Options: `format` (gptq, awq), `bits` (4, or 8 in gptq), `group_size` (128), `threads`. Raises ValueError
-    for what cannot be packed, FileNotFoundError for what is not there.
+    for weights that cannot be packed, FileNotFoundError for missing files.
     """
     began = time.monotonic()
     source, target = Path(request.files["source"]), Path(request.files["target"])
-    packing = asked_for(request.options)
+    packing = packing_of(request.options)
     config = json_object(source / "config.json")
     stored = _packable(source, config, packing)
     written: list[Entry] = []
@@ -61,10 +61,10 @@ def pack(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> dict[str
             written += [Entry(stem + part, dtype, shape) for part, (dtype, shape) in parts.items()]
         else:
             written.append(Entry(name, "F16", tensor.shape))
-    described, beside = packing.described()
+    described, quantize_config = packing.described()
     files = {"config.json": _in_float16(config) | {"quantization_config": described}}
-    if beside:
-        files["quantize_config.json"] = beside
+    if quantize_config:
+        files["quantize_config.json"] = quantize_config
     with new_folder(target, written, files, shard_bytes) as places:
         pieces = []
         for number, (name, tensor) in enumerate(stored.items(), 1):
@@ -80,8 +80,8 @@ def pack(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> dict[str
 def unpack(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> dict[str, Any]:
     """Make the folder files["target"]: the GPTQ or AWQ checkpoint files["source"], all of it in float16.
 
-    GPTQ of 2, 4 or 8 bits, in whatever order its groups are; AWQ of 4 bits, version gemm. Options: `threads`.
-    Raises ValueError for others, and for tensors that its config does not describe.
+    GPTQ of 2, 4 or 8 bits, with its groups in any order; AWQ of 4 bits, version gemm. Options: `threads`.
+    Raises ValueError for other formats, and for tensors that its config does not describe.
     """
     began = time.monotonic()
     source, target = Path(request.files["source"]), Path(request.files["target"])
@@ -121,10 +121,10 @@ def _in_float16(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _packable(source: Path, config: Mapping[str, Any], packing: Packing) -> dict[str, Stored]:
-    """The source's tensors by name: all that its config.json calls for, and linears that can be packed."""
+    """The source's tensors by name: all that its config.json requires, with linears that can be packed."""
     stored = _weights(source)
     if config.get("quantization_config") or any(name.endswith(".qweight") for name in stored):
-        raise ValueError(f"{source}: its weights are quantized; only those of 16 or 32 bits can be packed")
+        raise ValueError(f"{source}: its weights are quantized; only 16- or 32-bit weights can be packed")
     layers = config.get("num_hidden_layers")
     if not isinstance(layers, int):
         raise ValueError(f"{source / 'config.json'}: has num_hidden_layers {layers!r}; expected a number")
@@ -161,7 +161,7 @@ def _check_type(name: str, tensor: Stored, known: tuple[str, ...]) -> None:
 
 
 def _write_packed(name: str, tensor: Stored, packing: Packing, places: Mapping[str, tuple[int, int]]) -> None:
-    """One weight, read some rows at a time; what it becomes is held whole, for there its rows are columns."""
+    """One weight, read some rows at a time; the packed tensors are held whole: their columns are its rows."""
     n_out, n_in = tensor.shape
     shapes = {part: shape for part, (_, shape) in packing.parts(n_out, n_in).items()}
     made = {
@@ -188,13 +188,13 @@ def _write_packed(name: str, tensor: Stored, packing: Packing, places: Mapping[s
 
 
 def _blocks(n_out: int, n_in: int, packing: Packing) -> list[tuple[int, int]]:
-    """First and last (excluded) of the rows of n_out x n_in that are made at a time: whole words of them."""
+    """First and last (excluded) of the rows of n_out x n_in per step: whole words."""
     step = max(1, CHUNK // n_in // packing.per_word) * packing.per_word
     return [(first, min(first + step, n_out)) for first in range(0, n_out, step)]
 
 
 def _narrowing(number: int, name: str, tensor: Stored, place: tuple[int, int]) -> list[Piece]:
-    """A tensor's pieces, as they are but in float16."""
+    """A tensor's pieces, converted to float16."""
     file, at = place
     return [
         Piece(number, partial(put_made, file, at + 2 * first, partial(_in_half, name, tensor, first)))
@@ -211,7 +211,7 @@ def _narrowed(values: np.ndarray, what: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float16)
     if not np.isfinite(narrow).all():
-        raise ValueError(f"{what} holds {np.abs(values).max():g}; expected what is finite in float16")
+        raise ValueError(f"{what} holds {np.abs(values).max():g}; expected finite values in float16")
     return narrow
 
 
@@ -232,25 +232,26 @@ def _answer(target: Path, began: float, tensors: int, parameters: int) -> dict[s
 
 
 def _taken_out(stored: dict[str, Stored], source: Path, packing: Packing) -> dict[str, dict[str, Stored]]:
-    """The tensors of each packed layer by what ends their names, no longer in `stored`; checked in shape."""
+    """The tensors of each packed layer by the ends of their names, removed from `stored`; shapes are
+    checked."""
     layers: dict[str, dict[str, Stored]]
     layers = {name.removesuffix(".qweight"): {} for name in stored if name.endswith(".qweight")}
     if not layers:
-        raise ValueError(f"{source}: has no qweight; its config says that it is packed as {packing.format}")
+        raise ValueError(f"{source}: has no qweight; by its config it is packed as {packing.format}")
     for layer, parts in layers.items():
         for part in packing.parts(1, 1):
             if f"{layer}.{part}" not in stored:
                 raise ValueError(f"{source}: lacks {layer}.{part}")
             parts[part] = stored.pop(f"{layer}.{part}")
         if len(parts["qweight"].shape) != 2:
-            raise ValueError(f"{parts['qweight'].path}: {layer}.qweight is no matrix")
+            raise ValueError(f"{parts['qweight'].path}: {layer}.qweight is not a matrix")
         expected = packing.parts(*packing.shape(*parts["qweight"].shape))
         for part, (dtype, shape) in expected.items():
             _check_type(f"{layer}.{part}", parts[part], FLOATS if part == "scales" else (dtype,))
             if parts[part].shape != shape:
-                said, by_config = (" x ".join(map(str, dims)) for dims in (parts[part].shape, shape))
+                size, by_config = (" x ".join(map(str, dims)) for dims in (parts[part].shape, shape))
                 raise ValueError(
-                    f"{parts[part].path}: {layer}.{part} is {said}; by qweight, in {packing.format} of "
+                    f"{parts[part].path}: {layer}.{part} is {size}; by qweight, in {packing.format} of "
                     f"{packing.bits} bits with group_size {packing.group_size}, it is {by_config}"
                 )
     return layers
@@ -259,7 +260,7 @@ def _taken_out(stored: dict[str, Stored], source: Path, packing: Packing) -> dic
 def _write_unpacked(
     layer: str, parts: Mapping[str, Stored], packing: Packing, place: tuple[int, int]
 ) -> None:
-    """One weight, some rows at a time; its packed tensors are held whole, for there its rows are columns."""
+    """One weight, some rows at a time; its packed tensors are held whole: their columns are its rows."""
     held = {}
     for part, tensor in parts.items():
         with tensor.path.open("rb", buffering=0) as file:
@@ -270,7 +271,7 @@ def _write_unpacked(
     if not np.isfinite(scales).all():
         raise ValueError(f"{parts['scales'].path}: {layer}.scales holds values that are not finite numbers")
     group = held.get("g_idx", packing.group_of(n_in))
-    if group.max() >= len(scales):  # as uint32, so a negative one is too
+    if group.max() >= len(scales):  # as uint32, so negative ones are too large as well
         raise ValueError(f"{parts['g_idx'].path}: {layer}.g_idx is beyond the {len(scales)} groups of scales")
     file_out, at = place
     for first, last in _blocks(n_out, n_in, packing):

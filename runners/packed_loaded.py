@@ -1,4 +1,4 @@
-"""What a model of packed linear layers really holds and will call, counted from its modules."""
+"""Tensors and kernels of a loaded model with packed linear layers, counted from its modules."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from runners.safetensors_folder import stored_in
 Named = Callable[[nn.Module], str | None]
 """The name of the kernel that a layer calls; null for a layer that is not packed."""
 
-# What a packed layer holds, by the kinds that a checkpoint's bytes are counted in; null: by its type. `B` and
-# `s` are Marlin's.
+# Tensors of a packed layer -> the kinds in which a checkpoint's bytes are counted; null: by type. `B` and `s`
+# are Marlin's.
 KINDS = {"qweight": "qweight", "B": "qweight", "qzeros": "qzeros", "scales": "scales", "s": "scales"}
 KINDS |= {"g_idx": "g_idx", "bias": None}
 UNPACKS = (
@@ -29,31 +29,31 @@ UNPACKS = (
 def check_whole(source: Path, trusted: bool) -> set[str]:
     """The names of all tensors that a model of this config.json has, before it is packed.
 
-    Raises ValueError for a checkpoint that lacks one, or has packed some of its linear layers alone, or its
-    lm_head: auto-gptq and autoawq would leave such a layer as it came, zero or worse, without a word.
+    Raises ValueError for a checkpoint that lacks one, or in which only some linear layers are packed, or the
+    lm_head too: auto-gptq and autoawq would silently leave such a layer uninitialized.
     """
     stored = stored_in(source)
     config = AutoConfig.from_pretrained(source, trust_remote_code=trusted, local_files_only=True)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
     if "lm_head.qweight" in stored:
-        raise ValueError(f"{source}: its lm_head is packed, too; that is not run here")
+        raise ValueError(f"{source}: its lm_head is packed too, which is not supported")
     for name, tensor in model.state_dict().items():
         packed = name.removesuffix("weight") + "qweight"
         tied = name == "lm_head.weight" and config.tie_word_embeddings
         if not tied and name not in stored and packed not in stored:
-            raise ValueError(f"{source}: has no {name}, which its config.json asks for")
+            raise ValueError(f"{source}: has no {name}, which its config.json requires")
         if ".layers." in name and name in stored and tensor.dim() == 2:
-            raise ValueError(f"{source}: has {name} as it was beside packed layers; that is not run here")
+            raise ValueError(f"{source}: has {name} unpacked besides packed layers, which is not supported")
     return set(model.state_dict())
 
 
 def kernel_facts(
-    model: nn.Module, name: Named, asked: str, known: Collection[str] | None = None
+    model: nn.Module, name: Named, expected: str, known: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """As hf_loaded.model_facts. `asked`: the kernel that every linear layer but lm_head should call; those
-    that call another are `leftovers`. `known`: what check_whole returns: a bias that the stack adds to those
-    is none of the model's; null: it adds none."""
+    """As hf_loaded.model_facts. `expected`: the kernel that every linear layer but lm_head should call; those
+    that call another are `leftovers`. `known`: the result of check_whole: biases outside of it were added by
+    the stack; null: it adds none."""
     head = model.get_output_embeddings()
     weights = {
         module: _weights(module, known is None or f"{path}.bias" in known)
@@ -65,18 +65,18 @@ def kernel_facts(
         for path, module in model.named_modules()
         if module in weights or (isinstance(module, nn.Linear) and module is not head)
     }
-    other = sorted(path for path, module in linear.items() if name(module) != asked)
+    other = sorted(path for path, module in linear.items() if name(module) != expected)
     return {
         **hf_loaded.model_facts(
             model, lambda module: _held(module) if module in weights else {}, name, weights
         ),
-        "kernel_asked": asked,
+        "kernel_asked": expected,
         "leftovers": other if len(other) < len(linear) else [],
     }
 
 
 def _weights(layer: nn.Module, with_bias: bool) -> int:
-    """Weights and biases, however they are packed. The three libraries have two names for a layer's size."""
+    """Weights and biases, packed or not. The three libraries have two names for a layer's size."""
     n_in = layer.in_features if hasattr(layer, "in_features") else layer.infeatures
     n_out = layer.out_features if hasattr(layer, "out_features") else layer.outfeatures
     return n_in * n_out + (layer.bias.numel() if with_bias and layer.bias is not None else 0)
@@ -92,13 +92,13 @@ def _held(layer: nn.Module) -> dict[str, list[Tensor]]:
 
 
 def lacks(module: str, device: torch.device, since: tuple[int, int] | None = None) -> str | None:
-    """Why a kernel of compiled code in `module` does not run here, in words; null: it does. `since`: the
-    compute capability that it needs."""
+    """Why a kernel with compiled code in `module` does not run here; null if it does. `since`: the compute
+    capability that it needs."""
     if device.type != "cuda":
         return "needs a GPU (cuda)"
     try:
         importlib.import_module(module)
-    except Exception as failure:  # it is not there, or torch has a symbol no more
+    except Exception as failure:  # it is missing, or torch no longer has a symbol
         return f"{module} does not load: {str(failure).splitlines()[0]}"
     has = torch.cuda.get_device_capability(device)
     if since and has < since:

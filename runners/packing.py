@@ -1,4 +1,4 @@
-"""How GPTQ and AWQ store a linear layer's weight: in which tensors, fields and words, and how rounded."""
+"""The storage of a linear layer's weight in GPTQ and AWQ: tensors, fields, words and rounding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runners.safetensors_folder import json_object
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _F16_LARGEST = 65504
-_F16_SMALLEST_NORMAL = np.float32(2.0**-14)  # a smaller scale would be imprecise, and slow, or zero
+_F16_SMALLEST_NORMAL = np.float32(2.0**-14)  # a smaller scale would be imprecise and slow, or zero
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Packing:
 
     @property
     def most(self) -> int:
-        """The largest field."""
+        """The largest value of a field."""
         return (1 << self.bits) - 1
 
     @property
@@ -45,7 +45,7 @@ class Packing:
         return np.arange(n_in, dtype=np.int32) // (n_in if self.group_size == -1 else self.group_size)
 
     def parts(self, n_out: int, n_in: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Type and shape of each tensor that is stored in place of a weight, by what ends its name."""
+        """Type and shape of each tensor stored in place of a weight, by the end of its name."""
         groups = 1 if self.group_size == -1 else -(-n_in // self.group_size)
         by_rows = (n_in // self.per_word, n_out)  # a word is of neighbouring input rows
         by_columns = (n_in, n_out // self.per_word)
@@ -87,8 +87,8 @@ class Packing:
     def rounded(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Fields, uint8 of n x n_in, and scales, float16 of n x groups; float32 `rows` are overwritten.
 
-        To nearest and symmetric, as GPTQ's own quantizer: 2 * max|w| is the largest field times the scale.
-        Raises ValueError for values that are not finite, or beyond float16 once rounded.
+        Rounded to nearest, symmetric, as in GPTQ's own quantizer: 2 * max|w| is the largest field times the
+        scale. Raises ValueError for values that are not finite, or exceed float16 once rounded.
         """
         groups = rows.reshape(len(rows), -1, self.group_size)
         largest = np.maximum(groups.max(axis=-1), -groups.min(axis=-1))
@@ -103,18 +103,18 @@ class Packing:
         return rows.astype(np.uint8), scales
 
     def described(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """`quantization_config`, and the content of quantize_config.json where the format has one."""
+        """`quantization_config`, and the content of quantize_config.json if the format has one."""
         common = {"bits": self.bits, "group_size": self.group_size}
         if self.format == "awq":
             more = {"zero_point": True, "version": "gemm", "modules_to_not_convert": None}
             return {"quant_method": "awq", **common, **more}, None
         common |= {"desc_act": False, "static_groups": False, "sym": True, "true_sequential": True}
-        beside = {"damp_percent": 0.01, "model_name_or_path": None, "model_file_base_name": "model"}
-        return {"quant_method": "gptq", **common, "checkpoint_format": "gptq"}, common | beside
+        extra = {"damp_percent": 0.01, "model_name_or_path": None, "model_file_base_name": "model"}
+        return {"quant_method": "gptq", **common, "checkpoint_format": "gptq"}, common | extra
 
 
-def asked_for(options: Mapping[str, Any]) -> Packing:
-    """By `format`, `bits` and `group_size` (128). Raises ValueError for what nothing here can pack."""
+def packing_of(options: Mapping[str, Any]) -> Packing:
+    """By `format`, `bits` and `group_size` (128). Raises ValueError for an unsupported packing."""
     form, bits, group_size = options["format"], options["bits"], options.get("group_size", 128)
     if (form, bits) not in (("gptq", 4), ("gptq", 8), ("awq", 4)):
         raise ValueError(f"cannot pack {bits} bits as {form!r}; known: gptq of 4 or 8 bits, awq of 4")
@@ -124,21 +124,21 @@ def asked_for(options: Mapping[str, Any]) -> Packing:
 
 
 def found_in(source: Path, config: Mapping[str, Any]) -> Packing:
-    """By a checkpoint's config.json, or else by auto-gptq's own quantize_config.json. Raises ValueError."""
-    said, path = config.get("quantization_config"), source / "config.json"
-    if not said and (source / "quantize_config.json").exists():
+    """From a checkpoint's config.json, else from auto-gptq's quantize_config.json. Raises ValueError."""
+    given, path = config.get("quantization_config"), source / "config.json"
+    if not given and (source / "quantize_config.json").exists():
         path = source / "quantize_config.json"
-        said = {"quant_method": "gptq"} | json_object(path)
-    if not isinstance(said, dict):
-        raise ValueError(f"{path}: has no quantization_config; expected that of a GPTQ or AWQ checkpoint")
-    method, bits, group_size = (said.get(key) for key in ("quant_method", "bits", "group_size"))
+        given = {"quant_method": "gptq"} | json_object(path)
+    if not isinstance(given, dict):
+        raise ValueError(f"{path}: has no quantization_config; expected a GPTQ or AWQ checkpoint")
+    method, bits, group_size = (given.get(key) for key in ("quant_method", "bits", "group_size"))
     versions: tuple[str, ...]
     widths: tuple[int, ...]
     if method == "gptq":
-        version, versions, widths = said.get("checkpoint_format") or "gptq", ("gptq", "gptq_v2"), (2, 4, 8)
-        version = "marlin" if said.get("is_marlin_format") else str(version).lower()
+        version, versions, widths = given.get("checkpoint_format") or "gptq", ("gptq", "gptq_v2"), (2, 4, 8)
+        version = "marlin" if given.get("is_marlin_format") else str(version).lower()
     elif method == "awq":
-        version, versions, widths = str(said.get("version") or "gemm").lower(), ("gemm",), (4,)
+        version, versions, widths = str(given.get("version") or "gemm").lower(), ("gemm",), (4,)
     else:
         raise ValueError(f"{path}: has quant_method {method!r}; expected gptq or awq")
     if version not in versions:

@@ -1,7 +1,7 @@
 """All that crosses the process boundary: Request, Events, Session. Standard library only, Python 3.10.
 
 The controller writes a Request to a JSON file; the worker answers with Events, one JSON object a line, on a
-pipe. Only a line that ends in a newline is an event: a worker killed half-way through a line has not said it.
+pipe. Only a line that ends in a newline is an event: a line cut off by a kill does not count.
 After an event that holds it (see `holds`) the worker waits for a byte on a second pipe.
 """
 
@@ -22,12 +22,12 @@ JOBS = (
     *("synthesize", "convert", "quantize", "pack", "unpack"),
 )
 
-ACCOUNTED = "accounted"  # the phase of an account that is about to end: all that it holds, it holds now
-# Phases; of what follows none is timed until the worker goes on.
+ACCOUNTED = "accounted"  # the last phase of an account: all of its memory is allocated now
+# Phases after which nothing is timed until the worker continues.
 HELD_AT = ("load", "generate", "finish", ACCOUNTED)
 
-# A flush took 120 us (median; 2 cores, after 10 ms of decode): once in 512 tokens, or once a second on a slow
-# machine, where 512 tokens are minutes.
+# A flush took 120 us (median; 2 cores, after 10 ms of decode): every 512 tokens, or every second on a slow
+# machine, where 512 tokens take minutes.
 FLUSH_EVERY = 512
 FLUSH_NS = 1_000_000_000
 
@@ -37,14 +37,14 @@ MAX_LINE_BYTES = 16 << 20
 
 
 class NonsenseError(ValueError):
-    """What came through the pipe is not an event."""
+    """Worker protocol error: the bytes on the pipe are not an event."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One job for one worker, fully resolved: the worker looks nothing up.
+    """One job for one worker, fully resolved.
 
-    `device` is an NVML UUID or "cpu". `model` has `name`, `path` and `shape` (null where a job needs none).
+    `device` is an NVML UUID or "cpu". `model` has `name`, `path` and `shape` (null if a job needs none).
     Large arrays go to the files named in `files`.
     """
 
@@ -86,8 +86,8 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Consecutive tokens, and their ids. Stamps are ns of generation since it began: token 0 is the time to
-    first token. The worker's own flushes are left out (Done has them)."""
+    """Consecutive tokens and their ids. Stamps are ns since generation began: token 0 is TTFT. The worker's
+    own flushes are excluded (Done has them)."""
 
     first: int
     t_ns: list[int]
@@ -96,15 +96,14 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Done:
-    """A workload, or a job, ended well. `facts`: counters, the instrument's cost, whatever the job
-    answers."""
+    """A workload, or a job, succeeded. `facts`: counters, the instrument's cost, the job's result."""
 
     facts: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The worker gave up in good order. `outcome` is oom or error; `reason` is one line."""
+    """The worker failed in a controlled way. `outcome` is oom or error; `reason` is one line."""
 
     outcome: str
     reason: str
@@ -112,7 +111,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Died:
-    """Said by the controller alone: the worker ended without Done or Failed."""
+    """Created only by the controller: the worker ended without Done or Failed."""
 
     outcome: str
     reason: str
@@ -122,8 +121,8 @@ Event = Phase | Loaded | Tokens | Done | Failed
 
 
 def holds(event: Event) -> bool:
-    """Whether the worker stands still after this event until the controller has seen to it: what is read of
-    it then, as its memory, is of that moment however late the controller comes to read it."""
+    """Whether the worker pauses after this event until the controller continues it, so that the controller
+    reads its state, such as memory, as of this moment."""
     return isinstance(event, Loaded) or (isinstance(event, Phase) and event.name in HELD_AT)
 
 
@@ -132,22 +131,22 @@ _EVENTS: dict[str, type[Any]] = {c.__name__: c for c in (Phase, Loaded, Tokens, 
 
 def encode(event: Event) -> bytes:
     # vars, not asdict, which copies every number: 50 us for 512 tokens instead of 600.
-    said = {"event": type(event).__name__, **vars(event)}
-    return json.dumps(said, separators=(",", ":")).encode() + b"\n"
+    fields = {"event": type(event).__name__, **vars(event)}
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> Event:
     """One event from one whole line. Raises NonsenseError for anything else."""
     try:
-        said = json.loads(line, parse_constant=_refuse)
-        event: Event = _EVENTS[said.pop("event")](**said)
+        fields = json.loads(line, parse_constant=_refuse)
+        event: Event = _EVENTS[fields.pop("event")](**fields)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as mistake:
         raise NonsenseError(f"not an event: {line[:80]!r}") from mistake
     if isinstance(event, Tokens):
         whole = [*event.t_ns, *event.ids, event.first] if _lists(event.t_ns, event.ids) else [None]
         counts = len(event.t_ns) == len(event.ids) > 0
         if not all(type(x) is int and 0 <= x < 1 << 63 for x in whole) or not counts:
-            raise NonsenseError("a Tokens event whose stamps or ids are no whole numbers, or not as many")
+            raise NonsenseError("a Tokens event whose stamps and ids are not whole numbers of equal count")
     elif isinstance(event, Loaded | Done):
         if not isinstance(event.facts, dict):
             raise NonsenseError(f"a {type(event).__name__} event without facts")
@@ -160,7 +159,7 @@ def decode(line: bytes) -> Event:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number")  # JSON has no NaN or Infinity; Python's reader lets them in
+    raise ValueError(f"{constant} is not a number")  # JSON has no NaN; Python's parser accepts it
 
 
 def _lists(*values: object) -> bool:
@@ -170,32 +169,32 @@ def _lists(*values: object) -> bool:
 class Session(Protocol):
     """One model, loaded in one stack.
 
-    `chunk`: most ids to be fed at once when a context is filled; more would take memory of their own, which
-    the context would lack. A session may also have `memory_state()`: bytes that its allocator has given out,
-    and bytes that it holds (null: it has none), asked now and then as a generation grows.
+    `chunk`: the most ids to feed at once when filling a context; more would take memory from the context. A
+    session may also have `memory_state()`: allocated and reserved bytes of its allocator (null: it has
+    none), read now and then as a generation grows.
     """
 
     chunk: int
 
     def facts(self) -> dict[str, Any]:
-        """What the stack really uses, asked after loading: `versions`, `kernels` (names that will run, with
-        counts), `devices`, `options` as resolved, `kv_read` (grows, padded256, full, copied or window),
-        `memory` (bytes by part and device where the stack tells), `model_bytes` and `parameters` as the stack
-        counts them."""
+        """What the stack uses, as reported after loading: `versions`, `kernels` (names with counts),
+        `devices`, `options` as resolved, `kv_read` (grows, padded256, full, copied or window), `memory`
+        (bytes by part and device if the stack reports it), `model_bytes` and `parameters` as the stack counts
+        them."""
 
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         """Clear the cache, then yield each greedy token id once it is on the host, not before. Ignores end of
         text."""
 
     def empty(self, tokens: int) -> None:
-        """Begin afresh, with room for so many tokens."""
+        """Reset, with room for so many tokens."""
 
     def feed(self, ids: list[int], keep: int) -> Any:
         """Evaluate `ids` after those before; logits after the last `keep` of them, on the host. A single id
         takes the path of a decode step."""
 
     def counters(self) -> dict[str, Any]:
-        """Second clocks and checks of the last generate: they check the latency, they are never the latency.
+        """Second clocks and checks of the last generate: they check the latency and never replace it.
         `evaluated_tokens` (prompt and decode), `stack_decode_ms` and `sampling_ms` where the stack knows."""
 
     def close(self) -> None: ...
@@ -203,10 +202,10 @@ class Session(Protocol):
 
 @dataclass(frozen=True)
 class Instruments:
-    """What a worker measures with. A runner that has `instruments(request)` brings its own, or null: only the
-    fake stack does, whose time is virtual, so that no other process can change what it measures.
+    """The worker's instruments. A runner may provide its own in `instruments(request)` (or null): only the
+    fake stack does. Its time is virtual, so that no other process can change its measurements.
 
-    `clock_ns`: monotonic. `cpu_wait_ns`: how long the threads were ready and had no CPU, null if unknown.
+    `clock_ns`: monotonic. `cpu_wait_ns`: how long the threads were ready without a CPU, null if unknown.
     `page_faults`: major and minor ones so far.
     """
 

@@ -1,4 +1,4 @@
-"""How fast several kernels are, each in its turn, round after round: what the probes of all stacks share."""
+"""Measure several kernels in rounds, alternating; shared by the probes of all stacks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Protocol
 
 WORKING_SET_BYTES = 2 << 30  # 8 times the largest cache of a GPU (MI300X), 28 times an RTX 4090's
-SHARE_OF_FREE = 4  # a quarter of a device's free memory at most
+SHARE_OF_FREE = 4  # at most a quarter of a device's free memory
 SMALLEST_BYTES = 64 << 20
-LONG_ENOUGH_S = 0.05  # a product that takes so long is large enough
-MEASURING_S = 1.0  # an idle GPU takes a part of that to raise its clocks
+LONG_ENOUGH_S = 0.05  # a product of this duration is large enough
+MEASURING_S = 1.0  # an idle GPU needs a part of that to raise its clocks
 FEWEST_ROUNDS = 2
-SPAN_S = 0.01  # one timing: far longer than to start and to wait for the device
+SPAN_S = 0.01  # one timing: far longer than a launch and a synchronization
 
 
 class Timed(Protocol):
@@ -23,11 +23,11 @@ class Timed(Protocol):
     def amount(self) -> float: ...
 
     def seconds(self, passes: int = 1) -> float:
-        """Time of so many passes, one after the other."""
+        """Time of consecutive passes."""
 
 
 def best(kernels: Mapping[str, Timed]) -> dict[str, float]:
-    """Amount per second of each over its best round. In a round each has its turn."""
+    """Amount per second of each in its best round. Each kernel runs once per round."""
     if not kernels:
         return {}
     passes = {}

@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face checkpoint, by its safetensors headers: read and written in pieces."""
+"""Read and write the tensors of a Hugging Face checkpoint in pieces, by its safetensors headers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runners.protocol import Say
 
 FLOATS = ("BF16", "F16", "F32")
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4}
-CHUNK = 1 << 20  # elements made at a time: 4 MiB of float32 a thread, whatever the shape
+CHUNK = 1 << 20  # elements per piece: 4 MiB of float32 per thread, for any shape
 SHARD_BYTES = 5 * 10**9  # of tensors in one file, as transformers writes them
 SAY_EVERY_S = 0.3
 # Buffers of older checkpoints; the controller's list is _BUFFER in harness/models/checkpoint.py.
@@ -57,7 +57,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the work: `write` makes bytes and puts them in their place. `number`: of their tensor."""
+    """A part of the work: `write` makes bytes and writes them. `number`: of their tensor."""
 
     number: int
     write: Callable[[], None]
@@ -79,7 +79,7 @@ def ints(tensor: Stored, file: int) -> np.ndarray:
 def _read(tensor: Stored, file: int, first: int, count: int) -> bytearray:
     width = ITEM_BYTES[tensor.dtype]
     data = bytearray(count * width)
-    # Not mapped: the pages of a file that was read through would count as this process's memory.
+    # Not mapped: pages of the file would count as this process's memory.
     if os.preadv(file, [data], tensor.at + first * width) != len(data):
         raise ValueError(f"{tensor.path}: cut short while it was read")
     return data
@@ -105,12 +105,12 @@ def stored_in(source: Path) -> dict[str, Stored]:
 
 
 def _header(path: Path) -> dict[str, Stored]:
-    """Length, JSON, then the tensors' bytes without a gap: as the safetensors library checks it."""
+    """Length, JSON, then the tensors' bytes without a gap, as the safetensors library requires."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(_LONGEST_HEADER, size - 8):
-            raise ValueError(f"{path}: cut short, or no safetensors file")
+            raise ValueError(f"{path}: cut short, or not a safetensors file")
         try:
             header = json.loads(file.read(length))
             header.pop("__metadata__", None)
@@ -119,12 +119,12 @@ def _header(path: Path) -> dict[str, Stored]:
             for first, last, name, dtype, dims in entries:
                 width = ITEM_BYTES.get(dtype)
                 if first != end or (width and last - first != math.prod(dims) * width):
-                    raise ValueError(f"{path}: its header says what cannot be of {name!r}")
+                    raise ValueError(f"{path}: invalid size or offsets for tensor {name!r}")
                 end = last
         except (TypeError, KeyError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as odd:
-            raise ValueError(f"{path}: has a header that is no safetensors header") from odd
+            raise ValueError(f"{path}: has an invalid safetensors header") from odd
     if 8 + length + end != size:
-        raise ValueError(f"{path}: its header describes {8 + length + end} bytes, and the file has {size}")
+        raise ValueError(f"{path}: its header describes {8 + length + end} bytes, but the file has {size}")
     start = 8 + length
     return {name: Stored(path, dtype, tuple(dims), start + first) for first, _, name, dtype, dims in entries}
 
@@ -149,7 +149,7 @@ def new_folder(
     """Make a checkpoint's folder: safetensors files of at most `shard_bytes`, with holes for the values.
 
     Yields each tensor's open file and offset by its name, for the body to fill. At its end come the index
-    and the JSON `files` by their names. Raises FileExistsError where there is something already.
+    and the JSON `files` by their names. Raises FileExistsError if it exists already.
     """
     target.mkdir()
     shards = _shards(tensors, shard_bytes)
@@ -186,18 +186,18 @@ def new_folder(
 
 
 def write_pieces(pieces: Sequence[Piece], count: int, threads: int | None, say: Say) -> None:
-    """Write all pieces, `threads` at a time, telling which of `count` tensors."""
+    """Write all pieces, `threads` at a time, reporting progress in `count` tensors."""
 
     def write(piece: Piece) -> int:
         piece.write()
         return piece.number
 
-    said = time.monotonic()
+    last_report = time.monotonic()
     with ThreadPoolExecutor(threads) as pool:
         for number in pool.map(write, pieces):
-            if (now := time.monotonic()) > said + SAY_EVERY_S:
+            if (now := time.monotonic()) > last_report + SAY_EVERY_S:
                 say(f"tensor {number}/{count}")
-                said = now
+                last_report = now
     say("flushing to disk")
 
 
@@ -210,12 +210,12 @@ def put(file: int, at: int, values: np.ndarray) -> None:
 
 
 def put_made(file: int, at: int, make: Callable[[], np.ndarray]) -> None:
-    """As put: what `make` returns, made no sooner."""
+    """As put: the result of `make`, computed only then."""
     put(file, at, make())
 
 
 def _shards(tensors: Sequence[Entry], limit: int) -> list[list[Entry]]:
-    """In order; a tensor beyond the limit gets a file of its own."""
+    """In order; a tensor beyond the limit gets a separate file."""
     shards: list[list[Entry]] = [[]]
     held = 0
     for tensor in tensors:

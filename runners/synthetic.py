@@ -1,8 +1,8 @@
 """Random weights of a given shape as a Hugging Face checkpoint: one model for every stack, in bfloat16.
 
-Which tensors there are follows from the shape alone. Values keep activations near RMS 1, with a few outlier
-channels past 6.0 as real models have (kernels branch on them), and hold no zero, NaN or anything that is a
-denormal in float16 (arithmetic on those has a speed of its own). Each is exact in bfloat16 and in float16.
+The shape alone determines the tensors. Values keep activations near RMS 1, with a few outlier channels above
+6.0 as in real models (kernels branch on them), without zeros, NaNs or float16 denormals (which change the
+speed of arithmetic). Each value is exact in bfloat16 and in float16.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from runners.protocol import Request, Say
 from runners.safetensors_folder import CHUNK, SHARD_BYTES, Entry, Piece, new_folder, put_made, write_pieces
 
-OUTLIER = 12.0  # a normalised channel times this is past 6.0 for 62% of tokens
+OUTLIER = 12.0  # a normalised channel times this exceeds 6.0 for 62% of tokens
 _F16_SMALLEST_NORMAL = np.uint16(0x3880)  # bits of 2**-14 in bfloat16
 _CLASSES = {
     "llama": "LlamaForCausalLM",
@@ -49,7 +49,9 @@ def tensors(shape: dict[str, Any]) -> list[Tensor]:
     """All tensors of a dense Llama- or Qwen2-like shape, by transformers' names and in its order."""
     hidden, ffn, layers = shape["hidden_size"], shape["intermediate_size"], shape["layers"]
     q, kv = shape["heads"] * shape["head_dim"], shape["kv_heads"] * shape["head_dim"]
-    into_residual = (2 * layers) ** -0.5  # 2 * layers terms are added up: each gets its share of the variance
+    into_residual = (
+        2 * layers
+    ) ** -0.5  # the sum of 2 * layers terms: each gets an equal part of the variance
 
     def norm(name: str) -> Tensor:
         return Tensor(name, (hidden,), std=0.1, mean=1.0, outliers=True)
@@ -87,7 +89,7 @@ def synthesize(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> di
     """
     began = time.monotonic()
     shape, seed = request.model["shape"], request.options.get("seed", 0)
-    config = config_of(shape, seed)  # first: it refuses what no architecture is
+    config = config_of(shape, seed)  # first: it rejects unknown architectures
     target = Path(request.files["target"])
     planned = tensors(shape)
     outliers = _outlier_channels(seed, shape["hidden_size"])
@@ -110,17 +112,17 @@ def synthesize(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> di
 
 
 def config_of(shape: dict[str, Any], seed: int) -> dict[str, Any]:
-    """config.json with transformers 4's keys, which 5 reads too; 4 passes over those of 5 without a word."""
+    """config.json with transformers 4's keys, which 5 reads too; 4 silently ignores those of 5."""
     arch, window = shape["arch"], shape["window"]
     kind = "mistral" if arch == "llama" and window else arch
-    # What an architecture has and has not: modeling_*.py of transformers.
+    # Features of each architecture: modeling_*.py of transformers.
     biases = {"qkv_bias": kind == "qwen2", "o_bias": False, "mlp_bias": False}
     if kind == "llama":
         biases = {"qkv_bias": shape["o_bias"], "o_bias": shape["o_bias"], "mlp_bias": shape["mlp_bias"]}
     if kind not in _CLASSES:
-        raise ValueError(f"cannot synthesize {arch!r}: llama, qwen2 and qwen3 are known")
+        raise ValueError(f"cannot synthesize {arch!r}; known: llama, qwen2, qwen3")
     if any(shape[part] != has for part, has in {**biases, "qk_norm": kind == "qwen3"}.items()):
-        raise ValueError(f"cannot synthesize {kind}: no model of it has these biases and norms")
+        raise ValueError(f"cannot synthesize {kind}: it has no such biases and norms")
     config = {
         "architectures": [_CLASSES[kind]],
         "model_type": kind,
@@ -151,7 +153,7 @@ def config_of(shape: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 def _values(seed: int, tensor: Tensor, chunk: int, outliers: np.ndarray) -> np.ndarray:
-    """Bits of one chunk, seeded by its place alone: the same whichever thread makes it, and when."""
+    """Bits of one chunk, seeded only by its place: independent of thread and order."""
     key = np.random.SeedSequence([seed, crc32(tensor.name.encode()), chunk])
     count = min(CHUNK, tensor.elements - chunk * CHUNK)
     drawn = np.random.Generator(np.random.SFC64(key)).standard_normal(count, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Logits after ids that are given, not chosen: the job `logits` of every stack that decodes. NumPy alone."""
+"""Logits after given ids (teacher forcing): the job `logits` of every stack that decodes. NumPy only."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 
 from runners.protocol import Request
 
-SAID_OF_KERNELS = ("kernels", "kernel_asked", "leftovers", "options")
+KERNEL_FACTS = ("kernels", "kernel_asked", "leftovers", "options")
 CHUNK = 512  # tokens of context evaluated at once
-DEEPER = 2.0  # a token further on costs more than the last: attention grows with its context
+DEEPER = 2.0  # later tokens cost more: attention grows with the context
 
 
 class Fed(Protocol):
-    """A session that takes ids. One id at a time goes the way of a decode step."""
+    """A session that takes ids. A single id takes the path of a decode step."""
 
     def empty(self, tokens: int) -> None:
-        """Begin afresh, with room for so many tokens."""
+        """Reset, with room for so many tokens."""
 
     def facts(self) -> dict[str, Any]:
         """See runners.protocol.Session."""
@@ -30,23 +30,24 @@ class Fed(Protocol):
 
 
 def write(session: Fed, request: Request, versions: dict[str, str]) -> dict[str, Any]:
-    """Write logits as rows of a float32 .npy to files["logits"]; say the positions (from 0) they are after.
+    """Write logits as rows of a float32 .npy to files["logits"]; report the positions (from 0) that they
+    follow.
 
-    workloads[0]: the first `prompt_tokens` of `ids` go in at once, as a prompt does, with logits after the
-    last `prompt_keep` of them (not given: after each); those of each of the `windows` [first, end) one by
-    one, as in decode, with logits after each; what lies between in chunks. A window that would take longer
-    than `seconds` in all (null: any time), by the pace so far, is left out, and those after it.
+    workloads[0]: the first `prompt_tokens` of `ids` are fed at once, as a prompt, with logits after the last
+    `prompt_keep` of them (default: after each); those of each of the `windows` [first, end) one by one, as
+    in decode, with logits after each; those between in chunks. A window that would exceed `seconds` in all
+    (null: no limit), at the pace so far, is skipped, with all later ones.
     """
-    asked, clock = request.workloads[0], time.monotonic
-    ids, prompt, limit_s = asked["ids"], asked["prompt_tokens"], asked["seconds"]
-    keep = asked.get("prompt_keep", prompt)
-    for _ in range(2):  # the first reads the weights from the disk: it says nothing of the pace
-        session.empty(max([prompt, *(end for _, end in asked["windows"])]))
+    workload, clock = request.workloads[0], time.monotonic
+    ids, prompt, limit_s = workload["ids"], workload["prompt_tokens"], workload["seconds"]
+    keep = workload.get("prompt_keep", prompt)
+    for _ in range(2):  # the first reads the weights from the disk, so its pace does not count
+        session.empty(max([prompt, *(end for _, end in workload["windows"])]))
         began = clock()
         rows = [session.feed(ids[:prompt], keep)]
     fed, token_s = prompt, (clock() - began) / prompt
     positions = list(range(prompt - keep, prompt))
-    for first, end in asked["windows"]:
+    for first, end in workload["windows"]:
         if limit_s is not None and clock() - began + DEEPER * token_s * (end - fed) > limit_s:
             break
         for start in range(fed, first, CHUNK):
@@ -61,7 +62,7 @@ def write(session: Fed, request: Request, versions: dict[str, str]) -> dict[str,
         np.save(file, np.concatenate(rows))
     facts = session.facts()
     return {
-        "ran": {key: facts[key] for key in SAID_OF_KERNELS if key in facts},
+        "ran": {key: facts[key] for key in KERNEL_FACTS if key in facts},
         "positions": positions,
         "vocab_size": rows[0].shape[1],
         "versions": versions,

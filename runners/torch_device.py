@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-OUT_OF_MEMORY = torch.cuda.OutOfMemoryError  # by the name that torch 2.2 has too; on a CPU it is MemoryError
+OUT_OF_MEMORY = torch.cuda.OutOfMemoryError  # this name exists in torch 2.2 too; on a CPU it is MemoryError
 BF16_SINCE = (8, 0)  # compute capability
 STATISTICS = {
     "allocated_bytes": "allocated_bytes.all.current",
@@ -21,7 +21,7 @@ STATISTICS = {
     "retries": "num_alloc_retries",
     "device_allocations": "num_device_alloc",
 }
-SLOW_TOKEN = 1.2  # times the usual: a retry frees and takes device memory, which is milliseconds
+SLOW_TOKEN = 1.2  # times the usual: a retry frees and allocates device memory, which takes milliseconds
 _WHERE = re.compile(r"^\[enforce fail at [^]]*\] [^.]*\. ")  # a place in torch's source
 _NO_ROOM = re.compile(
     "(can't|Cannot) allocate memory|DefaultCPUAllocator|bad_alloc|CUBLAS_STATUS_ALLOC_FAILED"
@@ -29,16 +29,16 @@ _NO_ROOM = re.compile(
 
 
 def of(device: str) -> torch.device:
-    """The device of a request. Raises RuntimeError if this build of torch sees no GPU."""
+    """The device of a request. Raises RuntimeError if this build of torch finds no GPU."""
     if device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise RuntimeError(f"device {device}: this torch ({torch.__version__}) sees no GPU")
-    return torch.device("cuda", 0)  # the one GPU that the launcher left visible
+        raise RuntimeError(f"device {device}: this torch ({torch.__version__}) finds no GPU")
+    return torch.device("cuda", 0)  # the only GPU visible to this process
 
 
 def prepare(device: torch.device, dtype: torch.dtype, threads: int, expandable_segments: bool) -> None:
-    """Threads and allocator, before anything is on the device. Raises ValueError for a type it lacks."""
+    """Set threads and allocator before any use of the device. Raises ValueError for a dtype it lacks."""
     torch.set_num_threads(threads)
     torch.set_num_interop_threads(1)
     if device.type != "cuda":
@@ -48,12 +48,12 @@ def prepare(device: torch.device, dtype: torch.dtype, threads: int, expandable_s
     major, minor = torch.cuda.get_device_capability(device)
     if dtype is torch.bfloat16 and (major, minor) < BF16_SINCE:
         name = torch.cuda.get_device_name(device)
-        raise ValueError(f"{name} (compute capability {major}.{minor}) has no bf16; ask for fp16")
+        raise ValueError(f"{name} (compute capability {major}.{minor}) has no bf16; use dtype fp16")
 
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Raise a RuntimeError, where it is torch's word for memory it could not have, as a MemoryError."""
+    """Turn a RuntimeError of torch that means a failed allocation into a MemoryError."""
     try:
         yield
     except RuntimeError as refusal:
@@ -68,12 +68,12 @@ def synchronize(device: torch.device) -> None:
 
 
 def compile_mode(device: torch.device, static: bool) -> str:
-    """CUDA graphs (`reduce-overhead`) only where every step has the same buffers: a GPU's static cache."""
+    """CUDA graphs (`reduce-overhead`) only if every step has the same buffers: a GPU's static cache."""
     return "reduce-overhead" if device.type == "cuda" and static else "default"
 
 
 def compiled(model: torch.nn.Module, mode: str) -> Any:
-    """The model compiled for steps of one token. One that would be compiled again and again is an error."""
+    """The model compiled for steps of one token. Repeated recompilation is an error."""
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     return torch.compile(model, mode=mode, fullgraph=True)
 
@@ -84,7 +84,7 @@ def compilations() -> int:
 
 
 def settings(device: torch.device) -> dict[str, Any]:
-    """What changes speed or values without being asked for: TF32, the kinds of attention, CPU features."""
+    """Settings that change speed or values by default: TF32, attention backends, CPU features."""
     found: dict[str, Any] = {"float32_matmul_precision": torch.get_float32_matmul_precision()}
     if device.type == "cuda":
         properties, backend = torch.cuda.get_device_properties(device), torch.backends.cuda
@@ -99,7 +99,7 @@ def settings(device: torch.device) -> dict[str, Any]:
             "sdp_memory_efficient": backend.mem_efficient_sdp_enabled(),
             "sdp_math": backend.math_sdp_enabled(),
             "sdp_cudnn": hasattr(backend, "cudnn_sdp_enabled") and backend.cudnn_sdp_enabled(),
-            "allocator": torch.cuda.memory._snapshot().get("allocator_settings"),  # torch 2.2 does not tell
+            "allocator": torch.cuda.memory._snapshot().get("allocator_settings"),  # missing in torch 2.2
         }
     return found | {
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -110,7 +110,7 @@ def settings(device: torch.device) -> dict[str, Any]:
 
 
 class Clock:
-    """CUDA events, one after each token: the device's own times, to check the host's. None on a CPU."""
+    """CUDA events, one after each token: the device's times, to check the host's. None on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._on = device.type == "cuda"
@@ -127,7 +127,7 @@ class Clock:
             self._events.append(event)
 
     def counters(self) -> dict[str, Any]:
-        """`device_ns`: of each token, from the event before it; the first from the generation's start."""
+        """`device_ns`: of each token, since the previous event; the first since the start of generation."""
         if not self._on:
             return {}
         torch.cuda.synchronize()
@@ -136,7 +136,7 @@ class Clock:
 
 
 class Allocator:
-    """CUDA's caching allocator: its state, and the tokens at which it ran short and tried again."""
+    """CUDA's caching allocator: its state, and the tokens at which an allocation had to be retried."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -150,7 +150,7 @@ class Allocator:
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def token(self, n: int) -> None:
-        """After the token at position n. Statistics take 50 us, so they are read after slow tokens alone."""
+        """After the token at position n. Statistics take 50 us, so they are read only after slow tokens."""
         if not self._on:
             return
         now = time.perf_counter_ns()
@@ -160,7 +160,7 @@ class Allocator:
         self._usual_ns += (took - self._usual_ns) / (8 if self._usual_ns else 1)
 
     def _note(self) -> None:
-        """Put the retries since the last look down to the latest token."""
+        """Assign the retries since the last check to the latest token."""
         if (count := self._count()) > self._known:
             self._retries.append([self._n, count - self._known])
             self._known = count
@@ -173,8 +173,8 @@ class Allocator:
         return {name: int(found.get(key, 0)) for name, key in STATISTICS.items()}
 
     def counters(self) -> dict[str, Any]:
-        """State, and [position, retries] where there were any: `allocator`, `allocator_retries`. Those that
-        made no token slow stand at the last."""
+        """State, and [position, retries] if any: `allocator`, `allocator_retries`. Retries without a slow
+        token are at the last position."""
         if not self._on:
             return {}
         self._note()

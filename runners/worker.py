@@ -1,7 +1,6 @@
-"""The clock: load a model, warm up, stamp every token, say what happened. Runs one Request and ends.
+"""The clock: load a model, warm up, stamp every token, report events. Runs one Request and ends.
 
-Latency has this one clock. What a stack says of its own time is kept as a check and never used as the
-latency.
+This is the only clock for latency. A stack's own timings are kept as a check and never used as the latency.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ Emit = Callable[[Event], None]
 Clock = Callable[[], int]
 PR_SET_PDEATHSIG = 1
 CALIBRATION_TOKENS = 10_000
-RESERVE_BYTES = 8 * 2**20  # 1 MiB is enough to look the versions of four packages up
+RESERVE_BYTES = 8 * 2**20  # 1 MiB is enough to look up the versions of four packages
 
 
 def main(request_path: Path, events_fd: int, go_on_fd: int, controller_pid: int) -> int:
-    """Run one Request. The exit code says nothing that the events do not; 0 unless the job failed."""
+    """Run one Request. The exit code is 0 unless the job failed; events have the details."""
     die_with(controller_pid)
     os.set_inheritable(events_fd, False)
     os.set_inheritable(go_on_fd, False)
@@ -71,9 +70,9 @@ def main(request_path: Path, events_fd: int, go_on_fd: int, controller_pid: int)
 
 
 def _reason(failure: BaseException) -> str:
-    """What an exception says, in a line; of one that says nothing, as a bare assert, where it was raised."""
-    if said := str(failure).strip():
-        return said.splitlines()[0]
+    """The message of an exception, in a line; without one, as for a bare assert, where it was raised."""
+    if message := str(failure).strip():
+        return message.splitlines()[0]
     raised = traceback.extract_tb(failure.__traceback__)[-1]
     return f"{type(failure).__name__}: {raised.line} ({Path(raised.filename).name}:{raised.lineno})"
 
@@ -87,7 +86,7 @@ def die_with(controller_pid: int) -> None:
 
 
 def instruments_of(runner: Any, request: Request) -> Instruments:
-    """The runner's own, where it brings them, else this process's."""
+    """The runner's own, if it provides them, else this process's."""
     brought: Instruments | None = runner.instruments(request) if hasattr(runner, "instruments") else None
     return brought or Instruments(time.perf_counter_ns, cpu_wait_ns, page_faults)
 
@@ -101,7 +100,7 @@ def loaded(request: Request, runner: Any, emit: Emit, clock: Clock) -> Session:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without Python's garbage collector, for as long as the block is timed."""
+    """Disable Python's garbage collector while the block is timed."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -113,24 +112,24 @@ def uncollected() -> Iterator[None]:
 
 
 def fit(request: Request, runner: Any, emit: Emit, instruments: Instruments) -> None:
-    """Load with a context of the length asked for, and fill it: see filling. Whether it fits is how this
-    ends. `most_s` of the workload is for all of it."""
+    """Load with a context of the requested length, and fill it: see filling. The outcome shows whether it
+    fits. `most_s` of the workload limits the total time."""
     clock = instruments.clock_ns
     began = clock()
     session = loaded(request, runner, emit, clock)
-    asked, told = request.workloads[0], filling.not_filled()
+    workload, filled = request.workloads[0], filling.not_filled()
 
     def say(phase: str) -> None:
         emit(Phase(phase, clock()))
 
-    if asked["fill"]:
+    if workload["fill"]:
         say("fill")
-        left_s = asked["most_s"] - (clock() - began) / 1e9
+        left_s = workload["most_s"] - (clock() - began) / 1e9
         with uncollected():
-            told = filling.fill(
+            filled = filling.fill(
                 session,
-                asked["tokens"],
-                asked["prompt"],
+                workload["tokens"],
+                workload["prompt"],
                 left_s,
                 say,
                 instruments,
@@ -138,7 +137,7 @@ def fit(request: Request, runner: Any, emit: Emit, instruments: Instruments) -> 
             )
     say("finish")
     taken = {"data_bytes": data_bytes(), "peak_rss_bytes": peak_rss_bytes()}
-    emit(Done({**told, **taken, "facts_after": session.facts()}))
+    emit(Done({**filled, **taken, "facts_after": session.facts()}))
     session.close()
 
 
@@ -149,10 +148,10 @@ def generate(
     does_not_fit: tuple[type[BaseException], ...],
     instruments: Instruments,
 ) -> None:
-    """Load once, then for each workload warm up, time, and say Done.
+    """Load once, then for each workload warm up, time, and send Done.
 
-    A workload of kind grow ends well when memory runs out: `stopped` says how (null: it came to its end), and
-    `memory_steps` has [tokens held, allocated bytes, reserved bytes] at each flush, where the stack tells.
+    A workload of kind grow succeeds when memory runs out: `stopped` has the reason (null: it reached its
+    end), `memory_steps` [tokens held, allocated bytes, reserved bytes] at each flush, if the stack has them.
     """
     clock = instruments.clock_ns
     session = loaded(request, runner, emit, clock)
@@ -160,7 +159,7 @@ def generate(
         prompt, new_tokens = workload["prompt"], workload["new_tokens"]
         emit(Phase("warmup", clock()))
         warmup = warm_up(session, prompt, new_tokens, **workload["warmup"], clock=clock)
-        # One token more than asked is enough to show that a stack does not stop.
+        # One token more than requested shows that a stack does not stop.
         stream = itertools.islice(session.generate(prompt, new_tokens), new_tokens + 1)
         growth = Growth(session, len(prompt), does_not_fit) if workload.get("kind") == "grow" else None
         emit(Phase("generate", clock()))
@@ -175,7 +174,7 @@ def generate(
             Done(
                 {
                     **timing,
-                    **(growth.told() if growth else {}),
+                    **(growth.summary() if growth else {}),
                     "warmup": warmup,
                     "counters": growth.counters() if growth else session.counters(),
                     "facts_after": session.facts(),
@@ -194,14 +193,14 @@ def generate(
 
 
 class Growth:
-    """A generation whose end is that memory runs out."""
+    """A generation that ends when memory runs out."""
 
     def __init__(
         self, session: Session, prompt_tokens: int, does_not_fit: tuple[type[BaseException], ...]
     ) -> None:
         self._session, self._prompt_tokens, self._does_not_fit = session, prompt_tokens, does_not_fit
         self._ask = getattr(session, "memory_state", lambda: None)
-        self._reserve = bytes(RESERVE_BYTES)  # never written to: it is taken, and not resident
+        self._reserve = bytes(RESERVE_BYTES)  # never written to: allocated, but not resident
         self._steps: list[list[int]] = []
         self._stopped: str | None = None
 
@@ -212,19 +211,19 @@ class Growth:
         try:
             yield from stream
         except self._does_not_fit as failure:
-            self._reserve = b""  # what follows, facts and counters, needs memory too
+            self._reserve = b""  # facts and counters need memory too
             self._stopped = _reason(failure)[:500]
 
     def _step(self, tokens: int) -> None:
-        """Note the allocator's state, `tokens` having come."""
+        """Record the allocator's state after `tokens` tokens."""
         if state := self._ask():
             self._steps.append([self._prompt_tokens + tokens, *state])
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         return {"stopped": self._stopped, "memory_steps": self._steps}
 
     def counters(self) -> dict[str, Any]:
-        """The session's; none where memory that ran out leaves too little to look."""
+        """The session's; empty if too little memory is left to read them."""
         try:
             return self._session.counters()
         except self._does_not_fit:
@@ -237,12 +236,11 @@ def stamp(
     clock: Clock = time.perf_counter_ns,
     at_flush: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, Any]:
-    """Stamp each token as it arrives; flush in batches between two tokens. What has come is flushed too when
-    the stream raises.
+    """Stamp each token as it arrives; flush in batches between two tokens, and also when the stream raises.
 
-    The stack stands still during a flush, so its time is in no token's latency, and neither is that of
-    `at_flush`, told how many tokens have come. Each is kept as [index of the token that follows, ns], which
-    makes an outlier after one recognisable.
+    The stack pauses during a flush, so its time is in no token's latency, nor is that of `at_flush`, called
+    with the number of tokens so far. Each flush is kept as [index of the next token, ns], so that an outlier
+    after one can be recognised.
     """
     first, t_ns, ids, flushes = 0, [], [], []
     began = start = flushed = clock()
@@ -265,8 +263,8 @@ def stamp(
 
 
 def stamping_cost_ns() -> float:
-    """Nanoseconds the clock adds to a token, flushes to a file included: stamp() over a stream that costs
-    nothing."""
+    """Nanoseconds that the clock adds to a token, flushes to a file included: stamp() over an empty stream
+    of tokens without cost."""
     with Path(os.devnull).open("wb", buffering=0) as sink:
 
         def emit(event: Event) -> None:
@@ -286,10 +284,10 @@ def warm_up(
     tolerance: float,
     clock: Clock,
 ) -> dict[str, Any]:
-    """Generate short windows on the timed path until two in a row agree, or `max_windows` are spent.
+    """Generate short windows on the timed path until two in a row agree, at most `max_windows`.
 
     Two windows agree when their median decode latencies differ by at most `tolerance` (a fraction).
-    The first token of a window is prefill and left out.
+    The first token of a window is prefill and excluded.
     """
     count = min(window_tokens, new_tokens)
     windows: list[list[int]] = []
@@ -297,7 +295,7 @@ def warm_up(
     while len(windows) < max_windows:
         stamps = [clock() for _ in itertools.islice(session.generate(prompt, count), count)]
         gaps = [later - earlier for earlier, later in itertools.pairwise(stamps)]
-        if not gaps:  # one token asked for: there is no decode to warm up beyond the prefill just done
+        if not gaps:  # one token requested: no decode to warm up after the prefill
             return {"agreed": True, "windows_ns": []}
         windows.append(gaps)
         medians.append(statistics.median(gaps))
@@ -307,7 +305,7 @@ def warm_up(
 
 
 def cpu_wait_ns() -> int | None:
-    """Time this process's threads were ready and had no CPU, ns (Linux); null where it is not told."""
+    """Time that this process's threads were ready without a CPU, ns (Linux); null if unavailable."""
     try:
         tasks = [task.read_text() for task in Path("/proc/self/task").glob("*/schedstat")]
     except OSError:
@@ -322,7 +320,7 @@ def page_faults() -> tuple[int, int]:
 
 
 def data_bytes() -> int | None:
-    """What RLIMIT_DATA counts of this process: private and writable, touched or not; null off Linux."""
+    """Memory that RLIMIT_DATA counts: private and writable, touched or not; null except on Linux."""
     return status_bytes("VmData")
 
 

@@ -66,11 +66,11 @@ def test_a_size_is_as_its_unit_says(text, size):
         (["memory_budget=2"], "{stack: hf}", "protocol.memory_budget: give a size with a unit, as in 2GiB"),
         (["memory_budget=2gib"], "{stack: hf}", "protocol.memory_budget: must be a size with a unit, as in"),
         (["memory_budget=-2GiB"], "{stack: hf}", "protocol.memory_budget: must be a size with a unit, as in"),
-        (["memory_budget=0.0GiB"], "{stack: hf}", "protocol.memory_budget: must be a byte or more"),
+        (["memory_budget=0.0GiB"], "{stack: hf}", "protocol.memory_budget: must be at least one byte"),
         (
             ["memory_budget=1GiB", "device=cuda"],
             "{stack: hf}",
-            "is of the device cpu; cuda has its own memory",
+            "is for device cpu; cuda has its own memory",
         ),
         (["memory_budget=1GiB"], "{stack: hf, mmap: true}", "variants.0.mmap: true maps the weights"),
         (

@@ -298,7 +298,7 @@ def test_a_dry_run_looks_at_weights_that_are_given(harness, tmp_path):
     assert [(line["will_fail"] or [line["weights"]])[0] for line in lines] == [
         str(folder),
         f"{folder}, convert f16, quantize q4_0",
-        f"stack hf needs a Hugging Face checkpoint, and {folder}.gguf is a GGUF",
+        f"stack hf needs a Hugging Face checkpoint, but {folder}.gguf is a GGUF",
         f"{folder}.gguf, quantize q4_0",
         f"{tmp_path}/nowhere: no such file or directory",
         f"{tmp_path}/nowhere: no such file or directory",

@@ -388,7 +388,7 @@ def test_a_very_deep_setting_is_refused(tmp_path: Path) -> None:
         (
             "shape: qwen1.5-0.5b",
             "weights: {repo: a/b, file: model.safetensors}",
-            "4: models.0.weights: file must be a .gguf; without it the",
+            "4: models.0.weights: file must be a .gguf; omit it to",
         ),
         ("shape: qwen1.5-0.5b", "weights: {file: b.gguf}", "4: models.0.weights.repo: is missing"),
         (
@@ -441,7 +441,7 @@ def test_a_very_deep_setting_is_refused(tmp_path: Path) -> None:
             "device: cdua\nmodels:",
             "3: device: must be cpu, cuda, cuda:N, metal, vulkan or hip, got ",
         ),
-        ("models:", "gpu: RTX 4090\nmodels:", "3: gpu: needs a GPU as device, as in device: cuda; it is cpu"),
+        ("models:", "gpu: RTX 4090\nmodels:", "3: gpu: needs a GPU device such as cuda; device is cpu"),
         (
             "models:",
             "workloads: [{kind: decod}]\nmodels:",
@@ -539,7 +539,7 @@ def test_weights_per_quant_need_a_quant(tmp_path: Path) -> None:
     text = SMALL.replace("shape: qwen1.5-0.5b", "weights: m-{quant}.gguf").replace(
         "quant: q4_0", "threads: 1"
     )
-    assert mistake(tmp_path, text).startswith("small.yaml:6: variants.0: needs a quant, for the weights of m")
+    assert mistake(tmp_path, text).startswith("small.yaml:6: variants.0: needs a quant: the weights of m")
 
 
 def test_several_mistakes_are_told_together_and_many_are_cut_short(tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ def test_llama_3_s_rope_scaling_becomes_a_factor_for_each_frequency(convert, sou
         ({"num_hidden_layers": 3}, r"lacks model.layers.2.input_layernorm.weight"),
         (
             {"num_hidden_layers": 1},
-            r"has 'model.layers.1.input_layernorm.weight', which is no tensor of llama",
+            r"has 'model.layers.1.input_layernorm.weight', which is not a tensor of llama",
         ),
         ({"model_type": "qwen2", "head_dim": 16}, r"heads \* head_dim equal to hidden_size"),
         ({"model_type": "qwen3", "attention_bias": True}, "llama.cpp's qwen3 has no attention_bias"),
@@ -261,15 +261,15 @@ def test_files_that_are_damaged_or_missing_are_one_sentence(convert, source, tmp
             convert(folder)
 
     (source / "model.safetensors").write_bytes(whole[:-2])
-    refused("its header describes 27[0-9]{5} bytes, and the file has 27[0-9]{5}")
+    refused("its header describes 27[0-9]{5} bytes, but the file has 27[0-9]{5}")
     (source / "model.safetensors").write_bytes((1 << 40).to_bytes(8, "little") + whole[8:])
-    refused("cut short, or no safetensors file")
+    refused("cut short, or not a safetensors file")
     (source / "model.safetensors").write_bytes(whole.replace(b'"shape":[512,256]', b'"shape":[512,255]', 1))
-    refused("its header says what cannot be of 'model.embed_tokens.weight'")
+    refused("invalid size or offsets for tensor 'model.embed_tokens.weight'")
     store(source, tensors | {"lm_head.weight": np.ones((512, 256), np.int8)})
     refused("lm_head.weight is of type I8")
     store(source, tensors | {"score.weight": np.ones((2, 256), np.float32)})
-    refused("has 'score.weight', which is no tensor of llama")
+    refused("has 'score.weight', which is not a tensor of llama")
     (source / "model.safetensors").unlink()
     refused("has no model.safetensors")
     (source / "pytorch_model.bin").write_bytes(b"pickle")

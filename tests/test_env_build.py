@@ -169,7 +169,7 @@ def test_a_python_that_is_not_here_is_named(environment, tmp_path):
     environment()
     header = (tmp_path / "tiny.py").read_text().replace(">=3.10", ">=3.6,<3.7")
     ours = platform.python_version()
-    expected = rf"environment tiny/cpu needs a Python >=3.6,<3.7, and uv finds none here \(.* on {ours}\): "
+    expected = rf"environment tiny/cpu needs Python >=3.6,<3.7; uv found none here \(.* on {ours}\): "
     with pytest.raises(EnvironmentFailed, match=expected):
         build.create(parse("tiny", header).environments["cpu"], lambda line: None)
 
@@ -265,9 +265,9 @@ def test_only_what_is_built_from_source_there_is_built_without_amx(monkeypatch):
     wheels = stacks()["hf"].environments["cpu"]
     monkeypatch.setattr(compiler, "loses_tiles", lambda: True)
     monkeypatch.setenv("CXXFLAGS", "-O3")
-    made = compiler.mended(from_source)
+    made = compiler.with_workarounds(from_source)
     assert made.variables["CXXFLAGS"] == "-O3 -U__AMX_INT8__"
     assert made.variables["CMAKE_ARGS"] == from_source.variables["CMAKE_ARGS"]
-    assert compiler.mended(made) == made
-    assert compiler.mended(wheels) == wheels
+    assert compiler.with_workarounds(made) == made
+    assert compiler.with_workarounds(wheels) == wheels
     assert build.key_of(made) != build.key_of(from_source)

@@ -116,15 +116,15 @@ def test_the_context_of_every_stack_is_set_by_its_own_option_or_grows(stack, opt
 @pytest.mark.parametrize(
     ("given", "wrong", "sentence"),
     [
-        ("dry = false", "", "has option, granule and dry, and may have when"),
-        ("dry = false", "dry = false\n# wet = 1", "has option, granule and dry, and may have when"),
+        ("dry = false", "", "needs option, granule and dry; when is optional"),
+        ("dry = false", "dry = false\n# wet = 1", "needs option, granule and dry; when is optional"),
         ("dry = false", "dry = 0", "has dry = 0, expected true or false"),
-        ("granule = 256", "granule = 0", "has granule = 0, expected a whole number of tokens from 1 on"),
+        ("granule = 256", "granule = 0", "has granule = 0, expected a whole number of tokens, at least 1"),
         ("granule = 256", "granule = true", "has granule = True, expected a whole number"),
         ('option = "n_ctx"', 'option = "ctx"', "has option = 'ctx', which is no option of type int"),
         ('option = "n_ctx"', 'option = "cache"', "has option = 'cache', which is no option of type int"),
-        ('cache = "static"', 'cash = "static"', "is of cash, which is no option"),
-        ('cache = "static"', 'cache = "fixed"', "is of cache fixed, which is no choice"),
+        ('cache = "static"', 'cash = "static"', "has when = cash, which is no option"),
+        ('cache = "static"', 'cache = "fixed"', "has when = cache fixed, which is no choice"),
     ],
 )
 def test_a_wrong_context_in_a_header_is_one_sentence(given, wrong, sentence):

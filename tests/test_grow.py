@@ -40,7 +40,7 @@ held, growth = [], Growth(Session(), 1, (MemoryError,))
 limit = status_bytes("VmData") + 2**23
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 growth.stamped(stream(), lambda event: None, time.perf_counter_ns)
-print(json.dumps([growth.told()["stopped"], growth.counters()]))
+print(json.dumps([growth.summary()["stopped"], growth.counters()]))
 """
 
 

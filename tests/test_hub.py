@@ -238,7 +238,7 @@ def test_what_a_killed_download_left_is_never_taken_for_whole_and_its_whole_file
     killed.kill()
     killed.communicate()
     said = fetch(hub.address, HF_HUB_OFFLINE="1")
-    assert said == {"error": "hub org/name: is not whole in the cache, and HF_HUB_OFFLINE is set"}
+    assert said == {"error": "hub org/name: is not complete in the cache, and HF_HUB_OFFLINE is set"}
     hub.stop_after = None
     hub.asked.clear()
     assert fetch(hub.address)["revision"] == COMMIT
@@ -252,7 +252,7 @@ def test_a_shard_that_the_cache_lost_is_fetched_again(hub, fetch, tmp_path):
     lost = snapshot(tmp_path) / "model-00002-of-00002.safetensors"
     lost.resolve().unlink()
     lost.unlink()
-    assert "is not whole in the cache, and the hub cannot be reached" in fetch(free_address())["error"]
+    assert "is not complete in the cache, and the hub cannot be reached" in fetch(free_address())["error"]
     assert fetch(hub.address) == whole
     assert lost.exists()
 
@@ -276,10 +276,10 @@ def test_what_the_cache_has_and_nobody_can_load_is_named_with_the_hub_out_of_rea
     cache_by_hand(repository, snapshot(tmp_path))
     config = snapshot(tmp_path) / "config.json"
     said = fetch(free_address())["error"]
-    begin = f"hub org/name: what the cache has cannot be used ({config}: llama is a mixture of experts; only "
+    begin = f"hub org/name: the copy in the cache is unusable ({config}: llama is a mixture of experts; only "
     assert said.startswith(begin + "dense models are known), and the hub cannot be reached (")
     said = fetch(free_address(), "mine-{quant}.gguf", HF_HUB_OFFLINE="1")["error"]
-    assert re.fullmatch(r"hub org/name: what .*\.gguf: .*cut short.*\), and HF_HUB_OFFLINE is set", said)
+    assert re.fullmatch(r"hub org/name: the copy .*\.gguf: .*cut short.*\), and HF_HUB_OFFLINE is set", said)
 
 
 def test_a_refusal_by_the_hub_keeps_what_is_wrong_with_the_cache(hub, fetch, repository, tmp_path):
@@ -288,7 +288,7 @@ def test_a_refusal_by_the_hub_keeps_what_is_wrong_with_the_cache(hub, fetch, rep
     cache_by_hand(repository, snapshot(tmp_path))
     (repository / "mine-f16.gguf").unlink()
     said = fetch(hub.address, "mine-{quant}.gguf")["error"]
-    assert said.startswith("hub org/name: has no file mine-f16.gguf in revision main; what the cache has ")
+    assert said.startswith("hub org/name: has no file mine-f16.gguf in revision main; the copy in the cache ")
 
 
 @pytest.mark.slow("several downloads, each by a process of its own")
@@ -336,14 +336,14 @@ def test_one_gguf_is_downloaded_pinned_and_then_found_without_asking(hub, fetch,
 def test_without_the_hub_it_is_one_sentence_after_one_try(hub, fetch):
     for file in ("", "mine.gguf"):
         said = fetch(free_address(), file)["error"]  # which also looks that nothing was tried again
-        assert said.startswith("hub org/name: is not whole in the cache, and the hub cannot be reached (")
+        assert said.startswith("hub org/name: is not complete in the cache, and the hub cannot be reached (")
 
 
 def test_a_repository_without_safetensors_is_one_sentence(hub, fetch, repository):
     for path in repository.glob("*.safetensors"):
         path.unlink()
     assert fetch(hub.address) == {
-        "error": "hub org/name: its weights are pickled; only safetensors are loaded"
+        "error": "hub org/name: its weights are pickled; only safetensors are supported"
     }
     (repository / "pytorch_model.bin").rename(repository / "mine.gguf")
     assert "has no safetensors; name one of its GGUF files as file" in fetch(hub.address)["error"]

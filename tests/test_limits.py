@@ -135,19 +135,19 @@ def test_every_rule_that_is_broken_is_told_once_whatever_the_number_of_layers():
     [
         (limit("outfeatures = 256"), "no rule outfeatures"),
         (limit('bits = "4"'), "expected list"),
-        (limit("act_order = true"), "act_order = false alone"),
-        (limit('compute_capability = "8"'), "the like of 8.0"),
+        (limit("act_order = true"), "accepts only act_order = false"),
+        (limit('compute_capability = "8"'), "a version such as 8.0"),
         (limit('covers = "n_ctx"'), "covers = 'n_ctx'"),
         (limit('covers = "kernel"'), "covers = 'kernel'"),
         (limit('when = { kernell = "torch" }', "never = true"), "kernell, which is no option"),
         (limit('when = { kernel = "cuda" }', "never = true"), "kernel cuda, which is no choice"),
         (limit('when = { fused = "true" }', "never = true"), "fused true, which is no choice"),
         (limit('when = { kernel = "torch" }'), "has no rule"),
-        (["[[tool.harness.limits]]", "bits = [4]"], "does not say what the library says"),
-        (['borrows = { nowhere = ["cache"] }'], "no such stack"),
-        (['borrows = { hf = ["cash"] }'], "borrows cash of hf, which has no such option"),
-        (['borrows = { fake = ["kernel"] }'], "borrows kernel of fake, and has it already"),
-        (['borrows = { hf = ["n_ctx"], fake = ["n_ctx"] }'], "borrows n_ctx of fake, and has it already"),
+        (["[[tool.harness.limits]]", "bits = [4]"], "lacks says, the message of the library"),
+        (['borrows = { nowhere = ["cache"] }'], "nowhere, which is no stack"),
+        (['borrows = { hf = ["cash"] }'], "borrows cash from hf, which lacks it"),
+        (['borrows = { fake = ["kernel"] }'], "borrows kernel from fake, but already has it"),
+        (['borrows = { hf = ["n_ctx"], fake = ["n_ctx"] }'], "borrows n_ctx from fake, but already has it"),
         (['functional = { metal = "slow" }'], "functional on metal"),
     ],
 )
@@ -163,7 +163,7 @@ def test_a_borrowed_option_is_the_lenders_as_it_stands():
         name: stacks()["hf"].options[name] for name in ("cache", "attn")
     }
     assert list(borrowing.options) == ["kernel", "fused", "max_seq_len", "cache", "attn"]
-    with pytest.raises(HeaderError, match="borrows cache of bnb, which has no such option"):
+    with pytest.raises(HeaderError, match="borrows cache from bnb, which lacks it"):
         parse("x", header('borrows = { bnb = ["cache"] }'))  # which borrows it itself
 
 

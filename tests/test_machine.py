@@ -208,7 +208,7 @@ def test_ggml_measures_the_device_by_its_own_products(job):
     [
         ({"options": SMALL | {"threads": 0}}, "threads must be 1 to 512, not 0"),
         ({"options": SMALL | {"working_set_bytes": 1000}}, "0 MB on CPU is too little"),
-        ({"options": SMALL, "device": "cuda"}, "this llama.cpp build has no GPU support, or sees no GPU"),
+        ({"options": SMALL, "device": "cuda"}, "this llama.cpp build has no GPU support, or finds no GPU"),
     ],
 )
 def test_what_ggml_cannot_measure_is_a_sentence(job, fields, reason):

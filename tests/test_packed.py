@@ -332,7 +332,7 @@ def nothing(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> None:
         (
             holding("model.norm.weight", 70_000),
             {},
-            "model.norm.weight holds 70000; expected what is finite in float16",
+            "model.norm.weight holds 70000; expected finite values in float16",
         ),
     ],
 )

@@ -133,7 +133,7 @@ def test_layers_that_autoawq_did_not_fuse_are_seen(worker, packed, autoawq_inter
         ("gptq", "gptq", {"kernel": "marlin"}, "CUDA"),
         ("autoawq", "awq", {"kernel": "exllamav2"}, 'assert self.qweight.device.type == "cuda"'),
         ("gptqm", "gptq", {"kernel": "marlin"}, "Marlin kernel requires CUDA"),
-        ("gptqm", "gptq", {"kernel": "gemm"}, "gemm is no kernel of gptq"),
+        ("gptqm", "gptq", {"kernel": "gemm"}, "gemm is not a kernel of gptq"),
     ],
 )
 def test_a_kernel_that_its_library_refuses_fails_in_its_words(worker, packed, stack, format, options, says):
@@ -171,9 +171,9 @@ def changed(whole: Path, target: Path, drop: str = "", **added: tuple[str, list[
             "awq",
             "layers.1.mlp.down_proj",
             {"model.layers.1.mlp.down_proj.weight": ("F16", [256, 512])},
-            "has model.layers.1.mlp.down_proj.weight as it was beside packed layers",
+            "has model.layers.1.mlp.down_proj.weight unpacked besides packed layers",
         ),
-        ("gptqm", "gptq", "", {"lm_head.qweight": ("I32", [32, 512])}, "its lm_head is packed, too"),
+        ("gptqm", "gptq", "", {"lm_head.qweight": ("I32", [32, 512])}, "its lm_head is packed too"),
     ],
 )
 def test_a_tensor_that_the_library_would_leave_as_it_came_is_an_error(

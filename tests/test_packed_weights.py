@@ -17,7 +17,7 @@ from harness import config, plan
 from harness.campaign.prepare import NotReady, Preparation
 from harness.config import Model, Weights
 from harness.models import checkpoint, packed, weights
-from harness.models.config_json import BESIDE
+from harness.models.config_json import PACKING_FILES
 from harness.models.weights import WeightsError
 from harness.theory import shapes
 from harness.theory.families import SHAPES
@@ -64,7 +64,7 @@ def write_packed(folder: Path, settings: dict[str, Any], beside: str = "", **cha
     """A checkpoint packed as `settings` say, in config.json or in a file beside it; `changed`: tensors of
     LAYER that are others, or missing."""
     folder.mkdir(exist_ok=True)
-    packing = packing_in(settings, method=BESIDE.get(beside))
+    packing = packing_in(settings, method=PACKING_FILES.get(beside))
     assert packing is not None
     stored = packed_entries(TINY, packing)
     for kind, entry in changed.items():
@@ -273,40 +273,40 @@ GIVEN: dict[str, tuple[str, dict[str, Any], Callable[[Path], Path], str]] = {
         "autoawq",
         {},
         _packed(GPTQ),
-        "stack autoawq needs AWQ weights, and PATH is GPTQ (4 bits)",
+        "stack autoawq needs AWQ weights, but PATH is GPTQ (4 bits)",
     ),
-    "AWQ to GPTQ": ("gptq", {}, _packed(AWQ), "stack gptq needs GPTQ weights, and PATH is AWQ (4 bits)"),
+    "AWQ to GPTQ": ("gptq", {}, _packed(AWQ), "stack gptq needs GPTQ weights, but PATH is AWQ (4 bits)"),
     "16 bits to GPTQ": (
         "gptq",
         {},
         write_checkpoint,
-        "PATH: is bf16; quantizing to GPTQ needs calibration data, which the harness does not do: name a "
+        "PATH: is bf16; quantizing to GPTQ needs calibration data, which the harness lacks: name a "
         "quantized checkpoint",
     ),
     "16 bits to AWQ": (
         "autoawq",
         {},
         write_checkpoint,
-        "PATH: is bf16; quantizing to AWQ needs calibration data, which the harness does not do: name a "
+        "PATH: is bf16; quantizing to AWQ needs calibration data, which the harness lacks: name a "
         "quantized checkpoint",
     ),
     "a GGUF": (
         "gptq",
         {},
         lambda folder: write_gguf(folder / "m.gguf"),
-        "stack gptq needs a Hugging Face checkpoint, and PATH is a GGUF",
+        "stack gptq needs a Hugging Face checkpoint, but PATH is a GGUF",
     ),
     "another method": (
         "autoawq",
         {},
         lambda folder: write_checkpoint(folder, quantization_config={"quant_method": "fp8"}),
-        "stack autoawq needs AWQ weights, and PATH is fp8",
+        "stack autoawq needs AWQ weights, but PATH is fp8",
     ),
     "packed, and nothing says how": (
         "gptq",
         {},
         _unsaid,
-        "stack gptq needs GPTQ weights, and PATH is packed, and nothing beside it says how",
+        "stack gptq needs GPTQ weights, but PATH is packed, without its settings",
     ),
     "other bits than asked": (
         "gptq",
@@ -329,43 +329,43 @@ GIVEN: dict[str, tuple[str, dict[str, Any], Callable[[Path], Path], str]] = {
         "gptq",
         {},
         _saying(group_size=64),
-        f"PATH: its config.json says group_size 64, and {LAYER}.scales has groups of 128",
+        f"PATH: its config.json has group_size 64, but {LAYER}.scales has groups of 128",
     ),
     "one group": (
         "gptq",
         {},
         _saying(group_size=-1),
-        f"PATH: its config.json says group_size -1, and {LAYER}.scales has groups of 128",
+        f"PATH: its config.json has group_size -1, but {LAYER}.scales has groups of 128",
     ),
     "another group size of AWQ": (
         "autoawq",
         {},
         _awq_saying(group_size=32),
-        f"PATH: its config.json says group_size 32, and {LAYER}.scales has groups of 128",
+        f"PATH: its config.json has group_size 32, but {LAYER}.scales has groups of 128",
     ),
     "other bits inside": (
         "gptq",
         {"bits": 8},
         _saying(bits=8),
-        f"PATH: its config.json says 8 bits, and {LAYER}.qweight holds 4",
+        f"PATH: its config.json has 8 bits, but {LAYER}.qweight holds 4",
     ),
     "zeros of another size": (
         "gptq",
         {},
         _packed(GPTQ, qzeros=("I32", [2, 16], 4)),
-        f"PATH: its config.json says gptq-int4, by which {LAYER}.qzeros is 2 x 32, and it is 2 x 16",
+        f"PATH: its config.json has gptq-int4: {LAYER}.qzeros should be 2 x 32, but is 2 x 16",
     ),
     "a scale that is a number": (
         "gptq",
         {},
         _packed(GPTQ, scales=("F16", [], 2)),
-        f"PATH: its config.json says gptq-int4, and {LAYER}.scales is a number",
+        f"PATH: its config.json has gptq-int4, but {LAYER}.scales is a number",
     ),
     "nothing packed": (
         "gptq",
         {},
         lambda folder: write_checkpoint(folder, quantization_config=GPTQ),
-        "PATH: its config.json says gptq-int4, and none of its tensors is packed",
+        "PATH: its config.json has gptq-int4, but no tensor is packed",
     ),
     "AWQ for gemv": (
         "autoawq",
@@ -389,7 +389,7 @@ GIVEN: dict[str, tuple[str, dict[str, Any], Callable[[Path], Path], str]] = {
         "gptq",
         {},
         _contradicted,
-        "PATH: its config.json says group_size 128, and quantize_config.json 64",
+        "PATH: config.json has group_size 128, but quantize_config.json has 64",
     ),
 }
 
@@ -496,7 +496,7 @@ def test_inputs_that_no_group_divides_are_a_sentence():
     shape = replace(SHAPES["tiny-qwen2"], intermediate_size=500)
     with pytest.raises(WeightsError) as odd:
         packed.grouped(Packing("awq"), shape)
-    assert str(odd.value) == "cannot be packed: 500 inputs of a matrix are no whole groups of 32"
+    assert str(odd.value) == "cannot be packed: 500 inputs of a matrix are not a multiple of 32"
 
 
 def test_synth_packs_and_says_the_exact_sizes(harness, hf_interpreter):
@@ -550,5 +550,5 @@ def test_packed_weights_given_to_a_stack_of_others_name_the_stacks_that_load_the
     preparation, tmp_path, settings, stack, others
 ):
     folder = write_packed(tmp_path, settings)
-    with pytest.raises(NotReady, match=f"stacks {others} load that, and {stack} does not"):
+    with pytest.raises(NotReady, match=f"stacks {others} load that, {stack} does not"):
         preparation.weights(cell(stack, folder))

@@ -149,10 +149,10 @@ def test_every_norm_has_the_same_few_outlier_channels(tmp_path):
     ("shape", "said"),
     [
         (replace(SHAPES["tiny-llama"], arch="mamba"), "cannot synthesize 'mamba'"),
-        (replace(SHAPES["tiny-llama"], qkv_bias=True), "no model of it has these biases"),
-        (replace(SHAPES["tiny-qwen2"], o_bias=True), "no model of it has these biases"),
+        (replace(SHAPES["tiny-llama"], qkv_bias=True), "it has no such biases"),
+        (replace(SHAPES["tiny-qwen2"], o_bias=True), "it has no such biases"),
         (replace(SHAPES["mistral-7b-v0.1"], mlp_bias=True), "cannot synthesize mistral"),
-        (replace(SHAPES["tiny-qwen2"], qk_norm=True), "no model of it has these biases and norms"),
+        (replace(SHAPES["tiny-qwen2"], qk_norm=True), "it has no such biases and norms"),
     ],
     ids=str,
 )

@@ -153,7 +153,7 @@ def quantized(**changes: Any) -> Callable[..., None]:
         (
             "awq",
             configured(quantization_config=None),
-            "config.json: has no quantization_config; expected that",
+            "config.json: has no quantization_config; expected a GPTQ",
         ),
         ("gptq", holding(f"{Q}.g_idx", 2, np.int32), f"{Q}.g_idx is beyond the 2 groups of scales"),
         ("gptq", holding(f"{Q}.g_idx", -1, np.int32), f"{Q}.g_idx is beyond the 2 groups of scales"),
@@ -163,7 +163,7 @@ def quantized(**changes: Any) -> Callable[..., None]:
             holding(f"{Q}.scales", np.inf, np.float16),
             f"{Q}.scales holds values that are not finite numbers",
         ),
-        ("gptq", becoming(f"{Q}.qweight", np.ones(8, np.int32)), f"{Q}.qweight is no matrix"),
+        ("gptq", becoming(f"{Q}.qweight", np.ones(8, np.int32)), f"{Q}.qweight is not a matrix"),
         ("gptq", becoming("model.norm.weight", np.ones(8, np.int32)), "model.norm.weight is of type I32"),
     ],
 )
@@ -182,5 +182,5 @@ def test_what_cannot_be_unpacked_is_said_in_a_sentence(source, form, change, sai
 def test_a_checkpoint_that_says_it_is_packed_and_is_not_is_refused(source):
     said = {"quant_method": "awq", "bits": 4, "group_size": GROUP}
     (source / "config.json").write_text(json.dumps(config_of(source) | {"quantization_config": said}))
-    with pytest.raises(ValueError, match="source: has no qweight; its config says that it is packed as awq"):
+    with pytest.raises(ValueError, match="source: has no qweight; by its config it is packed as awq"):
         unpacked(source)

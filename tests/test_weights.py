@@ -314,11 +314,11 @@ def test_a_checkpoint_given_serves_every_stack_with_one_prompt(tmp_path, prepara
 
 def test_a_gguf_is_refused_where_a_checkpoint_is_needed(tmp_path, preparation):
     path = write_gguf(tmp_path / "m.gguf")
-    with pytest.raises(NotReady, match=f"stack hf needs a Hugging Face checkpoint, and {path} is a GGUF"):
+    with pytest.raises(NotReady, match=f"stack hf needs a Hugging Face checkpoint, but {path} is a GGUF"):
         preparation.weights(cell("hf", path))
     on_hub = Weights(kind="hub", repo="a/b", file="m.gguf", revision="main")
     refused = replace(cell("bnb"), model=Model(name="m", weights=on_hub))
-    with pytest.raises(NotReady, match=r"and a/b/m\.gguf is a GGUF"):  # and it is not downloaded first
+    with pytest.raises(NotReady, match=r"a/b/m\.gguf is a GGUF"):  # and it is not downloaded first
         preparation.weights(refused)
 
 
@@ -336,7 +336,7 @@ def test_code_of_a_checkpoint_on_the_hub_is_refused_before_anything_is_downloade
 def test_weights_of_another_shape_than_the_one_beside_them_are_refused(tmp_path, preparation):
     folder = write_checkpoint(tmp_path / "m")
     model = Model(name="m", shape=SHAPES["qwen1.5-0.5b"], weights=Weights(kind="path", path=str(folder)))
-    with pytest.raises(NotReady, match=r"has layers \d+, and the shape beside it says 24"):
+    with pytest.raises(NotReady, match=r"has layers \d+, but the config.s shape has 24"):
         preparation.weights(replace(cell("hf"), model=model))
     model = model.model_copy(update={"shape": TINY})
     assert preparation.weights(replace(cell("hf"), model=model)).path == folder

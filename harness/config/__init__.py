@@ -1,4 +1,4 @@
-"""A YAML file to a typed Experiment, every mistake in it one sentence. Reads that file only."""
+"""Parse a YAML file into a typed Experiment; each mistake is one sentence. Reads only that file."""
 
 from harness.config.experiment import (
     Decode,

@@ -1,4 +1,4 @@
-"""What an experiment is: typed, frozen, with every matrix expanded. Building one reads nothing."""
+"""The data model of an experiment: typed, frozen, with every matrix expanded. Building one reads nothing."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ class Warmup(Frozen):
     window_tokens: int = Field(default=16, ge=2, le=100_000)
     """Tokens in a window."""
     max_windows: int = Field(default=20, ge=2, le=10_000)
-    """Windows after which warm-up gives up; the record says so."""
+    """Windows after which warm-up gives up; the record notes it."""
     tolerance: float = Field(default=0.02, gt=0, lt=1)
     """Two windows agree when their median latencies differ by at most this share."""
 
 
 class CoolDown(Frozen):
-    """Wait before each repeat until the device is no hotter than it may be, but not for ever."""
+    """Wait before each repeat until the device has cooled down, up to a time limit."""
 
     to_c: float = Field(ge=0, le=120)
     """Degrees Celsius at which a repeat may begin."""
     at_most_s: float = Field(default=300, gt=0, le=86_400)
-    """Seconds to wait at most; the repeat then begins as hot as it is, and its record says so."""
+    """Longest wait in seconds; then the repeat starts anyway, and its record notes it."""
 
 
 class Protocol(Frozen):
@@ -89,12 +89,12 @@ class Protocol(Frozen):
     repeats: int = Field(default=3, ge=1, le=1000)
     """Processes per cell, interleaved with other cells."""
     retry_disturbed: int = Field(default=2, ge=0, le=100)
-    """Times a repeat that the machine disturbed is measured again, at the end of its round."""
+    """How often a disturbed repeat is measured again, at the end of its round."""
     order_seed: Seed = 0
     """Seed of the random order of the runs."""
     # poll() takes its timeout in 31-bit milliseconds.
     timeout_s: float = Field(default=7200, gt=0, le=1_000_000)
-    """Seconds one run may take in all, loading included."""
+    """Time limit of one run in seconds, loading included."""
     threads: int | None = Field(default=None, ge=1, le=4096)
     """CPU threads in every stack; by default the machine's physical cores."""
     warmup: Warmup = Warmup()
@@ -110,8 +110,7 @@ class Protocol(Frozen):
     cool_down: CoolDown | None = None
     """Before each repeat wait until the device has cooled down; by default not at all."""
     memory_budget: str | None = Field(default=None, pattern=SIZE)
-    """Memory that a worker on the CPU may take, weights included, as in 2GiB; by default as much as there
-    is."""
+    """Memory limit of a worker on the CPU, weights included, e.g. 2GiB; by default no limit."""
 
     @field_validator("memory_budget", mode="before")
     @classmethod
@@ -138,11 +137,11 @@ class Decode(Frozen):
 
 
 class MaxCtx(Frozen):
-    """Find the longest context that fits. The context that a variant's options name is not looked at."""
+    """Find the longest context that fits. A context length in the variant's options is ignored."""
 
     kind: Literal["max_ctx"] = "max_ctx"
     fill: bool = True
-    """Fill it to its end and decode there; else it is only allocated."""
+    """Fill the context and decode at its end; otherwise only allocate it."""
     prompt_tokens: Tokens | None = None
     """Tokens of text, repeated until the context is full."""
 
@@ -163,7 +162,7 @@ class Grow(Frozen):
 
     @property
     def new_tokens(self) -> int:
-        """What the prompt leaves of the target."""
+        """The target minus the prompt."""
         return self.target - (self.prompt_tokens or 0)
 
 
@@ -171,8 +170,8 @@ Workload = Decode | MaxCtx | Grow
 
 
 class Weights(Frozen):
-    """Where weights come from. `path` (absolute), `repo` and `file` may contain `{quant}` and `{bits}`; of a
-    `repo` without `file` the checkpoint is meant."""
+    """Where weights come from. `path` (absolute), `repo` and `file` may contain `{quant}` and `{bits}`. A
+    `repo` without `file` means its checkpoint."""
 
     kind: Literal["synthetic", "path", "hub"] = "synthetic"
     seed: Seed = 0
@@ -182,7 +181,7 @@ class Weights(Frozen):
     revision: str | None = None
 
     def filled(self, quant: str | None, bits: int | None) -> Weights:
-        """A variant's, in place of `{quant}` and `{bits}`; what it has not stays as it is."""
+        """Replace `{quant}` and `{bits}` by the variant's values; null leaves a placeholder as it is."""
         known = {"{quant}": quant, "{bits}": bits}
         found: dict[str, str] = {}
         for key in ("path", "repo", "file"):
@@ -204,7 +203,7 @@ class Model(Frozen):
     of_format: dict[str, Weights] = {}
 
     def weights_for(self, form: str) -> Weights | None:
-        """What a stack of this format (gguf, hf, gptq or awq) is given; null: nothing that it could take.
+        """The weights for a stack of this format (gguf, hf, gptq or awq); null: it could load none of these.
 
         GGUF files are converted from a checkpoint, and synthetic weights are packed.
         """
@@ -253,7 +252,7 @@ class Exclude(Frozen):
 
 
 class Experiment(Frozen):
-    """What the user wrote, checked and expanded. `source` is the config after --set, as plain data."""
+    """The config, checked and expanded. `source` is the config after --set, as plain data."""
 
     name: Name
     device: str = Field(default="cpu", pattern=DEVICE)
@@ -268,7 +267,7 @@ class Experiment(Frozen):
     source: dict[str, Any] = {}
 
     def combinations(self) -> list[tuple[Model, Variant, Workload]]:
-        """All there is to measure: the matrix less `exclude`, then `include`; lengths resolved."""
+        """All combinations to measure: the matrix without `exclude`, then `include`; lengths resolved."""
         workloads = [resolved(workload, self.protocol) for workload in self.workloads]
         matrix = product(self.models, self.variants, workloads)
         added = product(self.models, self.include, workloads)
@@ -277,7 +276,7 @@ class Experiment(Frozen):
 
 
 def resolved(workload: Workload, protocol: Protocol) -> Workload:
-    """The workload with the protocol's lengths where it has none of its own."""
+    """The workload; lengths it does not set come from the protocol."""
     lengths = {"prompt_tokens": workload.prompt_tokens or protocol.prompt_tokens}
     if isinstance(workload, Decode):
         lengths["new_tokens"] = workload.new_tokens or protocol.new_tokens

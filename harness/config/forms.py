@@ -1,4 +1,4 @@
-"""The form of the file: the keys a mapping may have, and what the editor says of them."""
+"""The form of the file: the keys of each mapping, and their descriptions for editors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class File(Frozen):
     exclude: list[Any] = Field(default=[], max_length=100)
     """Combinations to leave out: globs of model, stack and variant names, and values of options."""
     workloads: list[Any] = Field(default=[{"kind": "decode"}], min_length=1)
-    """What a model is asked to do."""
+    """What to run on each model."""
 
 
 class InlineShape(Frozen):
@@ -110,7 +110,7 @@ class HubWeights(Frozen):
         if self.file.startswith("/") or ".." in self.file.split("/"):
             raise ValueError("file must be a path inside the repository")
         if not self.file.lower().endswith(".gguf"):
-            raise ValueError("file must be a .gguf; without it the checkpoint is taken")
+            raise ValueError("file must be a .gguf; omit it to use the checkpoint")
         return self
 
 
@@ -125,7 +125,7 @@ class FormatWeights(Frozen):
     """Weights by the format that a stack loads, each as weights for all stacks are given."""
 
     hf: Any = None
-    """A checkpoint of 16 or 32 bits; GGUF stacks without a file of their own convert it."""
+    """A checkpoint of 16 or 32 bits; GGUF stacks convert it unless they have their own file."""
     gguf: Any = None
     """A GGUF, for llama.cpp."""
     gptq: Any = None
@@ -148,7 +148,7 @@ class ModelRow(Frozen):
 
 
 class VariantRow(Frozen):
-    """The keys of a variant that are no options of its stack."""
+    """The keys of a variant other than the options of its stack."""
 
     stack: str
     """The name of a file in runners/."""

@@ -1,4 +1,4 @@
-"""A YAML file and its --set overrides to an Experiment, checked as a whole."""
+"""Parse a YAML file and its --set overrides into an Experiment, checked as a whole."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Placed = list[tuple[Loc, Variant]]
 def load(path: Path, settings: Sequence[str] = (), look_for_weights: bool = False) -> Experiment:
     """The experiment in a YAML file. `settings` are --set's `dotted.key=value`, applied in order.
 
-    Reads the file and nothing else: no weights, no device; with `look_for_weights`, a path of weights that is
-    not there is a mistake. Raises ConfigError, with every mistake that does not follow from another.
+    Reads the file and nothing else: no weights, no device. With `look_for_weights`, a missing path of
+    weights is a mistake. Raises ConfigError with every mistake that does not follow from another.
     """
     document = yaml_text.read(path)
     for setting in settings:
@@ -42,10 +42,10 @@ def load(path: Path, settings: Sequence[str] = (), look_for_weights: bool = Fals
     mistakes = Mistakes(document.place)
     file = _file(document.data, mistakes)
     if _right(mistakes, "gpu", "device") and file.gpu is not None and file.device == "cpu":
-        mistakes.add(("gpu",), "needs a GPU as device, as in device: cuda; it is cpu")
+        mistakes.add(("gpu",), "needs a GPU device such as cuda; device is cpu")
     placed = _models(file, path.parent, mistakes)
     models = [model for _, model in placed]
-    # Where a model is wrong its name may be unknown, and no glob is to blame.
+    # The name of an invalid model may be unknown: then a glob without a match is no mistake.
     names = [model.name for model in models] if _right(mistakes, "models") else []
     variants = _variants(file.variants, "variants", names, mistakes)
     include = _variants(file.include, "include", names, mistakes)
@@ -78,12 +78,12 @@ def load(path: Path, settings: Sequence[str] = (), look_for_weights: bool = Fals
 
 
 def _right(mistakes: Mistakes, *keys: str) -> bool:
-    """Whether no mistake is in these keys of the file. One that is unknown may be any of them, misspelt."""
+    """Whether these keys of the file have no mistake. An unknown key may be any of them, misspelt."""
     return not any(loc[0] in keys or loc[0] not in File.model_fields for loc, _ in mistakes.found)
 
 
 def _file(data: dict[str, Any], mistakes: Mistakes) -> File:
-    """The form of the file; of one with mistakes what is right, so that the rest can be looked at as well."""
+    """The form of the file. Of a file with mistakes: the valid keys, so that those are checked too."""
     if file := mistakes.checked(File, data, ()):
         return file
     wrong = {loc[0] for loc, _ in mistakes.found}
@@ -189,31 +189,31 @@ def _check_lengths(
     """A given context (the option that defaults to the number of tokens) must hold the longest workload."""
     lengths = [resolved(workload, protocol) for workload in workloads]
     prompt, new = max(((w.prompt_tokens or 0, w.new_tokens or 0) for w in lengths), key=sum)
-    told = set()
+    reported = set()
     for loc, variant in variants:
         header = stacks()[variant.stack]
-        covered = {limit.covers for limit in header.limits}  # those refuse a cell, unless it is meant so
+        covered = {limit.covers for limit in header.limits}  # these refuse the cell by default
         for key, option in header.options.items():
             given = variant.options.get(key)
             if option.default_from != "tokens" or key in covered:
                 continue
             if not isinstance(given, int) or given >= prompt + new:
                 continue
-            if (loc, key, given) not in told:
-                told.add((loc, key, given))
+            if (loc, key, given) not in reported:
+                reported.add((loc, key, given))
                 needs = f"prompt_tokens {prompt} + new_tokens {new} = {prompt + new}"
                 mistakes.add((*loc, key), f"{key} {given} is smaller than {needs}")
 
 
 def _check_budget(file: File, variants: Placed, mistakes: Mistakes) -> None:
-    """A memory budget is of main memory, and all weights are in it."""
+    """A memory budget limits main memory and includes all weights."""
     if file.protocol.memory_budget is None:
         return
     if file.device != "cpu":
-        mistakes.add(("protocol", "memory_budget"), f"is of the device cpu; {file.device} has its own memory")
+        mistakes.add(("protocol", "memory_budget"), f"is for device cpu; {file.device} has its own memory")
     for loc, variant in variants:
         if variant.options.get("mmap") is True:
-            mistakes.add((*loc, "mmap"), "true maps the weights, which no memory_budget counts")
+            mistakes.add((*loc, "mmap"), "true maps the weights, which no memory_budget counts; set false")
 
 
 def _check_paths(
@@ -223,7 +223,7 @@ def _check_paths(
     workloads: list[Workload],
     mistakes: Mistakes,
 ) -> None:
-    """Paths of weights are there; of those with placeholders, the ones that are not excluded."""
+    """Paths of weights exist; paths with placeholders: those of cells that are not excluded."""
 
     def used(model: Model, given: Weights) -> Iterator[Variant]:
         for loc, variant in placed:
@@ -252,7 +252,7 @@ def _check_combinations(
     workloads: list[Workload],
     mistakes: Mistakes,
 ) -> None:
-    """Each rule excludes something, something is left, and no cell is there twice."""
+    """Each rule excludes something, some cells remain, and no cell occurs twice."""
     if (count := len(models) * len(placed) * len(workloads)) > MAX_CELLS:
         mistakes.add(("variants",), f"{count} cells (models x variants x workloads); at most {MAX_CELLS}")
         return
@@ -287,5 +287,5 @@ def _unfilled_placeholder(model: Model, variant: Variant) -> str | None:
     source = f"{given.path or ''}{given.repo or ''}{given.file or ''}"
     option = stacks()[variant.stack].options.get("quant")
     if QUANT not in source or option is None or "quant" in variant.options or option.default:
-        return None  # a stack without quantizations takes no such file: that is its cell's failure
-    return f"needs a quant, for the weights of {model.name} have {QUANT} in their path"
+        return None  # a stack without quantizations cannot load it: its cell fails
+    return f"needs a quant: the weights of {model.name} have {QUANT} in their path"

@@ -45,7 +45,7 @@ def dotted(loc: Iterable[str | int]) -> str:
 
 
 def shortened(text: str, most: int = 60) -> str:
-    """One printable line of bounded length: what a user wrote may be of any length and hold any character."""
+    """One printable line of bounded length; user input may have any length and any character."""
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: most + 1])
     return line if len(line) <= most else line[: most - 3] + "..."
 
@@ -64,9 +64,9 @@ def shown(value: object) -> str:
 
 
 def suggestion(word: object, known: Iterable[Any]) -> str:
-    """The end of a sentence about an unknown word: the one it begins or resembles, else all, if few."""
+    """The hint for an unknown word: the known word that it begins or resembles, else all if there are few."""
     names = [str(k) for k in known]
-    # Comparing is quadratic in length, and nothing we know is that long.
+    # The comparison is quadratic in length; no known word is that long.
     if isinstance(word, str) and len(word) <= 64:
         begun = [name for name in names if word and name.startswith(word.lower())]
         close = begun if len(begun) == 1 else difflib.get_close_matches(word.lower(), names, n=1)
@@ -82,7 +82,7 @@ def expected(what: str, value: object) -> str:
 
 @dataclass
 class Mistakes:
-    """Collects mistakes, so that a user sees them together. `place` says where a Loc was written."""
+    """Collects mistakes, to report them together. `place` maps a Loc to its place in the file."""
 
     place: Callable[[Loc], str]
     found: list[tuple[Loc, str]] = field(default_factory=list)

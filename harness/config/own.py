@@ -29,7 +29,7 @@ class OwnFile(Frozen):
 
 
 class OwnShape(InlineShape):
-    """A shape spelled out, with what newer families have; `qk_norm` by default as the arch has it."""
+    """A shape spelled out, with the features of newer families. `qk_norm`: by default that of the arch."""
 
     arch: Literal["qwen2", "llama", "qwen3"]  # type: ignore[assignment]
     o_bias: bool = False
@@ -43,8 +43,8 @@ class OwnShape(InlineShape):
 
 
 class OwnMachine(Frozen):
-    """A machine, or what of it is another than that of a known one. Bandwidth as read, rate of the arithmetic
-    that decode uses; both SI."""
+    """A machine, or its differences from a known one. Read bandwidth, and the rate of the arithmetic that
+    decode uses; both SI."""
 
     like: str | None = None
     memory_gib: Positive | None = None
@@ -76,8 +76,8 @@ def _shape(given: Any, loc: Loc, mistakes: Mistakes) -> Shape | None:
     if not isinstance(given, dict):
         mistakes.add(loc, expected("a mapping (key: value)", given))
         return None
-    asked = dict(given)
-    if (like := asked.pop("like", None)) is not None:
+    fields = dict(given)
+    if (like := fields.pop("like", None)) is not None:
         if not isinstance(like, str):
             mistakes.add((*loc, "like"), expected("a shape's name", like))
             return None
@@ -86,13 +86,13 @@ def _shape(given: Any, loc: Loc, mistakes: Mistakes) -> Shape | None:
         base = asdict(known.shape)
         if (
             base["head_dim"] * base["heads"] == base["hidden_size"]
-            and {"hidden_size", "heads"} & asked.keys()
+            and {"hidden_size", "heads"} & fields.keys()
         ):
             del base["head_dim"]  # it followed from them
-        if asked.get("arch", base["arch"]) != base["arch"]:
+        if fields.get("arch", base["arch"]) != base["arch"]:
             del base["qkv_bias"], base["qk_norm"]
-        asked = base | asked
-    row = mistakes.checked(OwnShape, asked, loc)
+        fields = base | fields
+    row = mistakes.checked(OwnShape, fields, loc)
     return row.shape() if row else None
 
 

@@ -1,4 +1,4 @@
-"""What the rows of models and of workloads mean."""
+"""Parse the rows of models and of workloads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def model_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Model | 
         return None
     name = row.name or known or _name_of(weights)
     if name is None:
-        mistakes.add(loc, "a shape spelled out needs a name beside it")
+        mistakes.add(loc, "an inline shape needs a name; add the key name")
         return None
     return Model(name=name, shape=shape, weights=weights, of_format=of_format)
 
@@ -73,7 +73,7 @@ def named_shape(given: str, loc: Loc, mistakes: Mistakes) -> names.Model | None:
 
 
 def _of_format(given: dict[str, Any], loc: Loc, folder: Path, mistakes: Mistakes) -> dict[str, Weights]:
-    """Weights by format, in the order of the forms; those that are wrong are left out."""
+    """Weights by format, in the order of the forms, without invalid ones."""
     if mistakes.checked(FormatWeights, given, loc) is None:
         return {}
     found: dict[str, Weights] = {}
@@ -139,7 +139,7 @@ def _name_of(weights: Weights) -> str | None:
         return None
     name = Path(source).name
     is_file = source != weights.repo and name.lower().endswith(".gguf")
-    stem = name[:-5] if is_file else name  # a folder's name may have dots of its own
+    stem = name[:-5] if is_file else name  # a folder's name may contain dots
     return safe_name(stem.replace(QUANT, "").replace(BITS, "")) or "model"
 
 

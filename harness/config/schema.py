@@ -117,7 +117,7 @@ def _exclude() -> dict[str, Any]:
     any_value = _one_or_many({"type": ["string", "number", "boolean"]})
     return {
         "type": "object",
-        "description": "what it names is left out where all of it matches",
+        "description": "a cell is left out where all of these match",
         "properties": {**names, **dict.fromkeys(options, any_value)},
         "minProperties": 1,
         "additionalProperties": False,

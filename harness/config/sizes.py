@@ -1,4 +1,4 @@
-"""Sizes of memory as a config has them: text with a unit, so that nobody has to guess which one. Pure."""
+"""Sizes of memory in a config: text with an explicit unit. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ SIZE = r"^([0-9]{1,15}(?:\.[0-9]{1,9})?) ?(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)$"
 
 
 def size_bytes(text: str) -> int:
-    """Whole bytes of a size such as 2GiB or 1.5 GB. Raises ValueError, with what it must be."""
+    """Whole bytes of a size such as 2GiB or 1.5 GB. Raises ValueError with the expected form."""
     found = re.fullmatch(SIZE, text)
     if found is None:
         raise ValueError(f"must be a size with a unit, as in 2GiB or 1.5GB (there are {', '.join(UNITS)})")
     size = int(float(found[1]) * UNITS[found[2]])
     if size < 1:
-        raise ValueError("must be a byte or more")
+        raise ValueError("must be at least one byte")
     return size

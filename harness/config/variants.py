@@ -1,4 +1,4 @@
-"""What the rows of variants and exclusions mean: options checked by the stack's header, matrices expanded."""
+"""Parse the rows of variants and exclusions: check options by the stack's header, expand matrices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.stacks.header import Option, stacks
 from harness.theory.packed import FORMATS
 
 EXCLUDED_BY = ("model", "stack", "variant", "workload")  # globs; other keys are values of options
-MAX_CELLS = 10_000  # more is a slip in a matrix: at a minute each, a week
+MAX_CELLS = 10_000  # more is a mistake in a matrix: at a minute each, a week
 
 _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
     "string": ("text", (str,)),
@@ -23,7 +23,7 @@ _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
     "float": ("a number", (int, float)),
     "bool": ("true or false", (bool,)),
 }
-_INT32 = 2**31 - 1  # stacks hand whole numbers to C, which would cut a larger one short without a word
+_INT32 = 2**31 - 1  # stacks pass whole numbers to C, which silently truncates larger ones
 _MAX_NAME = 100
 
 
@@ -82,8 +82,8 @@ def _values(given: Any, whole: bool) -> list[Any]:
 
 
 def weights_format(variant: Variant) -> str:
-    """What the variant's stack loads: gguf, hf, gptq, awq or none; of a header that names an option in
-    braces, that one's value."""
+    """The format that the variant's stack loads: gguf, hf, gptq, awq or none. A header with an option in
+    braces takes that option's value."""
     header = stacks()[variant.stack]
     if not header.weights.startswith("{"):
         return header.weights
@@ -92,13 +92,13 @@ def weights_format(variant: Variant) -> str:
 
 
 def quant_of(variant: Variant) -> str | None:
-    """The quantization asked for, the stack's default included; null: as stored."""
+    """The requested quantization or the stack's default; null: as stored."""
     quant = _option_of(variant, "quant")
     return None if quant is None else str(quant)
 
 
 def bits_of(variant: Variant) -> int | None:
-    """The bits asked of GPTQ or AWQ weights, 4 by default; null for stacks of others."""
+    """The requested bits of GPTQ or AWQ weights, 4 by default; null for other stacks."""
     if weights_format(variant) not in FORMATS:
         return None
     bits = _option_of(variant, "bits")
@@ -117,7 +117,7 @@ def _variant_name(
     defaults: dict[str, Any],
     named: tuple[str, ...],
 ) -> str:
-    """The given name and what varies; else the named options and what is not the default."""
+    """The given name and the options that vary; else the named options and those that are not the default."""
     keys = sorted(varying if given else [key for key in options if options[key] != defaults[key]])
     parts = [given] if given else []
     parts += [options.get(key, defaults[key]) for key in named if not given or key in varying]

@@ -32,7 +32,7 @@ class Document:
     places: dict[Loc, str]
 
     def place(self, loc: Loc) -> str:
-        """Where the value at loc was written, or the nearest thing around it."""
+        """Where the value at loc was written, else its nearest parent."""
         while loc not in self.places:
             loc = loc[:-1]
         return self.places[loc]

@@ -1,4 +1,4 @@
-"""Read what a checkpoint's config.json tells, how it is packed, or any other JSON object beside it."""
+"""Read a checkpoint's config.json, its GPTQ or AWQ settings, and other JSON objects of its folder."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from harness.theory.packed import Packing
 from harness.theory.packed_config import packing_in, packing_of
 from harness.theory.shapes import Shape
 
-# Where auto-gptq and the first autoawq wrote how weights are packed, and what is meant where it is not said.
-BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+# Where auto-gptq and early autoawq wrote their settings, and the method if the file does not name one.
+PACKING_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _LONGEST = 1 << 20  # real ones have a few kB
 
 
 class ConfigFileError(ValueError):
-    """The file is no such thing; the message is one sentence."""
+    """The file is invalid; the message is one sentence."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a config.json tells; without one, nothing. `kind`: its model_type. `tied`: as it says itself."""
+class ConfigJson:
+    """Facts of a config.json; the defaults stand for a missing file. `kind`: model_type."""
 
     kind: str | None = None
     shape: Shape | None = None
@@ -34,8 +34,8 @@ class Told:
     packing: Packing | None = None
 
 
-def read(path: Path, needs_shape: bool) -> Told:
-    """Raises ConfigFileError, OSError; unless `needs_shape`, a model that a Shape cannot say has none."""
+def read(path: Path, needs_shape: bool) -> ConfigJson:
+    """Raises ConfigFileError, OSError. Without `needs_shape`, a model that Shape cannot describe has none."""
     config = object_of(path, _LONGEST)
     shape: Shape | None = None
     try:
@@ -46,7 +46,7 @@ def read(path: Path, needs_shape: bool) -> Told:
         if needs_shape or not isinstance(mistake, NoShape):
             raise ConfigFileError(f"{path}: {mistake}") from mistake
     kind = config.get("model_type")
-    return Told(
+    return ConfigJson(
         kind=kind if isinstance(kind, str) else None,
         shape=shape,
         tied=shape.tied if shape else config.get("tie_word_embeddings") is True,
@@ -56,12 +56,12 @@ def read(path: Path, needs_shape: bool) -> Told:
     )
 
 
-def packing_beside(folder: Path) -> tuple[Path, Packing] | None:
-    """The first file beside config.json that says how weights are packed, and what it says.
+def separate_packing(folder: Path) -> tuple[Path, Packing] | None:
+    """The first separate file of GPTQ or AWQ settings, and its settings; null if there is none.
 
     Raises ConfigFileError, OSError.
     """
-    for name, method in BESIDE.items():
+    for name, method in PACKING_FILES.items():
         if (path := folder / name).exists():
             try:
                 found = packing_in(object_of(path, _LONGEST), method=method)

@@ -1,7 +1,7 @@
-"""Read a GGUF header by skipping: scalars and tensor sizes, no weights, no strings of a vocabulary.
+"""Read a GGUF header: scalars and tensor sizes; weights and the vocabulary's strings are skipped.
 
 Format: ggml's docs/gguf.md. Every length is checked against the file before anything is read or allocated for
-it, and a Budget bounds the time that a header may take: what ggml's own reader refuses is refused here too.
+it, and a Budget bounds the time per header. A file that ggml's own reader rejects is rejected here too.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
 class GgufError(ValueError):
-    """The file is no whole GGUF; the message is one sentence."""
+    """The file is not a complete GGUF; the message is one sentence."""
 
 
 @dataclass
 class Budget:
-    """What may still be walked in Python, in one file or in all parts of one model.
+    """What remains of the parsing limits, for one file or for all parts of one model.
 
     Each bound is several times the largest model known, and together they are under 2 s.
     """
@@ -65,7 +65,7 @@ class Tensor:
 class GgufHeader:
     """`metadata`: scalars and short strings; those in `arrays` are arrays, and their value is their length.
 
-    `digest`: of the header's own bytes, less what was skipped.
+    `digest`: of the header's bytes without the skipped ones.
     """
 
     metadata: dict[str, Any]
@@ -84,13 +84,12 @@ class GgufHeader:
 
     @property
     def synthetic(self) -> bool:
-        """Whether our own synthesis wrote it (or what it was quantized from): it says so in the model's
-        name."""
+        """Whether the harness generated it (or its source); the model's name has the mark."""
         return "(synthetic, random weights)" in str(self.metadata.get("general.name"))
 
     @property
     def vocab_size(self) -> int | None:
-        """Rows of the input embedding: the ids a prompt may have. Null when there is none, or it is odd."""
+        """Rows of the input embedding, the number of token ids; null if it is missing or malformed."""
         embedding = self.tensors.get("token_embd.weight")
         return embedding.shape[1] if embedding and len(embedding.shape) == 2 else None
 
@@ -99,8 +98,8 @@ class GgufHeader:
         return "tokenizer.ggml.tokens" in self.metadata
 
     def weights(self) -> dict[str, Any]:
-        """What a decode step's bytes follow from: bytes and elements of all tensors, by type, and of the
-        input embedding (bytes), which an untied model reads one row of."""
+        """Sizes that determine the bytes of a decode step: bytes and elements of all tensors, by type, and
+        bytes of the input embedding, of which an untied model reads one row."""
         by_type = bytes_by_type(self.tensors.values())
         embedding = self.tensors.get("token_embd.weight")
         return {
@@ -112,8 +111,8 @@ class GgufHeader:
         }
 
     def attention(self) -> dict[str, int] | None:
-        """Layers, KV heads and head size, as the KV cache has them; null when the header does not say, or
-        says it layer by layer."""
+        """Layers, KV heads and head size of the KV cache; null if the header lacks them or they differ by
+        layer."""
         layers, heads, width = (
             self._count(key) for key in ("block_count", "attention.head_count", "embedding_length")
         )
@@ -124,13 +123,13 @@ class GgufHeader:
         return {"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim}
 
     def integer(self, key: str) -> int | None:
-        """A whole number of the metadata; null when it is absent or something else, as an array is."""
+        """A whole number of the metadata; null if it is absent or not a number, such as an array."""
         value = self.metadata.get(key)
         whole = isinstance(value, int) and not isinstance(value, bool) and key not in self.arrays
         return value if whole else None
 
     def listed(self) -> list[Listed]:
-        """The tensors as the theory has them: outermost dimension first."""
+        """The tensors with the outermost dimension first."""
         return [Listed(name, t.type, t.shape[::-1], t.bytes) for name, t in self.tensors.items()]
 
     def _count(self, key: str) -> int | None:
@@ -162,7 +161,7 @@ def _header(reader: _Reader) -> GgufHeader:
     for _ in range(n_metadata):
         key, (kind,) = reader.string(), reader.unpack("<I")
         if key in metadata:
-            raise GgufError(f"key {key[:60]!r} stands there twice")
+            raise GgufError(f"key {key[:60]!r} occurs twice")
         metadata[key] = reader.value(kind)
         if kind == _ARRAY:
             arrays.add(key)
@@ -170,7 +169,7 @@ def _header(reader: _Reader) -> GgufHeader:
     for _ in range(n_tensors):
         name = reader.string()
         if name in tensors:
-            raise GgufError(f"tensor {name[:60]!r} stands there twice")
+            raise GgufError(f"tensor {name[:60]!r} occurs twice")
         tensors[name] = _tensor(reader, name[:60])
     header = GgufHeader(metadata, tensors, reader.digest.hexdigest()[:16], frozenset(arrays))
     for key in (*_SPLIT_KEYS, "general.alignment"):
@@ -192,15 +191,15 @@ def _tensor(reader: _Reader, name: str) -> Tensor:
     if 0 in shape:
         raise GgufError(f"tensor {name!r} has a dimension of 0")
     if (shape[0] if shape else 1) % block:
-        raise GgufError(f"tensor {name!r} has rows of no whole number of {type_name} blocks")
+        raise GgufError(f"tensor {name!r} has rows that are not a multiple of the {type_name} block size")
     return Tensor(type_name, shape, offset, math.prod(shape) // block * block_bytes)
 
 
 def _check_data(header: GgufHeader, reader: _Reader) -> None:
-    """Every tensor within the file, and no byte in two of them."""
+    """Check that every tensor is within the file and none overlap."""
     alignment = header.metadata.get("general.alignment", 32)
     if not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
-        raise GgufError(f"alignment {alignment} makes no sense")
+        raise GgufError(f"invalid alignment {alignment}")
     data_start = -(-reader.position // alignment) * alignment
     end = 0
     for name, tensor in sorted(header.tensors.items(), key=lambda item: item[1].offset):
@@ -212,12 +211,12 @@ def _check_data(header: GgufHeader, reader: _Reader) -> None:
 
 
 class _Reader:
-    """Takes bytes off the front of a file, never past its end, and hashes what it takes (not what it
-    skips)."""
+    """Reads bytes from the front of a file, never past its end, and hashes the bytes read (not those
+    skipped)."""
 
     def __init__(self, file: BinaryIO, size: int, budget: Budget) -> None:
         self._file, self.size, self.budget, self.position = file, size, budget, 0
-        self._chunk, self._at = b"", 0  # what was read ahead, and how much of it is behind `position`
+        self._chunk, self._at = b"", 0  # bytes read ahead, and the offset of `position` in them
         self.digest = hashlib.sha256()
 
     def take(self, count: int) -> bytes:
@@ -257,7 +256,7 @@ class _Reader:
         return count
 
     def _skip_strings(self, count: int) -> None:
-        """Their lengths are taken, their bytes skipped; a chunk at a time, 0.1 us a string."""
+        """Read the lengths and skip the bytes, a chunk at a time, 0.1 us a string."""
         self.budget.spend("strings", count, f"an array of {count} strings")
         unpack, left = _WORD.unpack_from, count
         while left:
@@ -281,7 +280,7 @@ class _Reader:
             self._chunk, self._at = b"", 0
 
     def _read_ahead(self, count: int) -> None:
-        """Have at least so many bytes in the chunk."""
+        """Read ahead until the chunk has this many bytes."""
         kept = self._chunk[self._at :]
         more = [kept]
         have = len(kept)
@@ -294,7 +293,7 @@ class _Reader:
         self._chunk, self._at = b"".join(more), 0
 
     def _claim(self, count: int) -> None:
-        """Move on by so many bytes, if the file has them."""
+        """Advance by this many bytes, if the file has them."""
         if self.position + count > min(self.size, _LONGEST_HEADER):
             short = self.position + count > self.size
             raise GgufError(

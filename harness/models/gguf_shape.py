@@ -1,4 +1,4 @@
-"""The shape that a GGUF header tells, where it is a dense Llama-like model's and the tensors bear it out."""
+"""The shape of a dense Llama-like model from a GGUF header, checked against its tensors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LONGEST_CONTEXT = 1 << 31
 
 
 def shape_of(header: GgufHeader) -> Shape | None:
-    """Null: another architecture, counts that differ by layer, too little said, or tensors of other sizes.
+    """Null: another architecture, counts that differ by layer, missing keys, or tensors of other sizes.
 
-    Vocabulary, biases, norms of q and k and a tied lm_head are told by the tensors, as llama.cpp takes them.
+    Vocabulary, biases, q and k norms and a tied lm_head follow from the tensors, as in llama.cpp.
     """
     embedding = _dims(header, "token_embd.weight")
     if header.architecture not in _ARCHITECTURES or len(embedding) != 2:
@@ -72,27 +72,27 @@ def shape_of(header: GgufHeader) -> Shape | None:
 
 
 def _dims(header: GgufHeader, name: str) -> tuple[int, ...]:
-    """Of a tensor, rows first; empty when there is none."""
+    """Dimensions of a tensor, rows first; empty if it is missing."""
     tensor = header.tensors.get(name)
     return tensor.shape[::-1] if tensor else ()
 
 
 def _count(header: GgufHeader, key: str, default: int | None = None) -> int | None:
-    """A positive whole number; null when the header has anything else there."""
+    """A positive whole number; null for anything else."""
     key = f"{header.architecture}.{key}"
     value = header.integer(key) if key in header.metadata else default
     return value if value and value > 0 else None
 
 
 def _window(header: GgufHeader) -> int | None:
-    """Tokens attended to; 0: all; null: it is not one number."""
+    """Tokens attended to; 0: all; null: not a single number."""
     key = f"{header.architecture}.attention.sliding_window"
     value = header.integer(key) if key in header.metadata else 0
     return value if value is not None and 0 <= value <= _LONGEST_CONTEXT else None
 
 
 def _real(header: GgufHeader, key: str, default: float) -> float | None:
-    """A positive number, as it was before it was stored in 32 bits."""
+    """A positive number, as before rounding to 32 bits."""
     value = header.metadata.get(f"{header.architecture}.{key}", default)
     if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
         return None

@@ -18,10 +18,10 @@ _NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
 
 def read_whole(path: Path) -> GgufHeader:
-    """The header of a plain file, or of the whole model of which this is one part, whichever.
+    """The header of a plain file, or of the whole model if this is one part of it.
 
-    All parts' tensors, the first part's metadata. Raises GgufError (also: a part is missing, or is none of
-    this model), OSError for the file itself.
+    All parts' tensors, the first part's metadata. Raises GgufError (also: a part is missing, or belongs to
+    another model), OSError for the file itself.
     """
     budget = Budget()
     given = gguf_header.read(path, budget)
@@ -31,10 +31,10 @@ def read_whole(path: Path) -> GgufHeader:
     number = (given.integer("split.no") or 0) + 1
     part = f"{path}: is part {number} of {count} of a split model"
     if not 0 < number <= count <= _MOST_PARTS:
-        raise GgufError(f"{part}, which makes no sense")
+        raise GgufError(f"{part}, which is impossible")
     name = _NAME.fullmatch(path.name)
     if name is None or (int(name[2]), int(name[3])) != (number, count):
-        raise GgufError(f"{part}, and the others cannot be found: its name is not that of such a part")
+        raise GgufError(f"{part}, but its name is not that of a part, so the others cannot be found")
     headers = [
         given if i == number else _part(_sibling(path, i), i, count, budget) for i in range(1, count + 1)
     ]
@@ -68,12 +68,12 @@ def _sibling(path: Path, number: int) -> Path:
 def _part(path: Path, number: int, count: int, budget: Budget) -> GgufHeader:
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
-            raise GgufError(f"{path}: is no regular file, and should be part {number} of {count}")
+            raise GgufError(f"{path}: is not a regular file, expected part {number} of {count}")
         header = gguf_header.read(path, budget)
     except FileNotFoundError as missing:
         raise GgufError(f"{path}: is missing, part {number} of {count} of a split model") from missing
     except OSError as refusal:
         raise GgufError(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
     if (header.integer("split.no"), header.integer("split.count")) != (number - 1, count):
-        raise GgufError(f"{path}: does not say that it is part {number} of {count}")
+        raise GgufError(f"{path}: its header is not that of part {number} of {count}")
     return header

@@ -1,8 +1,8 @@
-"""Files of the Hugging Face hub: what its cache has is used without asking, what is not there is downloaded.
+"""Files of the Hugging Face hub: from its cache without a request, else downloaded.
 
-A download shows the library's own progress bar. A connection that breaks is taken up where it was; of one
-that was stopped the files that came whole are kept. Of a checkpoint only safetensors, its configuration and
-its tokenizer are taken: pickles and Python files may run code.
+A download shows the library's own progress bar. A broken connection resumes; an interrupted download keeps
+its complete files. Of a checkpoint only safetensors, configuration and tokenizer are downloaded: pickles and
+Python files may run code.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.models.checkpoint import INDEX, SINGLE
-from harness.models.config_json import BESIDE
+from harness.models.config_json import PACKING_FILES
 
-ASK_TIMEOUT_S = 5.0  # to be told that the hub is there; its library asks six times, 23 s in all
+ASK_TIMEOUT_S = 5.0  # wait for the first answer; the library alone would retry six times, 23 s in all
 WANTED = (
     *("config.json", "generation_config.json", INDEX, "*.safetensors"),
-    *("tokenizer*.json", *BESIDE),
+    *("tokenizer*.json", *PACKING_FILES),
 )
 UNWANTED = ("*/*", "consolidated*", "adapter*")  # copies in folders, and under other names
 
 
 class HubError(RuntimeError):
-    """The files cannot be had; the message is one sentence."""
+    """The files are unavailable; the message is one sentence."""
 
 
 class Unreachable(HubError):
@@ -43,7 +43,7 @@ def cached_file(repo: str, file: str, revision: str) -> Path | None:
 
 
 def cached_checkpoint(repo: str, revision: str) -> Path | None:
-    """The cache's folder of a commit, if it has all wanted files that the cache knows of; null otherwise.
+    """The cache's folder of a commit, if it has all wanted files known to the cache; null otherwise.
 
     Raises HubError.
     """
@@ -87,7 +87,7 @@ def download_checkpoint(repo: str, revision: str) -> Path:
     names = _files(repo, revision)
     if not any(name.endswith(".safetensors") and "/" not in name for name in names):
         if any(name.endswith((".bin", ".pth", ".pt")) for name in names):
-            raise HubError(f"hub {repo}: its weights are pickled; only safetensors are loaded")
+            raise HubError(f"hub {repo}: its weights are pickled; only safetensors are supported")
         hint = "; name one of its GGUF files as file" if any(n.endswith(".gguf") for n in names) else ""
         raise HubError(f"hub {repo}: has no safetensors{hint}")
     if SINGLE not in names and INDEX not in names:
@@ -102,7 +102,7 @@ def download_checkpoint(repo: str, revision: str) -> Path:
 
 
 def _files(repo: str, revision: str) -> list[str]:
-    """Names of a repository's files, asked once: the library's own downloads try again and again."""
+    """Names of a repository's files, in one request: the library's own downloads retry many times."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -116,12 +116,14 @@ def _files(repo: str, revision: str) -> list[str]:
     except OfflineModeIsEnabled as offline:
         raise Unreachable("HF_HUB_OFFLINE is set") from offline
     except GatedRepoError as gated:
-        raise HubError(f"hub {repo}: asks for its terms to be accepted, and for a token") from gated
+        raise HubError(f"hub {repo}: gated model: accept its terms on the hub and set HF_TOKEN") from gated
     except RevisionNotFoundError as unknown:
         raise HubError(f"hub {repo}: has no revision {revision}") from unknown
     except RepositoryNotFoundError as unknown:
-        raise HubError(f"hub {repo}: is not there, or only for others") from unknown
-    except Exception as refusal:  # as above: no connection, no answer, an answer that is none
+        raise HubError(
+            f"hub {repo}: does not exist, or is private: check the name, or set HF_TOKEN"
+        ) from unknown
+    except Exception as refusal:  # as above: no connection, no answer, an invalid answer
         raise Unreachable(f"the hub cannot be reached ({_clause(refusal)})") from refusal
     return [sibling.rfilename for sibling in info.siblings or []]
 

@@ -1,4 +1,4 @@
-"""Weights that the Hugging Face hub has: found in its cache, else downloaded."""
+"""Weights on the Hugging Face hub: from its cache, else downloaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.models.weights import Ready, WeightsError, local
 
 
 def from_hub(source: Weights) -> Ready:
-    """A GGUF or a checkpoint, no placeholder left: of the hub's cache if that has it whole, else downloaded.
+    """A GGUF or a checkpoint without placeholders: from the hub's cache if complete there, else downloaded.
 
     Raises WeightsError.
     """
@@ -19,8 +19,8 @@ def from_hub(source: Weights) -> Ready:
     found = _in_cache(source)
     if isinstance(found, Ready):
         return found
-    cached = f"what the cache has cannot be used ({found})" if found else "is not whole in the cache"
-    try:  # what cannot be used is cut off, most likely: a download completes it, or says what is wrong
+    cached = f"the copy in the cache is unusable ({found})" if found else "is not complete in the cache"
+    try:  # an unusable copy is most likely truncated: a download completes it, or fails with the reason
         if source.file is None:
             return _of_commit(hub.download_checkpoint(repo, revision))
         return _of_commit(hub.download_file(repo, source.file, revision), source.file)
@@ -31,16 +31,16 @@ def from_hub(source: Weights) -> Ready:
 
 
 def in_hub_cache(source: Weights) -> Ready | None:
-    """Weights that the hub's cache has whole, found without asking the hub; null where it has not.
+    """Complete weights in the hub's cache, without a request; null if there are none.
 
-    Raises WeightsError where the cache itself cannot be used.
+    Raises WeightsError if the cache itself is unusable.
     """
     found = _in_cache(source)
     return found if isinstance(found, Ready) else None
 
 
 def _in_cache(source: Weights) -> Ready | WeightsError | None:
-    """What is wrong where that which is there cannot be used. Raises WeightsError where the cache cannot."""
+    """Weights, or the error of an unusable copy. Raises WeightsError if the cache is unusable."""
     repo, file, revision = str(source.repo), source.file, source.revision or "main"
     try:
         path = hub.cached_file(repo, file, revision) if file else hub.cached_checkpoint(repo, revision)
@@ -53,6 +53,6 @@ def _in_cache(source: Weights) -> Ready | WeightsError | None:
 
 
 def _of_commit(path: Path, file: str | None = None) -> Ready:
-    """Of a folder snapshots/COMMIT in the hub's cache, or a file in one."""
+    """Weights of a folder snapshots/COMMIT in the hub's cache, or of a file in one."""
     commit = path if file is None else path.parents[file.count("/")]
     return replace(local(path), revision=commit.name)

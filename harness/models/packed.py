@@ -1,4 +1,4 @@
-"""GPTQ and AWQ checkpoints: what ours are called in the cache, and what is wrong with one that is given."""
+"""GPTQ and AWQ checkpoints: names in our cache, and checks of given ones."""
 
 from __future__ import annotations
 
@@ -15,68 +15,70 @@ from harness.theory.packed import KINDS, USUAL_GROUP, Packing, linears
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor
 
-PACKING = 1  # bump when runners/packed.py packs other values of the same checkpoint
-UNPACKING = 1  # bump when it makes other values of the same packed one
+PACKING = 1  # bump when runners/packed.py packs the same checkpoint to other values
+UNPACKING = 1  # bump when it unpacks to other values
 GROUPS = (USUAL_GROUP, 64, 32)
-_LAYOUTS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}  # what is known how to count and to unpack
+_LAYOUTS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}  # layouts that we can count and unpack
 _INT32_BITS = 32
 
 
 def packed_path(source: str, packing: Packing) -> Path:
-    """The cache's name of a checkpoint packed here, by what tells the one that it is made from: a folder."""
+    """The cache folder of a checkpoint packed here, by the identity of its source."""
     name = digest([source, "packed", PACKING, asdict(packing)])
     return cache_folder() / "weights" / name / packing.words
 
 
 def unpacked_path(source: str) -> Path:
-    """The cache's name of the 16-bit checkpoint made of a packed one of this fingerprint: a folder."""
+    """The cache folder of the 16-bit checkpoint unpacked from one with this fingerprint."""
     return cache_folder() / "weights" / digest([source, "unpacked", UNPACKING]) / "f16"
 
 
-def grouped(asked: Packing, shape: Shape) -> Packing:
-    """What is asked for, in groups of a size that divides every matrix's input, largest first.
+def grouped(requested: Packing, shape: Shape) -> Packing:
+    """The requested packing with the largest group size that divides every matrix's input.
 
     Raises WeightsError.
     """
     widths = sorted({tensor.dims[1] for tensor in linears(shape)})
     for group_size in GROUPS:
         if all(width % group_size == 0 for width in widths):
-            return replace(asked, group_size=group_size)
+            return replace(requested, group_size=group_size)
     odd = next(width for width in widths if width % GROUPS[-1])
-    raise WeightsError(f"cannot be packed: {odd} inputs of a matrix are no whole groups of {GROUPS[-1]}")
+    raise WeightsError(f"cannot be packed: {odd} inputs of a matrix are not a multiple of {GROUPS[-1]}")
 
 
-def check_loadable(ready: Ready, asked: Packing | None, stack: str) -> None:
-    """Raises WeightsError for what a stack of checkpoints does not load: a GGUF, and weights packed otherwise
-    than it asks, null: not at all."""
+def check_loadable(ready: Ready, requested: Packing | None, stack: str) -> None:
+    """Raises WeightsError for weights that a checkpoint stack does not load: a GGUF, and weights with other
+    packing than requested (null: none)."""
     if ready.format != "hf":
-        raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, and {ready.path} is a GGUF")
-    if asked:
-        check(ready, asked, stack)
+        raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, but {ready.path} is a GGUF")
+    if requested:
+        check(ready, requested, stack)
     elif ready.packing:
         others = "gptq and gptqm" if ready.packing.method == "gptq" else "autoawq and gptqm"
-        raise WeightsError(f"{ready.path}: is {ready.quant}; stacks {others} load that, and {stack} does not")
+        raise WeightsError(f"{ready.path}: is {ready.quant}; stacks {others} load that, {stack} does not")
 
 
-def check(ready: Ready, asked: Packing, stack: str) -> None:
-    """Raises WeightsError for a checkpoint that is packed otherwise than a stack asks, or not as it says.
+def check(ready: Ready, requested: Packing, stack: str) -> None:
+    """Raises WeightsError for a checkpoint with another packing than requested or stated in its config.
 
-    A synthetic one of 16 or 32 bits is right: it is packed here.
+    A synthetic one of 16 or 32 bits is valid: it is packed here.
     """
-    wanted, has = asked.method.upper(), ready.packing
+    wanted, has = requested.method.upper(), ready.packing
     if has is None:
         if ready.quant not in FULL_TYPES:
-            stored = ready.quant if ready.quant != "i32" else "packed, and nothing beside it says how"
-            raise WeightsError(f"stack {stack} needs {wanted} weights, and {ready.path} is {stored}")
+            stored = ready.quant if ready.quant != "i32" else "packed, without its settings"
+            raise WeightsError(f"stack {stack} needs {wanted} weights, but {ready.path} is {stored}")
         if ready.synthetic:
             return
-        needs = f"quantizing to {wanted} needs calibration data, which the harness does not do"
+        needs = f"quantizing to {wanted} needs calibration data, which the harness lacks"
         raise WeightsError(f"{ready.path}: is {ready.quant}; {needs}: name a quantized checkpoint")
-    if has.method != asked.method:
+    if has.method != requested.method:
         theirs = f"{has.method.upper()} ({has.bits} bits)"
-        raise WeightsError(f"stack {stack} needs {wanted} weights, and {ready.path} is {theirs}")
-    if has.bits != asked.bits:
-        raise WeightsError(f"{ready.path}: has {has.bits} bits, and stack {stack} was asked for {asked.bits}")
+        raise WeightsError(f"stack {stack} needs {wanted} weights, but {ready.path} is {theirs}")
+    if has.bits != requested.bits:
+        raise WeightsError(
+            f"{ready.path}: has {has.bits} bits, and stack {stack} was asked for {requested.bits}"
+        )
     try:
         name = _settings(ready.path, has)
         found = checkpoint.read(ready.path, needs_shape=False)
@@ -86,65 +88,65 @@ def check(ready: Ready, asked: Packing, stack: str) -> None:
 
 
 def _settings(folder: Path, packing: Packing) -> str:
-    """The name of the file that says how a folder is packed. Libraries read one or another: both must say the
-    same, in a layout that is known. Raises WeightsError, ConfigFileError."""
-    told = config_json.read(folder / "config.json", needs_shape=False).packing
-    beside = config_json.packing_beside(folder)
+    """The name of the file with a folder's packing settings. Libraries read one or the other: both must
+    agree, in a known layout. Raises WeightsError, ConfigFileError."""
+    inline = config_json.read(folder / "config.json", needs_shape=False).packing
+    separate = config_json.separate_packing(folder)
     name, layout = "config.json", packing.layout
-    if beside and beside[1].method == packing.method:
-        name, layout = beside[0].name, beside[1].layout
+    if separate and separate[1].method == packing.method:
+        name, layout = separate[0].name, separate[1].layout
         for key in ("bits", "group_size", "act_order", "symmetric"):
-            ours, theirs = getattr(packing, key), getattr(beside[1], key)
+            ours, theirs = getattr(packing, key), getattr(separate[1], key)
             if ours != theirs:
-                words = f"its config.json says {key} {_said(ours)}, and {name} {_said(theirs)}"
+                words = f"config.json has {key} {_as_json(ours)}, but {name} has {_as_json(theirs)}"
                 raise WeightsError(f"{folder}: {words}")
     for named in (packing.layout, layout):
         if named not in _LAYOUTS[packing.method]:
             known, method = " or ".join(_LAYOUTS[packing.method]), packing.method.upper()
             raise WeightsError(f"{folder}: is {method} in the layout {named}; only {known} is loaded here")
-    return "config.json" if told else name
+    return "config.json" if inline else name
 
 
-def _said(value: object) -> str:
+def _as_json(value: object) -> str:
     return str(value).lower()
 
 
 def _check_tensors(folder: Path, name: str, packing: Packing, tensors: Mapping[str, Tensor]) -> None:
-    """Every packed layer has all its tensors, of the sizes that bits and group size make."""
+    """Check that every packed layer has all its tensors, in the sizes given by bits and group size."""
     kinds = KINDS if packing.method == "gptq" else KINDS[:3]
     split = (tensor.rpartition(".") for tensor in tensors)
     layers = dict.fromkeys(layer for layer, _, kind in split if kind in KINDS)
     if not layers:
-        raise WeightsError(f"{folder}: its {name} says {packing.words}, and none of its tensors is packed")
+        raise WeightsError(f"{folder}: its {name} has {packing.words}, but no tensor is packed")
     for layer in layers:
         for kind in kinds:
             if f"{layer}.{kind}" not in tensors:
                 raise WeightsError(f"{folder}: {layer} lacks its {kind}")
         if wrong := _mismatch(packing, layer, {kind: tensors[f"{layer}.{kind}"].dims for kind in kinds}):
-            raise WeightsError(f"{folder}: its {name} says {wrong}")
+            raise WeightsError(f"{folder}: its {name} has {wrong}")
 
 
 def _mismatch(packing: Packing, layer: str, dims: Mapping[str, tuple[int, ...]]) -> str | None:
-    """What the settings say and a layer's tensors do not; null where they agree."""
+    """How a layer's tensors contradict the settings; null if they agree."""
     for kind, size in dims.items():
         if len(size) != (1 if kind == "g_idx" else 2) or 0 in size:
-            return f"{packing.words}, and {layer}.{kind} is {_by(size) or 'a number'}"
+            return f"{packing.words}, but {layer}.{kind} is {_by(size) or 'a number'}"
     gptq = packing.method == "gptq"
     (rows, columns), (groups, n_out) = dims["qweight"], dims["scales"]
     n_in = dims["g_idx"][0] if gptq else rows
     held, of = _INT32_BITS * (rows if gptq else columns), n_in if gptq else n_out
     if held != of * packing.bits:
         stored = f"is {_by(dims['qweight'])}" if held % of else f"holds {held // of}"
-        return f"{packing.bits} bits, and {layer}.qweight {stored}"
+        return f"{packing.bits} bits, but {layer}.qweight {stored}"
     wide = n_in if packing.group_size == -1 else packing.group_size
     if groups != -(-n_in // wide):
         stored = f"has groups of {-(-n_in // groups)}"
-        return f"group_size {packing.group_size}, and {layer}.scales {stored}"
+        return f"group_size {packing.group_size}, but {layer}.scales {stored}"
     packed_columns = n_out * packing.bits // _INT32_BITS
     expected = {"qweight": (rows, n_out) if gptq else (n_in, columns), "qzeros": (groups, packed_columns)}
     for kind, wanted in expected.items():
         if dims[kind] != wanted:
-            return f"{packing.words}, by which {layer}.{kind} is {_by(wanted)}, and it is {_by(dims[kind])}"
+            return f"{packing.words}: {layer}.{kind} should be {_by(wanted)}, but is {_by(dims[kind])}"
     return None
 
 

@@ -1,7 +1,7 @@
 """Read the header of a safetensors file: each tensor's name, type, dimensions and bytes; no weights.
 
-Format: 8 bytes with the header's length, the header as JSON, then the tensors' data without a gap. What the
-safetensors library refuses (safetensors/src/tensor.rs) is refused here too.
+Format: 8 bytes with the header's length, the header as JSON, then the tensors' data without a gap. A file
+that the safetensors library rejects (safetensors/src/tensor.rs) is rejected here too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, BinaryIO
 
 from harness.theory.tensors import Tensor
 
-# The library's own bound is 100 MB, of which Python would make 3 GB; of 4 MiB at most 0.14 GB. A tensor takes
-# 130 bytes: the 1,138 of 405B are 150 kB, and 30,000 of them fit.
+# The library's own bound is 100 MB, which Python would expand to 3 GB; 4 MiB expand to at most 0.14 GB. A
+# tensor takes 130 bytes: the 1,138 of 405B are 150 kB, and 30,000 fit.
 _LONGEST_HEADER = 4 << 20
 _MOST_DIMENSIONS = 8
-_MOST_DIGITS = 20  # of an unsigned number of 64 bits
+_MOST_DIGITS = 20  # of an unsigned 64-bit number
 _METADATA = "__metadata__"
 
 # Bits of an element, by the library's own names in lower case.
@@ -51,7 +51,7 @@ BITS = {
 
 
 class SafetensorsError(ValueError):
-    """The file is no whole safetensors file; the message is one sentence."""
+    """The file is not a complete safetensors file; the message is one sentence."""
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -66,13 +66,13 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def claimed_bytes(path: Path) -> int:
-    """What a file says its header takes; not checked. Raises OSError."""
+    """The header length that a file claims, unchecked. Raises OSError."""
     with path.open("rb") as file:
         return int.from_bytes(file.read(8), "little")
 
 
 def strict_json(text: bytes) -> Any:
-    """JSON as its standard has it: UTF-8, no key twice, no NaN. Raises ValueError, its message a clause."""
+    """Strict JSON: UTF-8, no duplicate keys, no NaN. Raises ValueError, its message a clause."""
     try:
         return json.loads(
             text.decode(), object_pairs_hook=_object, parse_int=_integer, parse_constant=_constant
@@ -112,7 +112,7 @@ def _tensors(file: BinaryIO) -> dict[str, Tensor]:
     data_bytes, end = size - 8 - length, 0
     for (first, last), tensor in found:
         if first != end:
-            raise SafetensorsError(f"tensor {tensor.name[:60]!r} overlaps another, or leaves a gap before it")
+            raise SafetensorsError(f"tensor {tensor.name[:60]!r} overlaps another tensor, or follows a gap")
         end = last
     if end > data_bytes:
         raise SafetensorsError(f"cut short: the tensors take {end} bytes, and the file has {data_bytes}")
@@ -123,22 +123,24 @@ def _tensors(file: BinaryIO) -> dict[str, Tensor]:
 
 def _tensor(name: str, entry: Any) -> tuple[tuple[int, int], Tensor]:
     """The first and the last offset of a tensor, and the tensor."""
-    said = f"tensor {name[:60]!r}"
+    label = f"tensor {name[:60]!r}"
     if not _writable(name):
-        raise SafetensorsError(f"{said} has a name that is no text")
+        raise SafetensorsError(f"{label} has a name that is not printable text")
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
-        raise SafetensorsError(f"{said} lacks its dtype, shape or data_offsets")
+        raise SafetensorsError(f"{label} lacks its dtype, shape or data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     bits = BITS.get(dtype.lower()) if isinstance(dtype, str) and dtype.isupper() else None
     if bits is None:
-        raise SafetensorsError(f"{said} has unknown dtype {str(dtype)[:60]!r}")
+        raise SafetensorsError(f"{label} has unknown dtype {str(dtype)[:60]!r}")
     if not _counts(shape) or len(shape) > _MOST_DIMENSIONS:
-        raise SafetensorsError(f"{said} has a shape that is none: {str(shape)[:60]!r}")
+        raise SafetensorsError(f"{label} has an invalid shape: {str(shape)[:60]!r}")
     if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise SafetensorsError(f"{said} has data_offsets that are none: {str(offsets)[:60]!r}")
+        raise SafetensorsError(f"{label} has invalid data_offsets: {str(offsets)[:60]!r}")
     first, last = offsets
     if math.prod(shape) * bits != 8 * (last - first):
-        raise SafetensorsError(f"{said} has {last - first} bytes, which {dtype} {str(shape)[:60]} is not")
+        raise SafetensorsError(
+            f"{label} has {last - first} bytes, which do not match {dtype} {str(shape)[:60]}"
+        )
     return (first, last), Tensor(name, dtype.lower(), tuple(shape), last - first)
 
 
@@ -147,7 +149,7 @@ def _counts(values: Any) -> bool:
 
 
 def _writable(name: str) -> bool:
-    """Whether it can be printed: JSON can hold halves of characters."""
+    """Whether it can be encoded: JSON can contain lone surrogates."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -170,4 +172,4 @@ def _integer(digits: str) -> int:
 
 
 def _constant(name: str) -> None:
-    raise ValueError(f"has {name}, which JSON has not")
+    raise ValueError(f"has {name}, which is not JSON")

@@ -1,4 +1,4 @@
-"""The ids of a text by a checkpoint's own tokenizer.json, so that every stack is given the same."""
+"""Tokenize a text with a checkpoint's own tokenizer.json, so that every stack gets the same ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Name, find and fingerprint the weights of a cell, in either format. Making them is the campaign's work."""
+"""Name, find and fingerprint the weights of a cell, in either format. The campaign creates them."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from typing import Any
 
 from harness.models import checkpoint, gguf_header
 from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
-from harness.models.config_json import BESIDE
+from harness.models.config_json import PACKING_FILES
 from harness.system.cache import cache_folder
 from harness.theory import gguf_types
 from harness.theory.packed import KINDS, Packing
 from harness.theory.shapes import Shape, attention, parameters
 from harness.theory.tensors import bytes_by_type
 
-# Bump when runners/synthetic.py makes other values of the same shape and seed.
-# 2: a Hugging Face checkpoint, from which GGUF files are converted; it was a GGUF.
+# Bump when runners/synthetic.py makes other values for the same shape and seed.
+# 2: a Hugging Face checkpoint, from which GGUF files are converted; 1 was a GGUF.
 SYNTHESIS = 2
 CONVERSION = 1  # bump when runners/llamacpp_convert.py makes other files of the same checkpoint
-SOURCE_QUANT = "f16"  # what a checkpoint is converted to, and what every other type is quantized from
+SOURCE_QUANT = "f16"  # checkpoints are converted to it, and every other type is quantized from it
 FULL_TYPES = ("f32", "f16", "bf16")  # weights of these can be converted and quantized to anything
 CHECKPOINT_ELEMENT_BYTES = 2  # a synthetic one is bf16
 _TOKENIZER = "tokenizer.json"
 
 
 class WeightsError(RuntimeError):
-    """The weights of a cell cannot be had; the message is one sentence."""
+    """The weights of a cell are unavailable; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Weights on this machine: a GGUF file or a folder, what their headers say, what tells them from others.
+    """Weights on this machine: a GGUF file or a folder, with the facts of their headers and a fingerprint.
 
     `format`: gguf or hf. `quant`: a GGUF's type; of a checkpoint the type of its matrices (f32, f16, bf16),
     or how it is quantized, in words (gptq-int4). `tokenizer`: the file that the prompt is tokenized by, a
     GGUF with a vocabulary or a tokenizer.json. `sizes`: model_bytes, parameters, bytes_by_type,
-    input_embedding_bytes and tied, as loaded. `attention`: layers, kv_heads, head_dim; null where they are
-    not told. `revision`: the commit on the hub. `header`: of a GGUF. `packing`: of GPTQ and AWQ. `shards`:
+    input_embedding_bytes and tied, as loaded. `attention`: layers, kv_heads, head_dim; null if
+    unknown. `revision`: the commit on the hub. `header`: of a GGUF. `packing`: of GPTQ and AWQ. `shards`:
     files that the weights are in; `file_bytes`: all of them.
     """
 
@@ -63,25 +63,25 @@ class Ready:
 
 
 def synthetic_name(shape: Shape, seed: int) -> str:
-    """What tells a synthetic model from any other: shape, seed and generator."""
+    """The identity of a synthetic model: shape, seed and generator version."""
     return "synthetic-" + digest({"shape": asdict(shape), "seed": seed, "synthesis": SYNTHESIS})
 
 
 def checkpoint_path(shape: Shape, seed: int) -> Path:
-    """The cache's name of a synthetic checkpoint: a folder."""
+    """The cache folder of a synthetic checkpoint."""
     return cache_folder() / "weights" / synthetic_name(shape, seed).rpartition("-")[2] / "hf"
 
 
 def converted_path(source: str, quant: str, quantizer: str) -> Path:
-    """The cache's name of a GGUF made from a checkpoint, by what tells that one, and who made it.
+    """The cache path of a GGUF made from a checkpoint, by the identity of the source and the quantizer.
 
-    16- and 32-bit types are converted alone, so they are the same whichever quantizer is there.
+    16- and 32-bit types need no quantizer, so they are the same for all of them.
     """
     return quantized_path(f"{source}-converted-{CONVERSION}", quant, "" if quant in FULL_TYPES else quantizer)
 
 
 def quantized_path(source: str, quant: str, quantizer: str) -> Path:
-    """The cache's name of a quantized copy of a 16- or 32-bit GGUF of this fingerprint."""
+    """The cache path of a quantized copy of a 16- or 32-bit GGUF of this fingerprint."""
     return cache_folder() / "weights" / digest([source, quantizer]) / f"{quant}.gguf"
 
 
@@ -151,11 +151,11 @@ def _checkpoint(found: Checkpoint) -> Ready:
 
 
 def _sizes(found: Checkpoint) -> dict[str, Any]:
-    """As GgufHeader.weights, of what transformers loads; of packed tensors by what they hold."""
+    """As GgufHeader.weights, for the tensors that transformers loads; packed tensors by kind."""
     kept = found.loaded
     packed = any(tensor.type not in FLOATS for tensor in kept)
     if packed and found.shape is None:
-        raise WeightsError(f"{found.path}: is packed, and of an architecture whose sizes are not known")
+        raise WeightsError(f"{found.path}: is packed, and the sizes of its architecture are not known")
     by_type = bytes_by_type(
         replace(tensor, type=kind) if (kind := tensor.name.rpartition(".")[2]) in KINDS else tensor
         for tensor in kept
@@ -179,15 +179,15 @@ def _widest_type(found: Checkpoint) -> str | None:
 
 def _fingerprint(found: Checkpoint) -> str:
     """Digest of config.json, of every file's header, and of sizes and times, those of the tokenizer, of
-    settings beside config.json and of Python code too."""
-    assert found.config is not None  # the caller has looked
+    separate settings files and of Python code too."""
+    assert found.config is not None  # checked by the caller
     digest = hashlib.sha256(found.config.read_bytes())
     for path in found.files:
         with path.open("rb") as file:
             start = file.read(8)
             digest.update(start + file.read(int.from_bytes(start, "little")))
-    beside = (found.path / name for name in (_TOKENIZER, *BESIDE))
-    for path in (*found.files, *beside, *sorted(found.path.glob("*.py"))):
+    settings = (found.path / name for name in (_TOKENIZER, *PACKING_FILES))
+    for path in (*found.files, *settings, *sorted(found.path.glob("*.py"))):
         if path.exists():
             status = path.stat()
             digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns} ".encode())
@@ -212,7 +212,7 @@ def check_quantizable(ready: Ready, quant: str) -> None:
     """Raises WeightsError for a file that is quantized already, to another type."""
     if ready.quant not in FULL_TYPES:
         stored = ready.quant or "of an unknown type"
-        raise WeightsError(f"{ready.path}: is {stored}; {quant} was asked for, and that needs f16 weights")
+        raise WeightsError(f"{ready.path}: is {stored}; {quant} was asked for, which needs f16 weights")
 
 
 def check_convertible(ready: Ready) -> None:
@@ -225,22 +225,22 @@ def check_convertible(ready: Ready) -> None:
 
 
 def check_shape(ready: Ready, shape: Shape) -> None:
-    """Raises WeightsError for weights of another shape than the one the config names beside them."""
+    """Raises WeightsError for weights that do not match the shape in the config."""
     named = attention(shape)
     for key, value in (ready.attention or {}).items():
         if value != named[key]:
             what = key.replace("_", " ")
-            raise WeightsError(f"{ready.path}: has {what} {value}, and the shape beside it says {named[key]}")
+            raise WeightsError(f"{ready.path}: has {what} {value}, but the config's shape has {named[key]}")
 
 
 def not_named(model: str, form: str) -> WeightsError:
-    """Of a model whose weights are named by format, for a stack of a format that is not among them."""
+    """The error for a stack whose format is missing from a model's weights by format."""
     return WeightsError(f"model {model} has no {form} weights: name them in the config, as weights.{form}")
 
 
 def cached(path: Path) -> Ready | None:
-    """A file or folder of our own cache if it is there and whole; a damaged one is dropped, to be made
-    again."""
+    """A file or folder of our own cache if it exists and is complete; a damaged one is deleted, to be
+    made again."""
     if not path.exists():
         return None
     try:
@@ -248,7 +248,7 @@ def cached(path: Path) -> Ready | None:
     except WeightsError as damage:
         causes = (damage.__cause__, damage.__cause__ and damage.__cause__.__cause__)
         if any(isinstance(c, OSError) and not isinstance(c, FileNotFoundError) for c in causes):
-            raise  # it cannot be read, which does not say that it is damaged
+            raise  # unreadable does not mean damaged
         drop(path)
         return None
 
@@ -261,6 +261,6 @@ def drop(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def digest(asked: object) -> str:
+def digest(data: object) -> str:
     """16 digits of a hash of plain data, for names in the cache."""
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]

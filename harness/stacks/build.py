@@ -20,7 +20,7 @@ from harness.system.cache import cache_folder, exclusive
 
 # Native builds (-march=native) must not be shared by two kinds of machine through one home directory.
 _CPU_MODEL_LINES = ("model name", "flags", "CPU part", "Features")
-# Of one package that a stack can do without: flash-attn compiles in minutes on many cores, in hours on few.
+# For one optional package: flash-attn compiles in minutes on many cores, in hours on few.
 OPTIONAL_LIMIT_S = 1800.0
 
 
@@ -44,11 +44,11 @@ class Interpreter:
 
     @property
     def without_amx(self) -> bool:
-        """Whether it was compiled without what the CPU has, for the compiler's sake."""
+        """Whether it was compiled without a feature of the CPU because of a compiler fault."""
         return compiler.NO_AMX in self.environment.variables.get("CXXFLAGS", "")
 
     def gaps(self) -> list[str]:
-        """What it was built without, a sentence each."""
+        """Features and packages that the build lacks, a sentence each."""
         name = f"{self.environment.stack}/{self.environment.name}"
         return [
             *([f"{name} is {compiler.WHY_NO_AMX}"] if self.without_amx else []),
@@ -63,7 +63,7 @@ class Interpreter:
 
 def key_of(environment: Environment) -> str:
     """Hash of what an environment is built from: the header, the Python, and the CPU it is compiled for."""
-    asked: list[object] = [
+    parts: list[object] = [
         environment.dependencies,
         environment.source_builds,
         sorted(environment.variables.items()),
@@ -72,11 +72,11 @@ def key_of(environment: Environment) -> str:
         platform.machine(),
         _cpu_model() if environment.source_builds else "",
     ]
-    # Only where given: the keys of environments without them stay what they were.
+    # Only if set, so that the keys of environments without these stay the same.
     for name in ("unisolated", "optional", "imports"):
         if given := getattr(environment, name):
-            asked.append([name, given])
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
+            parts.append([name, given])
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
 def folder_of(environment: Environment) -> Path:
@@ -85,12 +85,12 @@ def folder_of(environment: Environment) -> Path:
 
 def find(environment: Environment) -> Interpreter | None:
     """The built environment, or None: not built, or the Python it was built on is gone."""
-    environment = compiler.mended(environment)
+    environment = compiler.with_workarounds(environment)
     try:
         kept = json.loads((folder_of(environment) / "complete.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if isinstance(kept, list):  # at first it was the lock alone
+    if isinstance(kept, list):  # the first format: the lock alone
         kept = {"lock": kept, "imports": {}, "lacking": {}}
     python = folder_of(environment) / "bin" / "python"
     if not python.exists():
@@ -99,12 +99,12 @@ def find(environment: Environment) -> Interpreter | None:
 
 
 def create(environment: Environment, progress: Callable[[str], None]) -> Interpreter:
-    """Find or build an environment. `progress` gets a short line now and then, and each gap of a new one.
+    """Find or build an environment. `progress` gets a short line now and then, and what a new build lacks.
 
-    Raises EnvironmentFailed, CacheError. A build that was cut off is begun anew; a second builder waits for
+    Raises EnvironmentFailed, CacheError. An interrupted build starts again; a second builder waits for
     the first.
     """
-    environment = compiler.mended(environment)
+    environment = compiler.with_workarounds(environment)
     folder = folder_of(environment)
     with exclusive(folder.with_suffix(".lock")):
         if built := find(environment):
@@ -133,23 +133,23 @@ def create(environment: Environment, progress: Callable[[str], None]) -> Interpr
 
 
 def _venv(steps: Steps, folder: Path) -> None:
-    """Make the empty environment, of our Python where the stack admits it, else of another that uv finds."""
+    """Create the empty environment, with our Python if the stack supports it, else with one that uv finds."""
     environment = steps.environment
     python = _python_for(environment)
     why = steps.run([uv_binary(), "venv", "--python", python, str(folder)])
     if why and python == environment.requires_python:
         ours = f"the harness runs on {platform.python_version()}"
         raise EnvironmentFailed(
-            f"environment {environment.stack}/{environment.name} needs a Python {python}, and uv finds none "
+            f"environment {environment.stack}/{environment.name} needs Python {python}; uv found none "
             f"here ({ours}): {why}; log: {steps.log}"
         )
     _stop_if(why, steps)
 
 
 def _install(steps: Steps, python: Path) -> dict[str, str]:
-    """Install all that is asked for; return why each optional package is lacking. Raises EnvironmentFailed.
+    """Install all packages; return why each missing optional package failed. Raises EnvironmentFailed.
 
-    Packages whose build imports torch come after it, with everything given again: it stays one resolution.
+    Packages whose build imports torch are installed after it, in one resolution with all others.
     """
     environment = steps.environment
     install = [uv_binary(), "pip", "install", "--verbose", "--python", str(python)]
@@ -195,11 +195,11 @@ def _name(requirement: str) -> str:
 def _frozen(uv: str, python: Path, environment: Environment) -> list[str]:
     """Exact versions of what was installed, one `name==version` each."""
     freeze = [uv, "pip", "freeze", "--python", str(python)]
-    said = subprocess.run(freeze, capture_output=True, text=True, env=build_variables({}))
-    if said.returncode:
+    listing = subprocess.run(freeze, capture_output=True, text=True, env=build_variables({}))
+    if listing.returncode:
         name = f"{environment.stack}/{environment.name}"
-        raise EnvironmentFailed(f"environment {name}: uv pip freeze failed: {said.stderr.strip()[-300:]}")
-    return said.stdout.splitlines()
+        raise EnvironmentFailed(f"environment {name}: uv pip freeze failed: {listing.stderr.strip()[-300:]}")
+    return listing.stdout.splitlines()
 
 
 def uv_binary() -> str:

@@ -1,4 +1,4 @@
-"""Whether the compiled modules of an environment import: each is tried in a process of its own."""
+"""Whether the compiled modules of an environment import: each in a separate process."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if importlib.util.find_spec("torch"):
     import torch
 importlib.import_module(sys.argv[1])
 """
-_PYTHON_SAYS = re.compile(r"[\w.]*(?:Error|Exception): (?P<what>.+)")
+_PYTHON_ERROR = re.compile(r"[\w.]*(?:Error|Exception): (?P<what>.+)")
 
 
 def why_not(python: Path, module: str) -> str | None:
-    """Why a module does not import under an environment's python: a binary of another torch, a library that
-    is not here. Null where it does."""
-    # No GPU is needed to import a kernel, and none is taken from who may be measuring on it.
+    """Why a module does not import under an environment's python, e.g. built for another torch or a missing
+    library; null if it imports."""
+    # Importing a kernel needs no GPU; hide it, since a measurement may be using it.
     variables = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     try:
         ran = subprocess.run(
@@ -41,6 +41,6 @@ def why_not(python: Path, module: str) -> str | None:
     if ran.returncode < 0:
         return f"its import is killed by {signal.Signals(-ran.returncode).name}"
     lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
-    said = [match["what"] for line in lines if (match := _PYTHON_SAYS.fullmatch(line))] or lines
-    # The environment's own folders say nothing.
-    return re.sub(r"(?<!\S)/\S*/", "", said[-1])[:300] if said else f"exit status {ran.returncode}"
+    errors = [match["what"] for line in lines if (match := _PYTHON_ERROR.fullmatch(line))] or lines
+    # Drop the environment's own folders from the message.
+    return re.sub(r"(?<!\S)/\S*/", "", errors[-1])[:300] if errors else f"exit status {ran.returncode}"

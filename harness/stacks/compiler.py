@@ -1,4 +1,4 @@
-"""Faults of this machine's C++ compiler that what it builds would die of, and flags that go round them."""
+"""Faults of this machine's C++ compiler that would crash the builds, and flags that work around them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from harness.stacks.header import Environment
 from harness.system.small_files import text
 
-# GCC before 11.5, 12.4, 13.3 and 14 tells of the 64 bytes that _tile_loadconfig reads the first 8 alone, and
-# drops the others as never read (GCC bug 114098; seen with 12.2): llama.cpp's first product on a CPU with AMX
-# then ends in SIGILL (its pull request 26954). Without the macro it takes its AVX-512 kernels.
+# GCC before 11.5, 12.4, 13.3 and 14 declares only the first 8 of the 64 bytes that _tile_loadconfig reads,
+# and drops the others as unused (GCC bug 114098; seen with 12.2). llama.cpp's first product on a CPU with AMX
+# then ends in SIGILL (its pull request 26954). Without the macro it uses its AVX-512 kernels.
 _TILES = "include/amxtileintrin.h"
 _FAULTY = '__asm__ volatile ("ldtilecfg'
 NO_AMX = "-U__AMX_INT8__"
 WHY_NO_AMX = "built without AMX, whose tiles this compiler loses (GCC bug 114098)"
 
 
-def mended(environment: Environment) -> Environment:
-    """The environment with the flags that its builds from source need on this machine; itself where none."""
+def with_workarounds(environment: Environment) -> Environment:
+    """The environment with the flags that its source builds need on this machine; unchanged if none."""
     if not environment.source_builds or not loses_tiles():
         return environment
     flags = {name: f"{os.environ.get(name, '')} {NO_AMX}".strip() for name in ("CFLAGS", "CXXFLAGS")}
@@ -34,7 +34,7 @@ def loses_tiles(cpuinfo: Path = Path("/proc/cpuinfo"), compiler: str = "c++") ->
     if " amx_int8" not in (text(cpuinfo) or ""):
         return False
     try:
-        said = subprocess.run([compiler, f"-print-file-name={_TILES}"], capture_output=True, text=True)
+        answer = subprocess.run([compiler, f"-print-file-name={_TILES}"], capture_output=True, text=True)
     except OSError:
         return False
-    return _FAULTY in (text(Path(said.stdout.strip())) or "")
+    return _FAULTY in (text(Path(answer.stdout.strip())) or "")

@@ -1,7 +1,7 @@
 """Run a command that dies with its parent, its children with it: `python -I guard.py PARENT_PID COMMAND...`
 
-A build starts compilers of its own, which the kernel's parent-death signal does not reach; a signal to the
-process group does. Start it in a session of its own.
+A build starts compilers, which the kernel's parent-death signal does not reach; a signal to the process group
+does. Start it in a new session.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ def main(parent_pid: int, command: list[str]) -> int:
 
 
 def end_with(parent_pid: int, by: signal.Signals) -> None:
-    """Let this process be sent a signal when its parent ends; leave if it has already (Linux)."""
+    """Have the kernel signal this process when its parent ends; exit if it already has (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
         if os.getppid() != parent_pid:  # it died before the call above

@@ -1,5 +1,4 @@
-"""Read what a runner says of itself in its PEP 723 header: options, limits, contexts, weights, environments.
-Imports no stack."""
+"""Read the PEP 723 header of a runner: options, limits, contexts, weights, environments. Imports no stack."""
 
 from __future__ import annotations
 
@@ -42,10 +41,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Limit:
-    """What a stack cannot do, as its library `says` it. Where every option in `when` has one of its values,
-    the rules that are given must hold, of linear layers, of the packing of the weights, of their files, of
-    the device. `covers`: an option that must be at least prompt and new tokens. `never`: the combination
-    itself cannot be. `refuses`: such a cell is not started; else it runs, and the library says so itself."""
+    """A limitation of a stack; `says` is the library's own message. Where every option in `when` has one of
+    its values, the given rules must hold: on linear layers, packing of the weights, their files, the device.
+    `covers`: an option that must be at least prompt + new tokens. `never`: the combination is impossible.
+    `refuses`: such a cell is not started; otherwise it runs, and the library itself fails."""
 
     says: str
     when: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -66,9 +65,9 @@ class Limit:
 
 @dataclass(frozen=True)
 class Context:
-    """How the length of a context that is allocated whole is set, where every option in `when` has one of its
-    values. `option`: takes that length, in tokens. `granule`: lengths are multiples of so many. `dry`: the
-    runner's job `account` tells the memory of a length without taking it."""
+    """How to set the length of a context that is allocated as a whole, where every option in `when` has one
+    of its values. `option`: takes the length in tokens. `granule`: lengths are multiples of this. `dry`: the
+    runner's job `account` computes the memory of a length without allocating it."""
 
     option: str
     granule: int
@@ -79,7 +78,7 @@ class Context:
 @dataclass(frozen=True)
 class Environment:
     """One way to build a stack's interpreter. `device`: the device family it serves. `unisolated`: packages
-    built with the environment's own torch at hand; `optional`: requirements it can do without; `imports`:
+    built with the environment's own torch at hand; `optional`: optional requirements; `imports`:
     compiled modules of kernels."""
 
     stack: str
@@ -96,9 +95,9 @@ class Environment:
 
 @dataclass(frozen=True)
 class Header:
-    """What a runner says of itself. `weights`: the format it loads (gguf, hf, gptq or awq), none, or
+    """The header of a runner. `weights`: the format it loads (gguf, hf, gptq or awq), none, or
     "{option}" for the one that option names. `named`: options whose values stand in every variant's name,
-    given or not. `functional`: devices on which its speed says nothing, and why."""
+    given or not. `functional`: devices on which its speed is meaningless, and why."""
 
     stack: str
     summary: str
@@ -114,8 +113,8 @@ class Header:
         return next((e for e in self.environments.values() if e.device == device), None)
 
     def context_of(self, options: Mapping[str, Any]) -> Context | None:
-        """How these options (resolved) set the context's length; null: the stack has none to set, it
-        grows."""
+        """How these options (resolved) set the context length; null: the context grows, there is nothing to
+        set."""
         return next(
             (
                 context
@@ -164,7 +163,7 @@ def parse(stack: str, text: str) -> Header:
         limits = tuple(_limit(stack, given, options) for given in tool.get("limits", ()))
         functional = dict(tool.get("functional", {}))
         if strange := functional.keys() - {environment.device for environment in environments.values()}:
-            raise HeaderError(f"runners/{stack}.py: functional on {strange.pop()}, which it is not built for")
+            raise HeaderError(f"runners/{stack}.py: functional on {strange.pop()}, without an environment")
         contexts = tuple(_context(stack, given, options) for given in tool.get("context", ()))
         return Header(
             stack,
@@ -204,23 +203,23 @@ def _option(name: str, given: dict[str, Any]) -> Option:
 
 
 def _borrowed(stack: str, tool: dict[str, Any]) -> dict[str, Option]:
-    """Options as another stack's header states them: its own, none that it borrows."""
+    """Options from another stack's header: its own, not those that it borrows."""
     found: dict[str, Option] = {}
     for lender, names in tool.get("borrows", {}).items():
         path = RUNNERS / f"{lender}.py"
         if not path.exists():
-            raise HeaderError(f"runners/{stack}.py: borrows of {lender}, and there is no such stack")
+            raise HeaderError(f"runners/{stack}.py: borrows from {lender}, which is no stack")
         theirs = _own_options(_table(lender, path.read_text(encoding="utf-8"))["tool"]["harness"])
         for name in names:
             if name not in theirs:
-                raise HeaderError(f"runners/{stack}.py: borrows {name} of {lender}, which has no such option")
+                raise HeaderError(f"runners/{stack}.py: borrows {name} from {lender}, which lacks it")
             if name in found or name in tool.get("options", {}):
-                raise HeaderError(f"runners/{stack}.py: borrows {name} of {lender}, and has it already")
+                raise HeaderError(f"runners/{stack}.py: borrows {name} from {lender}, but already has it")
             found[name] = theirs[name]
     return found
 
 
-# Rules by what is written; of the switches, the one value that says anything.
+# The type of each rule; of the switches, the one value that has an effect.
 _RULES: dict[str, type] = {"says": str, "when": dict, "covers": str, "device": str}
 _CAPABILITIES = ("compute_capability", "compute_capability_below")
 _RULES |= dict.fromkeys(_CAPABILITIES, str)
@@ -236,11 +235,11 @@ def _limit(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Lim
         if key not in _RULES and key not in _SWITCHES:
             raise wrong(f"has no rule {key}; there are {', '.join([*_RULES, *_SWITCHES])}")
         if key in _SWITCHES and value is not _SWITCHES[key]:
-            raise wrong(f"says something with {key} = {str(_SWITCHES[key]).lower()} alone")
+            raise wrong(f"accepts only {key} = {str(_SWITCHES[key]).lower()}")
         if key in _RULES and type(value) is not _RULES[key]:
             raise wrong(f"has {key} = {value!r}, expected {_RULES[key].__name__}")
     if not given.get("says"):
-        raise wrong("does not say what the library says")
+        raise wrong("lacks says, the message of the library")
     if not given.keys() - {"says", "when", "refuses"}:
         raise wrong("has no rule")
     known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
@@ -249,7 +248,7 @@ def _limit(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Lim
         raise wrong(f"has covers = {given['covers']!r}, which is no option of type int")
     for key in known.keys() & set(_CAPABILITIES):
         if not re.fullmatch(r"\d+\.\d", given[key]):
-            raise wrong(f"has {key} = {given[key]!r}, expected the like of 8.0")
+            raise wrong(f"has {key} = {given[key]!r}, expected a version such as 8.0")
         known[key] = tuple(map(int, given[key].split(".")))
     return Limit(**(known | {"when": when}))
 
@@ -259,12 +258,12 @@ def _context(stack: str, given: dict[str, Any], options: dict[str, Option]) -> C
         return HeaderError(f"runners/{stack}.py: a context {sentence}")
 
     if given.keys() - {"when"} != {"option", "granule", "dry"}:
-        raise wrong("has option, granule and dry, and may have when")
+        raise wrong("needs option, granule and dry; when is optional")
     option, granule, dry = given["option"], given["granule"], given["dry"]
     if option not in options or options[option].type != "int":
         raise wrong(f"has option = {option!r}, which is no option of type int")
     if type(granule) is not int or granule < 1:
-        raise wrong(f"has granule = {granule!r}, expected a whole number of tokens from 1 on")
+        raise wrong(f"has granule = {granule!r}, expected a whole number of tokens, at least 1")
     if type(dry) is not bool:
         raise wrong(f"has dry = {dry!r}, expected true or false")
     return Context(option, granule, dry, _when(given, options, wrong))
@@ -273,12 +272,12 @@ def _context(stack: str, given: dict[str, Any], options: dict[str, Option]) -> C
 def _when(
     given: dict[str, Any], options: dict[str, Option], wrong: Callable[[str], HeaderError]
 ) -> dict[str, tuple[Any, ...]]:
-    """The values that options must have, by option. Raises `wrong` for one that there is not."""
+    """The values that options must have, by option. Raises `wrong` for an unknown option or value."""
     when = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in given.get("when", {}).items()}
     for name, values in when.items():
         if name not in options:
-            raise wrong(f"is of {name}, which is no option")
+            raise wrong(f"has when = {name}, which is no option")
         choices = (True, False) if options[name].type == "bool" else options[name].choices or values
         if strange := [value for value in values if value not in choices]:
-            raise wrong(f"is of {name} {strange[0]}, which is no choice")
+            raise wrong(f"has when = {name} {strange[0]}, which is no choice")
     return when

@@ -1,4 +1,4 @@
-"""Which limits of a stack a cell would break, by what is known before anything runs. Pure."""
+"""Which limits of a stack a cell would break, as known before a run. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from harness.theory.shapes import Shape
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a cell beside its options; what is null is not checked. `device`: its family.
-    `sharded`: the weights are in several files. `tokens`: of prompt and decode."""
+    """Known facts of a cell besides its options; null is not checked. `device`: its family.
+    `sharded`: the weights are in several files. `tokens`: prompt + decode."""
 
     device: str
     tokens: int
@@ -27,8 +27,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Broken:
-    """A rule that a cell breaks: the reason, and what the library says of it. `refuses`: the cell is not to
-    be started."""
+    """A rule that a cell breaks: the reason, and the library's message. `refuses`: do not start the cell."""
 
     reason: str
     says: str
@@ -36,8 +35,7 @@ class Broken:
 
 
 def broken(header: Header, options: Mapping[str, Any], known: Known) -> list[Broken]:
-    """The rules of a stack's limits that a cell breaks, each once. `options`: all of the stack's, as
-    resolved."""
+    """The rules that a cell breaks, each once. `options`: all of the stack's, resolved."""
     return [
         Broken(reason, limit.says, limit.refuses)
         for limit in header.limits
@@ -68,7 +66,7 @@ def _reasons(limit: Limit, options: Mapping[str, Any], known: Known) -> Iterator
 
 
 def _features(limit: Limit, shape: Shape) -> Iterator[str]:
-    """The first linear layer whose size is no multiple, on either side."""
+    """The first linear layer whose size is not a multiple, for each side."""
     for side, (name, multiple) in enumerate(
         (("out_features", limit.out_features_multiple_of), ("in_features", limit.in_features_multiple_of))
     ):

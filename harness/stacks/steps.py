@@ -1,4 +1,4 @@
-"""Run one step of building an environment: what it gets to see, its output in a log, and why it failed."""
+"""Run one step of building an environment: its variables, its output in a log, and why it failed."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from pathlib import Path
 
 from harness.stacks.header import Environment
 
-# What the builds that uv starts print comes with DEBUG before it; what Python raised, once more at the end.
-# Four spaces before it make it a line of code in a traceback, which may come before what a compiler said.
-_COMPILER_SAYS = re.compile(r"(?i)DEBUG (?! {4}).*(cmake error|\berror: |fatal error)")
-_PYTHON_SAYS = re.compile(r"(DEBUG )?[\w.]*(Error|Exception):")
+# uv prefixes the output of builds with DEBUG, and repeats a Python error at the end. A line with four more
+# spaces is code in a traceback, which may come before the compiler's error.
+_COMPILER_ERROR = re.compile(r"(?i)DEBUG (?! {4}).*(cmake error|\berror: |fatal error)")
+_PYTHON_ERROR = re.compile(r"(DEBUG )?[\w.]*(Error|Exception):")
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of one build. All they print goes to `log`; `progress` hears now and then how long one has
-    taken."""
+    """The steps of one build. All output goes to `log`; `progress` gets the elapsed time of a step now and
+    then."""
 
     environment: Environment
     log: Path
     progress: Callable[[str], None]
 
     def run(self, command: list[str], limit_s: float = inf) -> str | None:
-        """Why the command failed, as a clause; null when it did not. One that takes longer is killed."""
+        """Why the command failed, as a clause; null if it did not. The limit kills it."""
         start = time.monotonic()
         with self.log.open("ab") as sink:
             begun = sink.tell()
@@ -63,12 +63,12 @@ class Steps:
 
 
 def build_variables(variables: dict[str, str]) -> dict[str, str]:
-    """What uv and the compilers it starts get to see: ours, and the environment's own variables."""
-    # uv does not read pip's settings: a local wheel folder is passed on. Python downloads may be out of
-    # reach.
+    """Variables of uv and of the compilers that it starts: ours, and the environment's own."""
+    # uv does not read pip's settings, so pass on a local wheel folder. Python downloads may be
+    # unreachable.
     inherited = {"UV_PYTHON_DOWNLOADS": "never", **os.environ}
     if "PIP_FIND_LINKS" in os.environ:
-        # pip parts several folders by spaces, uv by commas.
+        # pip separates folders by spaces, uv by commas.
         inherited.setdefault("UV_FIND_LINKS", ",".join(os.environ["PIP_FIND_LINKS"].split()))
     inherited.pop("VIRTUAL_ENV", None)
     given = inherited | variables
@@ -78,7 +78,7 @@ def build_variables(variables: dict[str, str]) -> dict[str, str]:
 
 
 def _has_torch(folders: str, backend: str | None) -> bool:
-    """Whether one of these folders (parted by commas) has a wheel of torch for the backend asked for."""
+    """Whether one of these folders (separated by commas) has a wheel of torch for this backend."""
     found = [
         wheel.name for folder in folders.split(",") if folder for wheel in Path(folder).glob("torch-*.whl")
     ]
@@ -92,18 +92,18 @@ def _kill(build: subprocess.Popen[bytes]) -> None:
 
 
 def _why(log: Path, begun: int) -> str:
-    """What a log says from a byte on went wrong: a compiler's first error, else what Python raised last, else
-    uv's own error; and the lines that go on from it."""
+    """The error in a log from byte `begun` on: a compiler's first error, else the last Python exception, else
+    uv's own error; with the lines that continue it."""
     text = log.read_bytes()[begun:].decode(errors="replace")
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line not in ("", "DEBUG") and "Warning: " not in line]
     places = [
-        next((i for i, line in enumerate(lines) if _COMPILER_SAYS.match(line)), None),
-        next((i for i in reversed(range(len(lines))) if _PYTHON_SAYS.match(lines[i])), None),
+        next((i for i, line in enumerate(lines) if _COMPILER_ERROR.match(line)), None),
+        next((i for i in reversed(range(len(lines))) if _PYTHON_ERROR.match(lines[i])), None),
         next((i for i, line in enumerate(lines) if line.startswith(("error:", "\u00d7"))), len(lines) - 1),
     ]
     first = next(place for place in places if place is not None)
-    said = [line.removeprefix("DEBUG ").strip() for line in lines[max(0, first) :][:4]]
+    reason = [line.removeprefix("DEBUG ").strip() for line in lines[max(0, first) :][:4]]
     own = ("hint:", "error:", "Traceback", "During handling")
-    more = takewhile(lambda line: not line.startswith(own), said[1:])
-    return " ".join([*said[:1], *more])[:400] or "no output"
+    more = takewhile(lambda line: not line.startswith(own), reason[1:])
+    return " ".join([*reason[:1], *more])[:400] or "no output"

@@ -1,1 +1,1 @@
-"""What the arithmetic says before anything runs. Pure: values in, values out."""
+"""Memory and speed estimates before a run. Pure: values in, values out."""

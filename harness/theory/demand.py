@@ -1,4 +1,4 @@
-"""What a model asks of a machine, from its shape and the form of its weights. Pure."""
+"""Bytes and FLOP per token of a model, from its shape and the form of its weights. Pure."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""How much time a cell will take, roughly, before anything exists. Pure."""
+"""A rough estimate of the time of a cell before it runs. Pure."""
 
 from __future__ import annotations
 
-# What decode on CPUs was seen to reach of the read bandwidth (0.5B, 2 cores: 46 to 60% of it for weights, 30%
-# for KV).
+# The measured MBU of decode on CPUs (0.5B, 2 cores: 46 to 60% for weights, 30% for KV).
 CPU_SHARE = 0.4
 START_S = 2.0  # interpreter, loading and warm-up of a small model
 
@@ -16,8 +15,8 @@ def seconds(
     static_cache_tokens: int | None,
     bandwidth_bytes_per_s: float,
 ) -> float:
-    """Of one repeat: every step reads the weights once and the KV cache so far, or all of a static one, at a
-    share of the bandwidth."""
+    """Time of one repeat: every step reads the weights once and the KV cache so far (all of a static one), at
+    a fraction of the bandwidth."""
     mean_context = prompt_tokens + new_tokens / 2 if static_cache_tokens is None else static_cache_tokens
     read = new_tokens * (weight_bytes + kv_bytes_per_token * mean_context)
     return read / (CPU_SHARE * bandwidth_bytes_per_s) + START_S

@@ -1,4 +1,4 @@
-"""Shapes by name: the model families people run, from the config.json of each. Pure.
+"""Shapes of common model families by name, from the config.json of each. Pure.
 
 A name stands for the base model as the hub has it (Qwen3: the one without a suffix). `vocab_size` is the rows
 stored, padding included; `context` is max_position_embeddings.
@@ -90,8 +90,8 @@ def _qwen3(hidden: int, layers: int, ffn: int, heads: int, tied: bool = False) -
 
 
 # Qwen1.5: all untied, as in the published tables and the GGUF files (on the hub 0.5B ties its embeddings).
-# -mha: without GQA, which the published study counts beside the real ones. The tiny ones are for tests and
-# first tries: their speed says nothing.
+# -mha: without GQA, which the published study lists besides the real ones. The tiny ones are for tests and
+# first tries: their speed is meaningless.
 SHAPES: dict[str, Shape] = {
     "qwen1.5-0.5b": _qwen15(1024, 24, 2816, 16),
     "qwen1.5-1.8b": _qwen15(2048, 24, 5504, 16),

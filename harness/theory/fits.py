@@ -1,4 +1,4 @@
-"""Whether a model fits a machine: at the least any stack needs, in llama.cpp, and in transformers. Pure."""
+"""Whether a model fits a machine: at the lower bound of any stack, in llama.cpp, in transformers. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from harness.theory.tensors import Tensor, of_shape
 
 IDEAL, LLAMA_CPP, TRANSFORMERS = "ideal", "llama.cpp", "transformers"
 FLOATS = ("f32", "f16", "bf16")
-# How transformers holds weights of so many bits: in 16, or by bitsandbytes.
+# How transformers holds weights of these widths: in 16 bits, or by bitsandbytes.
 _BITSANDBYTES = {16.0: None, 8.0: "int8", 4.0: "nf4"}
 
 
 @dataclass(frozen=True)
 class Form:
-    """The form that weights take: all at `bits`, or exactly these `tensors` (of so many `parameters`, where a
-    file tells). `label` names it in a table."""
+    """The form that weights take: all at `bits`, or exactly these `tensors` (with `parameters`, if the file
+    has them). `label` names it in a table."""
 
     label: str
     bits: float | None = None
@@ -32,27 +32,27 @@ class Form:
 
 
 def by_stack(
-    shape: Shape, form: Form, asked: Demand, machine: Machine, context: int
+    shape: Shape, form: Form, needs: Demand, machine: Machine, context: int
 ) -> dict[str, dict[str, Any] | None]:
     """By stack, whether `context` tokens fit: `need_bytes`, `spare_bytes` (negative: short), `longest` (at
     most the trained context) and `longest_uncapped`; null where the stack cannot load the form.
 
-    The ideal has all of the memory; the others what the machine's reserve leaves of it.
+    The ideal uses all of the memory; the others subtract the machine's reserve.
     """
-    weights_bytes = asked.weight_bytes_per_token + asked.embedding_bytes
-    ideal = Model(shape, weights_bytes, asked.embedding_bytes, asked.kv_bytes_per_token)
+    weights_bytes = needs.weight_bytes_per_token + needs.embedding_bytes
+    ideal = Model(shape, weights_bytes, needs.embedding_bytes, needs.kv_bytes_per_token)
     on_gpu = machine.compute_capability is not None or machine.unified
-    beside: dict[str, tuple[Engine, Model] | None] = {LLAMA_CPP: None, TRANSFORMERS: None}
+    stacks: dict[str, tuple[Engine, Model] | None] = {LLAMA_CPP: None, TRANSFORMERS: None}
     if _in_gguf(form):
-        beside[LLAMA_CPP] = LlamaCpp(on_gpu), ideal
+        stacks[LLAMA_CPP] = LlamaCpp(on_gpu), ideal
     if (weights := _in_torch(shape, form)) is not None:
         engine = Torch(machine.compute_capability is not None)
-        beside[TRANSFORMERS] = engine, Model(shape, weights, 0.0, asked.kv_bytes_per_token)
+        stacks[TRANSFORMERS] = engine, Model(shape, weights, 0.0, needs.kv_bytes_per_token)
     found: dict[str, dict[str, Any] | None] = {
         IDEAL: _fit(Ideal(), ideal, float(machine.memory_bytes), context)
     }
     available = machine.memory_bytes - machine.reserve.value
-    return found | {name: each and _fit(*each, available, context) for name, each in beside.items()}
+    return found | {name: each and _fit(*each, available, context) for name, each in stacks.items()}
 
 
 def _fit(engine: Engine, model: Model, available: float, context: int) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _in_gguf(form: Form) -> bool:
 
 
 def _in_torch(shape: Shape, form: Form) -> float | None:
-    """Bytes of the weights once transformers has loaded them; null where it does not load such a form."""
+    """Bytes of the weights once transformers has loaded them; null if it cannot load this form."""
     if form.bits in _BITSANDBYTES:
         return float(loaded_bytes(of_shape(shape), "bf16", _BITSANDBYTES[form.bits]))
     if form.bits is not None or form.label in QUANTS or _is_gguf(form.tensors):

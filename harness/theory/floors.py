@@ -1,4 +1,4 @@
-"""How fast a machine could be at best: what a step must read, what it must compute, the larger of both. Pure.
+"""The roofline of a machine: time to read, time to compute, and the larger of the two. Pure.
 
 Batch 1. Times in seconds, sizes in bytes. `n` is a position counting from 1: at n a step attends to n tokens.
 Derivations: docs/theory.md.
@@ -15,7 +15,7 @@ COPIED = 3  # a concatenated cache: n read by attention, n read and n written by
 
 @dataclass(frozen=True)
 class Demand:
-    """What a model with its weights in one form asks of a machine.
+    """Bytes and FLOP of a model with its weights in one form.
 
     `layer_bytes`, `lm_head_bytes`: as streamed by one step; `embedding_bytes`: resident, not streamed (none
     if tied). `attention_flops`: of one query and one cached token, over all layers. `window`: tokens
@@ -38,13 +38,13 @@ class Demand:
 
     @property
     def flops_per_token(self) -> float:
-        """Of one decode step at no context: a multiplication and an addition per active parameter."""
+        """FLOP of one decode step at zero context: a multiplication and an addition per active parameter."""
         return 2.0 * (self.layer_params + self.lm_head_params)
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What a machine can do: bytes read per second, floating-point operations per second."""
+    """The limits of a machine: bytes read per second, floating-point operations per second."""
 
     bytes_per_s: float
     flops: float
@@ -73,7 +73,7 @@ def kv_tokens_moved(demand: Demand, n: int, kv_read: str, length: int | None = N
 def decode_floor_s(
     demand: Demand, ceiling: Ceiling, n: int, kv_read: str = "grows", length: int | None = None
 ) -> float:
-    """The least one decode step at n takes: max(bytes / bandwidth, operations / rate)."""
+    """Lower bound of a decode step at n: max(bytes / bandwidth, operations / rate)."""
     moved = demand.kv_bytes_per_token * kv_tokens_moved(demand, n, kv_read, length)
     read = demand.weight_bytes_per_token + moved
     flops = demand.flops_per_token + demand.attention_flops * attended(demand, n, kv_read, length)
@@ -81,7 +81,7 @@ def decode_floor_s(
 
 
 def B_s(demand: Demand, ceiling: Ceiling, kv_read: str = "grows", length: int | None = None) -> float:
-    """Latency at zero context, by bandwidth: the weights once, and with a static cache all of it."""
+    """B, TPOT extrapolated to zero context, memory-bound: the weights once, and all of a static cache."""
     read = demand.weight_bytes_per_token
     if kv_read == "full":
         read += demand.kv_bytes_per_token * kv_tokens_moved(demand, 0, kv_read, length)
@@ -89,7 +89,7 @@ def B_s(demand: Demand, ceiling: Ceiling, kv_read: str = "grows", length: int | 
 
 
 def W_tokens_per_s(demand: Demand, ceiling: Ceiling, kv_read: str = "grows") -> float | None:
-    """Tokens of context per extra second; null where latency does not depend on n (a static cache).
+    """W, tokens of context per extra second; null where latency does not depend on n (a static cache).
 
     A padded cache has the ideal slope on average; a windowed one has it up to its window.
     """
@@ -107,11 +107,11 @@ def prefill_floor_s(
     kv_block: int | None = None,
     chunk: int | None = None,
 ) -> float:
-    """The least a prompt of n tokens takes, filled layer by layer, each layer's weights read once a chunk.
+    """Lower bound of prefill for n tokens, layer by layer, each layer's weights read once per chunk.
 
-    `lm_head`: on `every` token, or on the `last` alone. `kv_block`: tokens that share one reading of the
-    cache: 1 as the published study has it, some 64 to 128 in fused attention, null for a whole chunk, which
-    is the least. `chunk`: tokens per pass; null for all.
+    `lm_head`: on `every` token, or on the `last` alone. `kv_block`: tokens that share one read of the
+    cache: 1 in the published study, some 64 to 128 in fused attention, null for a whole chunk, the
+    minimum. `chunk`: tokens per pass; null for all.
     """
     total, size = 0.0, chunk or n
     block = kv_block or size
@@ -133,10 +133,10 @@ def prefill_floor_s(
 def prefill_knees(
     demand: Demand, ceiling: Ceiling, lm_head: str = "last"
 ) -> tuple[float, float | None] | None:
-    """Prompt lengths between which prefill is bound by compute, the KV cache read again by every token.
+    """Prompt lengths between which prefill is compute-bound, if every token reads the KV cache again.
 
-    Below the first, reading the weights takes longer; above the second (null: never), reading the cache does.
-    Null where compute never is the larger. Exact crossings, not whole tokens: with p = n (n + 1) / 2 they are
+    Below the first, reading the weights dominates; above the second (null: never), reading the cache.
+    Null if prefill is never compute-bound. Exact crossings, not whole tokens: with p = n (n + 1) / 2 they are
     the roots of 2 n layer + 2 h lm_head + attention p = (weights + kv p) * rate / bandwidth, h = n or 1.
     """
     every = lm_head == "every"
@@ -158,12 +158,12 @@ def prefill_knees(
 
 
 def compute_bound_batch(demand: Demand, ceiling: Ceiling) -> float:
-    """Sequences decoded at once from which computing takes longer than reading the weights."""
+    """The batch size from which decode is compute-bound."""
     return demand.weight_bytes_per_token / ceiling.bytes_per_s * ceiling.flops / demand.flops_per_token
 
 
 def max_ctx(memory_bytes: float, resident_bytes: float, kv_bytes_per_token: float) -> int | None:
-    """Tokens of KV cache that fit beside the weights; null where not one does."""
+    """Tokens of KV cache that fit besides the weights; null if none fits."""
     tokens = math.floor((memory_bytes - resident_bytes) / kv_bytes_per_token)
     return tokens if tokens > 0 else None
 
@@ -183,7 +183,7 @@ def speculative_speedup(
 
 
 def verify_cost(demand: Demand, ceiling: Ceiling, tokens: int) -> float:
-    """Time of several tokens at once over that of one: 1 as long as reading the weights takes longer."""
+    """Time of several tokens at once over that of one; 1 while memory-bound."""
     read_s = demand.weight_bytes_per_token / ceiling.bytes_per_s
     compute_s = demand.flops_per_token / ceiling.flops
     return max(read_s, tokens * compute_s) / max(read_s, compute_s)
@@ -197,8 +197,8 @@ def _roots(quadratic: float, linear: float, constant: float) -> tuple[float, flo
             return None
         falling = math.sqrt(square) - linear if square >= 0 else 0.0
         return 0.0, 2 * constant / falling if falling else None  # above zero from the start
-    first = -2 * constant / (linear + math.sqrt(square))  # the form that does not cancel
-    if quadratic >= 0 or first == 0:  # attending costs more than reading the cache: nothing ends it
+    first = -2 * constant / (linear + math.sqrt(square))  # the form without cancellation
+    if quadratic >= 0 or first == 0:  # attention computes longer than it reads: no upper end
         return first, None if quadratic >= 0 else -linear / quadratic
     return first, constant / quadratic / first
 

@@ -1,7 +1,7 @@
-"""What a model takes of a device's memory while it decodes: weights, KV cache, buffers, runtime. Pure.
+"""Device memory of a model while it decodes: weights, KV cache, buffers, runtime. Pure.
 
-The one estimator of memory: of `harness theory`, of dry runs, and of searches whose stack has no account of
-its own. Where each term comes from, and how far off it was: docs/theory.md, "Does it fit".
+The only estimator of memory: for `harness theory`, for dry runs, and for searches whose stack has no job
+`account`. Source and error of each term: docs/theory.md, "Does it fit".
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Parts = dict[str, float]
 
 GIB, MIB = 2**30, 2**20
 CUDA_RUNTIME_BYTES = 0.5 * GIB  # a CUDA context with its kernels and cuBLAS
-PADDING = 256  # llama.cpp pads a context to so many tokens
+PADDING = 256  # llama.cpp pads a context to a multiple of this
 F32 = 4
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model as a stack holds it. `weight_bytes`: all of it; `embedding_bytes`: of that the input embedding,
-    none where it is the lm_head too."""
+    """A model as a stack holds it. `weight_bytes`: all of them; `embedding_bytes`: the input embedding's
+    part of these, 0 if tied to the lm_head."""
 
     shape: Shape
     weight_bytes: float
@@ -34,19 +34,19 @@ class Model:
 
 
 class Engine(Protocol):
-    """How a stack uses memory. `granule`: contexts are multiples of so many tokens."""
+    """How a stack uses memory. `granule`: contexts are multiples of this."""
 
     @property
     def granule(self) -> int: ...
 
     def parts(self, model: Model, tokens: int) -> Parts:
-        """Bytes that a context of so many tokens takes, filled to its end."""
+        """Bytes of a context of this length, filled to its end."""
         ...
 
 
 @dataclass(frozen=True)
 class Ideal:
-    """Weights without the input embedding, KV cache, and nothing else: no stack can hold more."""
+    """Weights without the input embedding, KV cache, and nothing else: the upper bound of any stack."""
 
     granule: int = 1
 
@@ -61,9 +61,9 @@ class Ideal:
 class LlamaCpp:
     """llama.cpp, all layers on one device, the input embedding in main memory.
 
-    `ubatch`: tokens of a prompt in one pass. The compute buffer is the largest of three moments of a pass
-    (llama.cpp's own account, llama-cpp-python 0.3.36): attention with its scores in F32, the feed-forward,
-    the logits. On a CPU pages of logits that nobody asks for are not touched.
+    `ubatch`: tokens of a prompt in one pass. The compute buffer is the largest of three stages of a pass
+    (as reported by llama.cpp, llama-cpp-python 0.3.36): attention with its scores in F32, the feed-forward,
+    the logits. On a CPU, pages of unused logits are not touched.
     """
 
     on_gpu: bool
@@ -85,7 +85,7 @@ class LlamaCpp:
             moments.append(F32 * u * (shape.vocab_size + 2 * hidden))
             found["weights"] -= model.embedding_bytes
             return found | {"compute": float(max(moments)), "runtime": CUDA_RUNTIME_BYTES}
-        # ggml's CPU code converts the scores, and the inputs of a matrix, to the other factor's type.
+        # On CPUs ggml converts the scores, and the inputs of a matrix, to the other factor's type.
         work = scores / 2 + 2 * u * max(ffn, hidden)
         bookkeeping = n * (48 + 96)  # llama.cpp's KV cells, and the sets of those in use
         return found | {"compute": max(moments) + work + bookkeeping, "runtime": 64.0 * MIB}
@@ -95,9 +95,9 @@ class LlamaCpp:
 class Torch:
     """transformers, and the stacks that load into it.
 
-    `cache`: `static`, allocated whole; `dynamic`, of which one layer is held twice while it grows; `rebuilt`,
-    as by transformers in early 2024 (4.39), when a loop held the old cache until it had all of the new.
-    `rope_tables`: a cosine and a sine table of the trained context in each layer, 16 bits, as it had then.
+    `cache`: `static`, allocated as a whole; `dynamic`, with one layer held twice while it grows; `rebuilt`,
+    as in transformers in early 2024 (4.39), which held the old cache until the new one was complete.
+    `rope_tables`: a 16-bit cosine and sine table of the trained context in each layer, as at that time.
     `scratch_bytes`: see exllama_v2_scratch.
     """
 
@@ -123,15 +123,15 @@ class Torch:
             "kv": kv,
             "compute": self.scratch_bytes + tables,
             "runtime": CUDA_RUNTIME_BYTES if self.on_gpu else 400.0 * MIB,
-            # cuBLAS workspaces, activations, what torch's allocator cannot use: what the published study's
-            # rows leave over.
+            # cuBLAS workspaces, activations, memory that torch's allocator cannot use: the remainder in the
+            # published study's rows.
             "slack": 0.6 * GIB if self.on_gpu else 100.0 * MIB,
         }
 
 
 def cuda_block_bytes(size: float) -> float:
-    """What torch's caching allocator takes from CUDA for one tensor among many as large: segments of 20 MiB
-    up to 10 MiB, above that multiples of 2 MiB (c10/cuda/CUDACachingAllocator.h)."""
+    """CUDA memory that torch's caching allocator takes per tensor among many of equal size: segments of
+    20 MiB up to 10 MiB, above that multiples of 2 MiB (c10/cuda/CUDACachingAllocator.h)."""
     if size <= MIB:
         return size
     if size < 10 * MIB:
@@ -140,8 +140,8 @@ def cuda_block_bytes(size: float) -> float:
 
 
 def exllama_v2_scratch(shape: Shape) -> float:
-    """Bytes that auto-gptq's and autoawq's ExLlamaV2 kernels keep for themselves: a dequantized matrix, and
-    the outputs of 8 sequences of 2,048 tokens, of the largest layer (qlinear_exllamav2.py)."""
+    """Scratch memory of auto-gptq's and autoawq's ExLlamaV2 kernels: a dequantized matrix, and the
+    outputs of 8 sequences of 2,048 tokens, of the largest layer (qlinear_exllamav2.py)."""
     matrices = [t.dims for t in of_shape(shape) if t.name.startswith("blk.0.") and len(t.dims) == 2]
     return max(2.0 * n_in * n_out for n_out, n_in in matrices) + max(
         F32 * 2048.0 * 8 * n_out for n_out, _ in matrices
@@ -153,7 +153,7 @@ def total(engine: Engine, model: Model, tokens: int) -> float:
 
 
 def longest(engine: Engine, model: Model, available_bytes: float) -> int | None:
-    """The most tokens that fit, a multiple of the engine's granule; null where one granule does not."""
+    """The most tokens that fit, a multiple of the engine's granule; null if one granule does not fit."""
     low, high = 0, int(available_bytes / model.kv_bytes_per_token / engine.granule) + 2
     while high - low > 1:
         middle = (low + high) // 2

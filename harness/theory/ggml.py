@@ -1,12 +1,12 @@
 """ggml's tensor types: name, elements and bytes of a block. Pure.
 
 Source: enum ggml_type in ggml.h, the type traits in ggml.c and the sizes of blocks in ggml-common.h, vendored
-by llama-cpp-python 0.3.36. Numbers that are not here (4, 5, 31 to 33, 36 to 38) were taken out of ggml.
+by llama-cpp-python 0.3.36. Missing numbers (4, 5, 31 to 33, 36 to 38) were removed from ggml.
 """
 
 from __future__ import annotations
 
-# By ggml's own type number, as it stands in a GGUF file.
+# By ggml's type number, as in a GGUF file.
 TYPES: dict[int, tuple[str, int, int]] = {
     0: ("f32", 1, 4),
     1: ("f16", 1, 2),

@@ -1,7 +1,7 @@
-"""Which ggml type llama.cpp gives each tensor of a model that it quantizes, by its own rules. Pure.
+"""The ggml type that llama.cpp gives each tensor when it quantizes a model. Pure.
 
 For dense models with separate q, k and v, without an importance matrix. Source: llama_tensor_get_type and
-what it calls in llama.cpp's src/llama-quant.cpp, as of llama-cpp-python 0.3.36.
+its callees in llama.cpp's src/llama-quant.cpp, as of llama-cpp-python 0.3.36.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, of_shape, typed
 
-# The type of every matrix that no rule below names, in the order in which files of Qwen1.5-7B shrink (f16 and
-# bf16 are of one size there, and q5_k_s and q5_0). Other shapes may differ.
+# The type of every matrix without a rule below, by decreasing size of Qwen1.5-7B files (f16 and bf16 have the
+# same size there, as have q5_k_s and q5_0). Other shapes may differ.
 _BASE = {
     "f32": "f32",
     "f16": "f16",
@@ -46,8 +46,7 @@ def _more_bits(layer: int, layers: int) -> bool:
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
-# What gets more bits than the rest: in files of this type, these parts, this type, in these layers. The first
-# that fits.
+# Tensors with more bits than the rest: file type, parts, their type, layers. The first match counts.
 _RULES: list[tuple[str, tuple[str, ...], str, Callable[[int, int], bool]]] = [
     ("q5_k_m", ("attn_v", "ffn_down"), "q6_k", _more_bits),
     ("q4_k_m", ("attn_v", "ffn_down"), "q6_k", _more_bits),
@@ -60,10 +59,10 @@ _RULES: list[tuple[str, tuple[str, ...], str, Callable[[int, int], bool]]] = [
     ("q2_k", ("attn_v", "attn_output", "ffn_down"), "q3_k", _all),
 ]
 
-# Types in blocks of 256 -> what a matrix gets whose rows 256 does not divide.
+# Types in blocks of 256 -> the fallback of a matrix whose row length is not a multiple of 256.
 _FALLBACK = {"q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0", "q3_k": "q4_0", "q2_k": "q4_0"}
 # Q3_K fell back to Q4_1 when the published files of Qwen1.5 were made (llama.cpp 1182cf4, January 2024): 1.8B
-# and 14B have such rows in ffn_down. All else was as today for a model that is not tied, as theirs are not.
+# and 14B have such rows in ffn_down. All else was as today for untied models, such as these.
 _FALLBACK_AS_PUBLISHED = _FALLBACK | {"q3_k": "q4_1"}
 
 

@@ -1,6 +1,6 @@
 """The shape of a checkpoint from its parsed config.json, as transformers would build the model. Pure.
 
-The file is believed in nothing: whatever it holds, the answer is a Shape or a ConfigJsonError.
+The file is not trusted: for any content the result is a Shape or a ConfigJsonError.
 Defaults and biases: configuration_*.py and modeling_*.py of transformers' llama, mistral, qwen2 and qwen3.
 """
 
@@ -23,16 +23,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 
 class ConfigJsonError(ValueError):
-    """No shape follows from this config.json; the message is one printable line of bounded length."""
+    """This config.json gives no shape; the message is one printable line of bounded length."""
 
 
 class NoShape(ConfigJsonError):
-    """Nothing is wrong with the file, but a Shape cannot say this model; transformers may know it."""
+    """A valid file, but of a model that Shape cannot describe; transformers may support it."""
 
 
 @dataclass(frozen=True)
 class _Family:
-    """llama.cpp's name of the architecture, transformers' of the class, and what stands for a missing key."""
+    """llama.cpp's name of the architecture, transformers' name of the class, defaults of missing keys."""
 
     arch: str
     causal: str
@@ -51,9 +51,9 @@ _FAMILIES = {
 def shape_of(config: Mapping[str, Any]) -> Shape:
     """The shape of a dense Llama, Mistral, Qwen2 or Qwen3 model for text, or of the one inside a wrapper.
 
-    A number without a default that is missing is refused, never guessed. Without `num_key_value_heads` every
-    head has its own. A sliding window counts where the model heeds it (Mistral; Qwen with use_sliding_window)
-    and all layers have it; over some layers only, a Shape cannot say it, so that is refused.
+    A missing number without a default is an error, never guessed. Without `num_key_value_heads` every head
+    has its own. A sliding window counts if the model uses it (Mistral; Qwen with use_sliding_window) in all
+    layers; Shape cannot describe one in some layers, so that is an error.
     """
     config = _mapping(config, "config.json")
     kind, text = _decoder(config)
@@ -91,9 +91,9 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
 
 
 def quantization_of(config: Mapping[str, Any]) -> str | None:
-    """How the weights are quantized, in a few words ("gptq 4-bit, group 128"); null if nothing says so.
+    """How the weights are quantized, in a few words ("gptq 4-bit, group 128"); null if they are not.
 
-    A detail that makes no sense is left out; a method that is no name is a ConfigJsonError.
+    Invalid details are omitted; an invalid method is a ConfigJsonError.
     """
     for key, given in quantization_configs(config):
         if found := _quantization(given, key):
@@ -102,7 +102,7 @@ def quantization_of(config: Mapping[str, Any]) -> str | None:
 
 
 def quantization_configs(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What a config.json says of quantization, by its keys. Raises ConfigJsonError."""
+    """The quantization of a config.json, by its keys. Raises ConfigJsonError."""
     config = _mapping(config, "config.json")
     for place in (config, config.get("text_config")):
         for key in ("quantization_config", "compression_config", "quantization"):  # the last is MLX's own
@@ -115,7 +115,7 @@ def _quantization(given: Mapping[str, Any], key: str) -> str | None:
     if not given:
         return None
     method = given.get("quant_method")
-    if method is None:  # bitsandbytes did not name itself at first, and MLX does not
+    if method is None:  # early bitsandbytes and MLX do not name their method
         flags = {"load_in_4bit", "load_in_8bit"} & given.keys()
         method = "bitsandbytes" if flags else "mlx" if "bits" in given else "unnamed"
     if not isinstance(method, str) or not _NAME.fullmatch(method):
@@ -128,25 +128,27 @@ def _quantization(given: Mapping[str, Any], key: str) -> str | None:
 
 
 def _details(given: Mapping[str, Any]) -> tuple[int | None, str, str]:
-    """Bits, group and blocks, as far as they are told."""
+    """Bits, group and blocks; null or empty if not given."""
     groups = given.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
     weights = first.get("weights") if isinstance(first, Mapping) else None
-    told = {**given, **(weights if isinstance(weights, Mapping) else {})}
+    settings = {**given, **(weights if isinstance(weights, Mapping) else {})}
     names = ("bits", "w_bit", "num_bits", "nbits")
-    bits = next((told[name] for name in names if _within(told.get(name), 64)), None)
+    bits = next((settings[name] for name in names if _within(settings.get(name), 64)), None)
     if bits is None:
-        bits = 4 if told.get("load_in_4bit") is True else 8 if told.get("load_in_8bit") is True else None
-    size = told.get("group_size", told.get("q_group_size"))
+        bits = (
+            4 if settings.get("load_in_4bit") is True else 8 if settings.get("load_in_8bit") is True else None
+        )
+    size = settings.get("group_size", settings.get("q_group_size"))
     group = f"group {size}" if _within(size, _MOST) else "one group a row" if size == -1 else ""
-    block = told.get("weight_block_size")
+    block = settings.get("weight_block_size")
     if isinstance(block, list) and len(block) == 2 and all(_within(side, _MOST) for side in block):
         return bits, group, f"blocks of {block[0]} x {block[1]}"
     return bits, group, ""
 
 
 def _decoder(config: Mapping[str, Any], nested: bool = False) -> tuple[str, Mapping[str, Any]]:
-    """The family, and the part of the file that describes the model for text."""
+    """The family, and the part of the file with the text model."""
     kind = config.get("model_type")
     named = kind if isinstance(kind, str) and _NAME.fullmatch(kind) else "this model"
     for key in _EXPERTS:
@@ -159,9 +161,9 @@ def _decoder(config: Mapping[str, Any], nested: bool = False) -> tuple[str, Mapp
         if not nested and isinstance(inner, Mapping):
             return _decoder(inner, nested=True)
         what = "text_config.model_type" if nested else "model_type"
-        said = f"{what} is missing" if kind is None else f"{what} {shown(kind)} is not known"
+        problem = f"{what} is missing" if kind is None else f"{what} {shown(kind)} is not known"
         mistake = NoShape if isinstance(kind, str) else ConfigJsonError
-        raise mistake(f"{said}; known: {', '.join(_FAMILIES)}")
+        raise mistake(f"{problem}; known: {', '.join(_FAMILIES)}")
     if config.get("architectures") is not None and not _is_causal(config, kind):
         names = config["architectures"]
         first = names[0] if isinstance(names, list) and names else names
@@ -170,7 +172,7 @@ def _decoder(config: Mapping[str, Any], nested: bool = False) -> tuple[str, Mapp
 
 
 def _is_causal(config: Mapping[str, Any], kind: str) -> bool:
-    """Whether the architectures name the model with an lm_head; early LLaMA files say LLaMAForCausalLM."""
+    """Whether the architectures name the causal language model; early LLaMA files have LLaMAForCausalLM."""
     names = config.get("architectures")
     return isinstance(names, list) and any(
         isinstance(name, str) and name.lower() == _FAMILIES[kind].causal.lower() for name in names[:10]
@@ -178,7 +180,7 @@ def _is_causal(config: Mapping[str, Any], kind: str) -> bool:
 
 
 def _theta(config: Mapping[str, Any]) -> float:
-    """Transformers 5 keeps it inside rope_parameters, which counts before the key of transformers 4."""
+    """Transformers 5 keeps it in rope_parameters, which takes precedence over the key of transformers 4."""
     inner = config.get("rope_parameters")
     if inner is not None and _mapping(inner, "rope_parameters").get("rope_theta") is not None:
         return _number(inner, "rope_theta", _MOST_THETA)

@@ -1,8 +1,8 @@
-"""The arithmetic of "How is LLaMa.cpp possible?", its published figures beside ours. Pure.
+"""The arithmetic of "How is LLaMa.cpp possible?": published figures and ours. Pure.
 
 Source: Finbarr Timbers, https://finbarr.ca/how-is-llama-cpp-possible/ (2023). It takes 2 P bytes-per-weight
-as the bytes of a token. Each weight is read once, so its tokens per second are half of what bandwidth allows;
-the two in 2 P belongs to the operations, a multiplication and an addition each. The Raspberry Pi's figure
+as the bytes of a token. Each weight is read once, so its tokens per second are half of the bandwidth limit;
+the 2 in 2 P counts operations, a multiplication and an addition each. The Raspberry Pi's figure
 follows from neither form.
 """
 
@@ -38,14 +38,14 @@ def speeds() -> Table:
     """Tokens per second at 4 bits.
 
     `article_formula`: bandwidth / (2 P / 2 bytes), P as in the model's name. `by_memory`: bandwidth / (P / 2
-    bytes), P exact. `by_compute`: rate / 2 P. `floor`: ours, the lesser of both, no input embedding.
+    bytes), P exact. `by_compute`: rate / 2 P. `floor`: ours, the lesser of the two, no input embedding.
     """
     rows: Table = []
     for machine_name, model, nominal, published, seen in _SPEEDS:
         machine, shape = MACHINES[machine_name], SHAPES[model]
         bandwidth, rate = machine.bandwidth.value, machine.rates[machine.rate].value
-        asked = demand.of_bits(shape, BITS)
-        step_s = max(asked.weight_bytes_per_token / bandwidth, asked.flops_per_token / rate)
+        needs = demand.of_bits(shape, BITS)
+        step_s = max(needs.weight_bytes_per_token / bandwidth, needs.flops_per_token / rate)
         rows.append(
             {
                 "machine": machine_name,

@@ -1,7 +1,7 @@
 """Bytes of a checkpoint's weights once torch has loaded them, as typed or as bitsandbytes packs them. Pure.
 
-Source: bitsandbytes 0.50's Linear8bitLt and Linear4bit, as transformers puts them in place of every linear
-layer but lm_head; embeddings, norms and biases keep the type that is asked for.
+Source: bitsandbytes 0.50's Linear8bitLt and Linear4bit, as transformers substitutes them for every linear
+layer but lm_head; embeddings, norms and biases keep the requested dtype.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What theory knows of a machine: memory, bandwidth, rates, what of its memory no model can have. Pure."""
+"""Data of a machine: memory, bandwidth, rates, reserved memory. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Figure(NamedTuple):
-    """A value and where it is from."""
+    """A value and its source."""
 
     value: float
     source: str
@@ -18,10 +18,9 @@ class Figure(NamedTuple):
 class Machine:
     """`memory` in bytes, `bandwidth` in bytes/s, `rates` in operations/s by type; `rate`: the default one.
 
-    `compute_capability`: major and minor of NVIDIA's, null of others. `peak_bandwidth`: what the memory's
-    data sheet allows, where `bandwidth` is what was measured. `board`: a whole computer with its memory
-    soldered on, so that its name tells how fast its CPU may read. `unified`: memory that a GPU shares with
-    its CPU.
+    `compute_capability`: NVIDIA's major and minor, null for others. `peak_bandwidth`: of the memory's data
+    sheet, if `bandwidth` was measured. `board`: a computer with soldered memory, so that its name implies
+    its CPU's bandwidth. `unified`: memory that a GPU shares with its CPU.
     """
 
     name: str
@@ -36,7 +35,7 @@ class Machine:
 
     @property
     def reserve(self) -> Figure:
-        """Bytes of memory that a model cannot have."""
+        """Bytes of memory that a model cannot use."""
         if self.unified:
             share = 1 / 3 if self.memory.value <= 36 * 2**30 else 1 / 4
             return Figure(self.memory.value * share, _METAL)
@@ -51,7 +50,7 @@ class Machine:
     def kernel_rate(self, quantized: bool) -> str | None:
         """The rate that bounds matrix products of weights of 16 bits, or `quantized` to fewer: the fastest
         units that kernels multiply them with. Null where that rate is not known."""
-        if not set(self.rates).isdisjoint(ASKED_OR_MEASURED):
+        if not set(self.rates).isdisjoint(OWN_OR_MEASURED):
             return self.rate
         names: tuple[str, ...] = ("fp16", "fp32")  # Apple's GPUs have no other units
         if self.compute_capability is not None:
@@ -63,7 +62,7 @@ class Machine:
 
     @property
     def memory_bytes(self) -> int:
-        """What a model can use at most: VRAM, unified memory or RAM."""
+        """The most memory that a model can use: VRAM, unified memory or RAM."""
         return int(self.memory.value)
 
     @property
@@ -72,7 +71,7 @@ class Machine:
 
     @property
     def data_sheet_bytes_per_s(self) -> float:
-        """What no measurement can exceed."""
+        """The upper bound of any measurement."""
         return (self.peak_bandwidth or self.bandwidth).value
 
     @property
@@ -82,19 +81,19 @@ class Machine:
 
 
 def drives_display(gpu: str) -> bool:
-    """A gaming card, by its name: its driver keeps memory for a display, and its `fp16` is of plain units."""
+    """A consumer card, by its name: its driver reserves memory for a display; `fp16` has no tensor cores."""
     return "GeForce" in gpu
 
 
-# What llama.cpp's 46 longest contexts of the published study leave of its card, beside its own buffers and a
-# CUDA context: a desktop with its display on it.
+# The memory that llama.cpp's 46 longest contexts of the published study leave free, besides its own
+# buffers and a CUDA context: a desktop with a display on the card.
 DISPLAY_RESERVE_BYTES = round(0.7 * 2**30)
 DRIVER_RESERVE_BYTES = 2**29
 SYSTEM_RESERVE_BYTES = 2**30
 _METAL = (
-    "macOS lets its GPU have about two thirds of the memory, three quarters of more than 36 GiB (newer "
+    "macOS gives its GPU about two thirds of the memory, three quarters above 36 GiB (newer "
     "versions more): https://github.com/exo-explore/exo/pull/1672, "
     "https://github.com/ggml-org/llama.cpp/issues/1870"
 )
 
-ASKED_OR_MEASURED = {"own", "measured"}  # rates of a user's own machine, and of this one
+OWN_OR_MEASURED = {"own", "measured"}  # rates of a user's own machine, and measured on this one

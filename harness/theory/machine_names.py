@@ -1,4 +1,4 @@
-"""Machine names as people and NVML write them, to the machines that we know, one per memory size. Pure."""
+"""Map machine names as people and NVML write them to the known machines, one per memory size. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.theory.machine import Figure, Machine
 from harness.theory.machines import MACHINES
 from harness.theory.names import LONGEST, NotUnderstood, did_you_mean, listed
 
-# GiB of the sizes that are sold, by the makers' pages that the machines' own figures name.
+# The memory sizes sold, in GiB, from the makers' pages named with the machines' figures.
 _SOLD: dict[str, tuple[float, ...]] = {
     "apple-m1": (8, 16),
     "apple-m2": (8, 16, 24),
@@ -24,7 +24,7 @@ _SOLD: dict[str, tuple[float, ...]] = {
     "rpi-5": (2, 4, 8, 16),
 }
 _FORM = {"pcie", "sxm"}
-# Words that say no more than the chip does.
+# Words that add nothing to the chip's name.
 _ALSO = {
     "a100-40gb": {"pcie", "sxm"},
     "h100-sxm": {"hbm3"},  # "H100 80GB HBM3", as NVML names it
@@ -45,7 +45,7 @@ _FILLING = {"nvidia", "geforce", "rtx", "tesla", "gpu", "apple", "amd", "ryzen",
 
 
 class _Chip(NamedTuple):
-    """The words that a machine's name must have, and those it may have; the sizes it is sold with, in GiB."""
+    """Words that a machine's name must and may contain; the memory sizes it is sold with, in GiB."""
 
     must: set[str]
     may: set[str]
@@ -55,10 +55,10 @@ class _Chip(NamedTuple):
 def machines(
     text: str, known: Mapping[str, Machine] = MACHINES, memory: float | None = None
 ) -> dict[str, Machine]:
-    """The machines that a name stands for: one, or one of each kind and memory size it is sold with.
+    """The machines that a name stands for: one, or one per kind and memory size sold.
 
-    `memory` in GiB chooses among the sizes, else takes their place. Names that are in `known` and not ours
-    are understood as they are, in lower case. Raises NotUnderstood.
+    `memory` in GiB chooses among the sizes, or replaces them. Names that only `known` has are matched
+    as they are, in lower case. Raises NotUnderstood.
     """
     name = text.strip().lower()
     if name in known and known[name] is not MACHINES.get(name):
@@ -104,7 +104,7 @@ def same_speed(found: Sequence[Machine]) -> bool:
 
 
 def one_of_each(text: str, found: Mapping[str, Machine]) -> str | None:
-    """The sentence that a name has more rows than one; null for one."""
+    """The note that a name has several rows; null for one."""
     if len(found) == 1:
         return None
     several = len({machine.memory_bytes for machine in found.values()}) > 1
@@ -113,7 +113,7 @@ def one_of_each(text: str, found: Mapping[str, Machine]) -> str | None:
 
 
 def joined(words: Sequence[str], is_name: Callable[[str], bool]) -> list[str]:
-    """Words that the shell has split, as names: `RTX 4060 Ti 16GB` is one, `m2 4090` two."""
+    """Join words that the shell split into names: `RTX 4060 Ti 16GB` is one, `m2 4090` two."""
     found, at = [], 0
     while at < len(words):
         ends = range(min(len(words), at + 6), at + 1, -1)
@@ -140,7 +140,7 @@ def _chip(key: str, machine: Machine) -> _Chip:
 
 
 def _with_memory(key: str, machine: Machine, sizes: Sequence[float]) -> dict[str, Machine]:
-    """A machine with each of these sizes, which its name has where it could have another."""
+    """A machine with each of these sizes; its name has the size if several are possible."""
     found = {}
     for size in sizes:
         if size * 2**30 == machine.memory_bytes and key not in _SOLD:
@@ -153,7 +153,7 @@ def _with_memory(key: str, machine: Machine, sizes: Sequence[float]) -> dict[str
 
 
 def _hint(name: str, rest: set[str], known: Sequence[str]) -> str:
-    """What may have been meant, of the same family; else what to do."""
+    """A suggestion from the same family, else what to do."""
     own = "harness theory --from takes your own"
     if wider := [key for key, chip in _CHIPS.items() if rest < chip.must]:
         return did_you_mean(wider)

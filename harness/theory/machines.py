@@ -2,8 +2,8 @@
 
 Rates are dense, in operations per second (a multiplication and an addition are two). `fp16` is a data-centre
 card's tensor cores but a GeForce's plain units, whose tensor cores are `fp16-tensor` (adding in FP16) and
-`fp16-tensor-fp32` (adding in FP32). Bandwidth is SI, memory binary, as sold: what ECC, a driver, a system or
-macOS's limit for its GPU keeps is not taken off. Compute capabilities are of NVIDIA's list, CUDA GPU Compute
+`fp16-tensor-fp32` (adding in FP32). Bandwidth is SI, memory binary, as sold: memory kept by ECC, a driver, a
+system or macOS's GPU limit is not subtracted. Compute capabilities are from NVIDIA's list, CUDA GPU Compute
 Capability: https://developer.nvidia.com/cuda-gpus
 """
 
@@ -61,7 +61,7 @@ def _card(
     gb_per_s: float,
     rates: Mapping[str, float | Given],
 ) -> Machine:
-    """A card whose figures stand in one document, but for rates that bring their own."""
+    """A card whose figures are from one document, except rates with their own source."""
     sourced = {key: rate if isinstance(rate, tuple) else (rate, source) for key, rate in rates.items()}
     return _machine(name, (gib, source), (gb_per_s, source), sourced, capability)
 

@@ -1,7 +1,7 @@
-"""Model names as people type them, of the hub or of Ollama, to the shapes that we know. Pure.
+"""Map model names as people type them, of the hub or of Ollama, to the known shapes. Pure.
 
 A name is a set of words: Qwen2.5-7B-Instruct and qwen2.5:7b-instruct are {qwen, 2.5, 7b, instruct}. Every
-word must be one of the shape's, or one that leaves a shape as it is. What fits several shapes is refused.
+word must belong to the shape or be one that does not change it. A name that fits several shapes is an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.theory.families import SHAPES
 from harness.theory.gguf_types import QUANTS
 from harness.theory.shapes import Shape
 
-LONGEST = 64  # characters; comparing is quadratic in length, and no name known is that long
+LONGEST = 64  # characters; the comparison is quadratic in length, and no known name is that long
 _MOST_LISTED = 12
 
 # Who publishes these models, or copies them unchanged. Any other `folder/name` is a path.
@@ -49,7 +49,7 @@ _NOT_KNOWN_YET = (
 
 
 class NotUnderstood(ValueError):
-    """A name that stands for nothing known, or for more than one; `hint` says what to do."""
+    """An unknown or ambiguous name; `hint`: what to do."""
 
     def __init__(self, hint: str, ambiguous: bool = False) -> None:
         super().__init__(hint)
@@ -69,9 +69,9 @@ class Model(NamedTuple):
 
 
 def model(text: str, shapes: Mapping[str, Shape] = SHAPES, otherwise: str = "") -> Model:
-    """The model that a name stands for; of `shapes` the names in lower case are understood as they are.
+    """The model that a name stands for; names of `shapes` in lower case match as they are.
 
-    Raises NotUnderstood, with a hint of the same family. `otherwise`: what to do where no shape is known.
+    Raises NotUnderstood, with a hint from the same family. `otherwise`: what to do for an unknown shape.
     """
     name = text.strip().lower()
     if name in shapes:
@@ -137,7 +137,7 @@ def _with_context(name: str, shape: Shape, words: set[str], tuned: bool) -> Mode
 
 
 def _hint(name: str, core: set[str], of: Mapping[str, set[str]], otherwise: str) -> str:
-    """What may have been meant, of the same family; else what to do."""
+    """A suggestion from the same family, else what to do."""
     starts = {match[0] for word in re.split(r"[\s_:/-]+", name) if (match := re.match("[a-z]+", word))}
     if other := next((family for family in _NOT_KNOWN_YET if family.lower() in starts), None):
         return f"{other} is not known yet" + (f"; {otherwise}" if otherwise else "")

@@ -1,4 +1,4 @@
-"""What GPTQ and AWQ checkpoints store of a model: their settings, and the bytes of each kind of tensor. Pure.
+"""GPTQ and AWQ checkpoints: their settings, and the bytes of each kind of tensor. Pure.
 
 Layout: auto-gptq 0.7.1 (qlinear_cuda_old.py) and autoawq 0.2.9 (gemm.py); both pack 32 bits into an int32.
 """
@@ -34,7 +34,7 @@ class Packing:
 
     @property
     def words(self) -> str:
-        """As tables call it: gptq-int4."""
+        """The name in tables, such as gptq-int4."""
         return f"{self.method}-int{self.bits}"
 
 

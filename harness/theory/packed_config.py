@@ -1,4 +1,4 @@
-"""What a file of settings says of GPTQ or AWQ weights, as the libraries that write it mean it. Pure.
+"""Parse the settings of GPTQ or AWQ weights, as the libraries that write them define them. Pure.
 
 Keys: BaseQuantizeConfig of auto-gptq 0.7.1, AwqConfig of autoawq 0.2.9, QuantizeConfig of gptqmodel 7.6.0.
 """
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 
 def packing_of(config: Mapping[str, Any]) -> Packing | None:
-    """How a config.json says that the weights are packed; null where it says nothing of GPTQ or AWQ.
+    """The GPTQ or AWQ settings of a config.json; null if it has none.
 
     Raises ConfigJsonError.
     """
@@ -30,7 +30,7 @@ def packing_of(config: Mapping[str, Any]) -> Packing | None:
 
 
 def packing_in(given: Mapping[str, Any], prefix: str = "", method: str | None = None) -> Packing | None:
-    """As packing_of, of the settings alone. `prefix`: of their keys in messages. `method`: where they name
+    """As packing_of, from the settings only. `prefix`: of their keys in messages. `method`: if they name
     none."""
     method = given.get("quant_method") or method
     method = method.lower() if isinstance(method, str) else None
@@ -76,7 +76,7 @@ def _group_size(given: Mapping[str, Any], prefix: str) -> int:
 
 
 def _first(given: Mapping[str, Any], names: tuple[str, ...], prefix: str) -> tuple[str, object]:
-    """What is under the first of the names that is there."""
+    """The value of the first of the names that exists."""
     found = next((name for name in names if given.get(name) is not None), None)
     if found is None:
         raise ConfigJsonError(f"{prefix}{names[0]} is missing")

@@ -1,8 +1,8 @@
-"""The published study's theory tables again, from the formulas alone, in the form it printed them. Pure.
+"""The published study's theory tables, recomputed from the formulas, in the printed form. Pure.
 
 Study: single-user inference of Qwen1.5 on one RTX 4090 (noooop/noooop.github.io, folder benchmarking/, CC0).
-Every table has the columns of its CSV, and every cell is text. What the source has printed otherwise than its
-own formulas give stands in SLIPS, and nowhere else.
+Every table has the columns of its CSV, and every cell is text. Where the source differs from its own
+formulas, SLIPS has the difference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CEILING = floors.Ceiling(
     CARD.bandwidth_bytes_per_s / 1e9 * PUBLISHED.giga, CARD.rates[CARD.rate].value / 1e12 * PUBLISHED.tera
 )
 
-# (table, row, column): what the source printed, and why the formulas give something else.
+# (table, row, column): the printed value, and why the formulas give another.
 SLIPS: dict[tuple[str, str, str], tuple[str, str]] = {
     ("kv_cache", "110B", "kv_params_per_1024_tokens_mi"): (
         "128",
@@ -77,11 +77,11 @@ def kv_cache() -> Table:
 
 
 def max_ctx_theory_4090() -> Table:
-    """Tokens of 16-bit KV cache beside the weights without the embedding, in 24 GiB."""
+    """Tokens of 16-bit KV cache that fit in 24 GiB besides the weights without the embedding."""
 
     def cell(shape: Shape, bits: int) -> str:
-        asked = demand.of_bits(shape, bits, norms=PUBLISHED.norms)
-        tokens = floors.max_ctx(CARD.memory_bytes, asked.weight_bytes_per_token, asked.kv_bytes_per_token)
+        needs = demand.of_bits(shape, bits, norms=PUBLISHED.norms)
+        tokens = floors.max_ctx(CARD.memory_bytes, needs.weight_bytes_per_token, needs.kv_bytes_per_token)
         return "oom" if tokens is None else str(tokens)
 
     return [
@@ -91,11 +91,11 @@ def max_ctx_theory_4090() -> Table:
 
 
 def prefill_knees_4090() -> Table:
-    """Prompt lengths between which prefill is bound by compute."""
+    """Prompt lengths between which prefill is compute-bound."""
     rows = []
     for (name, shape), bits, lm_head in product(_shapes(MODELS), (16, 8, 4), ("every", "last")):
-        asked = demand.of_bits(shape, bits, norms=PUBLISHED.norms)
-        found = floors.prefill_knees(asked, CEILING, lm_head) or (None, None)
+        needs = demand.of_bits(shape, bits, norms=PUBLISHED.norms)
+        found = floors.prefill_knees(needs, CEILING, lm_head) or (None, None)
         first, second = ("" if knee is None else str(PUBLISHED.knee(knee)) for knee in found)
         rows.append(
             {
@@ -113,10 +113,10 @@ def decode_theory_4090() -> Table:
     """W in tokens per ms, and B in ms: the latency of the first token."""
     rows = []
     for (name, shape), bits in product(_shapes(MODELS), (16, 8, 4)):
-        asked = demand.of_bits(shape, bits, norms=PUBLISHED.norms)
-        W = floors.W_tokens_per_s(asked, CEILING)
+        needs = demand.of_bits(shape, bits, norms=PUBLISHED.norms)
+        W = floors.W_tokens_per_s(needs, CEILING)
         assert W is not None  # a growing cache
-        first_s = floors.decode_floor_s(asked, CEILING, n=1)
+        first_s = floors.decode_floor_s(needs, CEILING, n=1)
         rows.append(
             {
                 "model": name,

@@ -1,4 +1,4 @@
-"""One flat object per model, machine and form of the weights: all that `harness theory` says. Pure."""
+"""The output of `harness theory`: one flat object per model, machine and form of the weights. Pure."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked beside models and machines.
+    """Options besides models and machines.
 
     `kv_bits`: of an element of the KV cache. `kv_read`, `length`, `kv_block`: see floors. `context`: the
     position decode is also given at. `prompt`: tokens of prefill; `chunks`: sizes to cut it into. `rate`:
-    which of a machine's rates computing is counted at; null for its own choice. `speculation`: acceptance,
+    which of a machine's rates to compute with; null for its default. `speculation`: acceptance,
     draft length and draft cost.
     """
 
@@ -50,14 +50,14 @@ class Ask:
 def row(
     name: str, shape: Shape, form: Form, machine_name: str | None, machine: Machine | None, ask: Ask
 ) -> Row:
-    """Counts are whole numbers, sizes bytes; what needs a machine is null without one."""
+    """Counts are whole numbers, sizes bytes; values that need a machine are null without one."""
     if form.bits is not None:
-        asked = demand.of_bits(shape, form.bits, ask.kv_bits, ask.units.norms)
+        needs = demand.of_bits(shape, form.bits, ask.kv_bits, ask.units.norms)
     else:
-        asked = demand.of_tensors(shape, form.tensors, ask.kv_bits)
-    resident = asked.weight_bytes_per_token + asked.embedding_bytes
+        needs = demand.of_tensors(shape, form.tensors, ask.kv_bits)
+    resident = needs.weight_bytes_per_token + needs.embedding_bytes
     norms = ask.units.norms
-    said: Row = {
+    fields: Row = {
         "model": name,
         "machine": machine_name,
         "weights": form.label,
@@ -70,16 +70,16 @@ def row(
         "kv_elements_per_token": kv_elements_per_token(shape),
         "kv_bits": ask.kv_bits,
         "window": shape.window,
-        "kv_bytes_per_token": asked.kv_bytes_per_token,
+        "kv_bytes_per_token": needs.kv_bytes_per_token,
         "model_bytes": resident,
-        "weight_bytes_per_token": asked.weight_bytes_per_token,
+        "weight_bytes_per_token": needs.weight_bytes_per_token,
         "bytes_by_part": bytes_by_part(form.tensors) if form.tensors else None,
         "bytes_by_type": _by_type(form.tensors, shape.tied) if form.tensors else None,
-        "flop_per_byte": asked.flops_per_token / asked.weight_bytes_per_token,
+        "flop_per_byte": needs.flops_per_token / needs.weight_bytes_per_token,
         "speculative_speedup": ask.speculation and floors.speculative_speedup(*ask.speculation),
     }
-    said |= dict.fromkeys(ON_MACHINE)
-    return said | (_on_machine(shape, form, asked, machine, ask) if machine else {})
+    fields |= dict.fromkeys(ON_MACHINE)
+    return fields | (_on_machine(shape, form, needs, machine, ask) if machine else {})
 
 
 OF_SHAPE = (
@@ -98,10 +98,10 @@ ON_MACHINE = (
 def row_without_shape(
     name: str, form: Form, tied: bool, machine_name: str | None, machine: Machine | None, ask: Ask
 ) -> Row:
-    """The same for tensors whose model's shape is not known: bytes and B, and null for the rest."""
+    """The same for tensors of an unknown shape: bytes and B, and null for the rest."""
     size = sum(tensor.bytes for tensor in form.tensors)
     streamed = sum(streamed_bytes(tensor, tied) for tensor in form.tensors)
-    said: Row = dict.fromkeys((*OF_SHAPE, *ON_MACHINE)) | {
+    fields: Row = dict.fromkeys((*OF_SHAPE, *ON_MACHINE)) | {
         "model": name,
         "machine": machine_name,
         "weights": form.label,
@@ -115,9 +115,9 @@ def row_without_shape(
         "bytes_by_type": _by_type(form.tensors, tied),
     }
     if machine is None:
-        return said
+        return fields
     bytes_per_s = machine.bandwidth_bytes_per_s * ask.units.giga / 1e9
-    return said | {
+    return fields | {
         "bytes_per_s": bytes_per_s,
         "memory_bytes": machine.memory_bytes,
         "B_ms": streamed / bytes_per_s * 1e3,
@@ -126,14 +126,14 @@ def row_without_shape(
     }
 
 
-def _on_machine(shape: Shape, form: Form, asked: Demand, machine: Machine, ask: Ask) -> Row:
-    bits = (asked.weight_bytes_per_token + asked.embedding_bytes) * 8 / parameters(shape)
+def _on_machine(shape: Shape, form: Form, needs: Demand, machine: Machine, ask: Ask) -> Row:
+    bits = (needs.weight_bytes_per_token + needs.embedding_bytes) * 8 / parameters(shape)
     known = machine.rate if ask.units.data_sheet_rate else machine.kernel_rate(is_quantized(bits))
     rate = ask.rate or known
     scale = ask.units.tera / 1e12
     flops = machine.rates[rate].value * scale if rate else math.inf
     ceiling = Ceiling(machine.bandwidth_bytes_per_s * ask.units.giga / 1e9, flops)
-    fits = by_stack(shape, form, asked, machine, ask.context)
+    fits = by_stack(shape, form, needs, machine, ask.context)
     found: Row = {
         "bytes_per_s": ceiling.bytes_per_s,
         "flops": flops if rate else None,
@@ -153,8 +153,8 @@ def _on_machine(shape: Shape, form: Form, asked: Demand, machine: Machine, ask: 
     held = max(fit["longest_uncapped"] or 0 for fit in counted)
     if not ask.units.data_sheet_rate and held < ask.prompt:
         return found
-    found |= _decode(asked, ceiling, ask, bool(rate), held)
-    return found | (_prefill(asked, ceiling, ask) if rate else {})
+    found |= _decode(needs, ceiling, ask, bool(rate), held)
+    return found | (_prefill(needs, ceiling, ask) if rate else {})
 
 
 def is_quantized(bits_per_weight: float) -> bool:
@@ -162,17 +162,17 @@ def is_quantized(bits_per_weight: float) -> bool:
     return bits_per_weight < 15
 
 
-def _decode(asked: Demand, ceiling: Ceiling, ask: Ask, knows_rate: bool, held: int) -> Row:
+def _decode(needs: Demand, ceiling: Ceiling, ask: Ask, knows_rate: bool, held: int) -> Row:
     """`held`: the tokens of context that fit."""
-    W = floors.W_tokens_per_s(asked, ceiling, ask.kv_read)
-    B_ms = floors.B_s(asked, ceiling, ask.kv_read, ask.length) * 1e3
+    W = floors.W_tokens_per_s(needs, ceiling, ask.kv_read)
+    B_ms = floors.B_s(needs, ceiling, ask.kv_read, ask.length) * 1e3
     if ask.units.first_token_in_B and W is not None:
         B_ms += 1e3 / W
-    compute_ms = asked.flops_per_token / ceiling.flops * 1e3
+    compute_ms = needs.flops_per_token / ceiling.flops * 1e3
     cache = ask.length if ask.kv_read == "full" and ask.length is not None else math.inf
-    at_context = None  # where the context, or the static cache, cannot hold so many
+    at_context = None  # if the context, or the static cache, is too short for it
     if ask.context <= min(held, cache):
-        at_context = floors.decode_floor_s(asked, ceiling, ask.context, ask.kv_read, ask.length)
+        at_context = floors.decode_floor_s(needs, ceiling, ask.context, ask.kv_read, ask.length)
     return {
         "W_tokens_per_ms": W and W / 1e3,
         "B_ms": B_ms,
@@ -184,18 +184,18 @@ def _decode(asked: Demand, ceiling: Ceiling, ask: Ask, knows_rate: bool, held: i
     }
 
 
-def _prefill(asked: Demand, ceiling: Ceiling, ask: Ask) -> Row:
-    """What needs a rate of computing."""
+def _prefill(needs: Demand, ceiling: Ceiling, ask: Ask) -> Row:
+    """The fields that need a compute rate."""
 
     def prefill_ms(lm_head: str, chunk: int | None = None) -> float:
-        return floors.prefill_floor_s(asked, ceiling, ask.prompt, lm_head, ask.kv_block, chunk) * 1e3
+        return floors.prefill_floor_s(needs, ceiling, ask.prompt, lm_head, ask.kv_block, chunk) * 1e3
 
     whole = prefill_ms("last")
     return {
-        "compute_bound_batch": floors.compute_bound_batch(asked, ceiling),
-        "speculative_speedup": ask.speculation and _speedup(asked, ceiling, *ask.speculation),
+        "compute_bound_batch": floors.compute_bound_batch(needs, ceiling),
+        "speculative_speedup": ask.speculation and _speedup(needs, ceiling, *ask.speculation),
         "prefill_ms": {"every": prefill_ms("every"), "last": whole},
-        "prefill_knees": knees(asked, ceiling, ask.units),
+        "prefill_knees": knees(needs, ceiling, ask.units),
         "chunked_prefill": [
             {"chunk": chunk, "ms": ms, "ratio": ms / whole}
             for chunk, ms in ((chunk, prefill_ms("last", chunk)) for chunk in ask.chunks)
@@ -203,14 +203,14 @@ def _prefill(asked: Demand, ceiling: Ceiling, ask: Ask) -> Row:
     }
 
 
-def _speedup(asked: Demand, ceiling: Ceiling, acceptance: float, length: int, cost: float) -> float:
-    verify = floors.verify_cost(asked, ceiling, length + 1)
+def _speedup(needs: Demand, ceiling: Ceiling, acceptance: float, length: int, cost: float) -> float:
+    verify = floors.verify_cost(needs, ceiling, length + 1)
     return floors.speculative_speedup(acceptance, length, cost, verify)
 
 
-def knees(asked: Demand, ceiling: Ceiling, units: Units) -> dict[str, list[int | None] | None]:
-    """By lm_head, the crossings as whole prompt lengths; null where compute is never the larger."""
-    crossings = {which: floors.prefill_knees(asked, ceiling, which) for which in ("every", "last")}
+def knees(needs: Demand, ceiling: Ceiling, units: Units) -> dict[str, list[int | None] | None]:
+    """By lm_head, the crossings as whole prompt lengths; null if prefill is never compute-bound."""
+    crossings = {which: floors.prefill_knees(needs, ceiling, which) for which in ("every", "last")}
     return {
         which: ends and [None if end is None else units.knee(end) for end in ends]
         for which, ends in crossings.items()

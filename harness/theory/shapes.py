@@ -1,6 +1,4 @@
-"""The shape of a dense Llama- or Qwen2-like model, and what follows from it alone: parameters and KV cache.
-Pure.
-"""
+"""The shape of a dense Llama- or Qwen2-like model, with its parameters and KV cache. Pure."""
 
 from __future__ import annotations
 
@@ -46,12 +44,12 @@ class Shape:
 
 
 def attention(shape: Shape) -> dict[str, int]:
-    """What the KV cache's size follows from: layers, kv_heads and head_dim."""
+    """The dimensions of the KV cache: layers, kv_heads and head_dim."""
     return {"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
 
 
 def layer_params(shape: Shape, norms: bool = True) -> int:
-    """All but the embedding and lm_head; without `norms`: weights and biases of the linear layers alone."""
+    """All but the embedding and lm_head; without `norms`: weights and biases of the linear layers only."""
     hidden, q, kv, ffn = shape.hidden_size, shape.q_width, shape.kv_width, shape.intermediate_size
     layer = 2 * hidden * q + 2 * hidden * kv + 3 * hidden * ffn
     layer += (q + 2 * kv) * shape.qkv_bias + hidden * shape.o_bias + (2 * ffn + hidden) * shape.mlp_bias
@@ -61,12 +59,12 @@ def layer_params(shape: Shape, norms: bool = True) -> int:
 
 
 def lm_head_params(shape: Shape) -> int:
-    """Of the output matrix; the input embedding has as many, and is the same matrix where they are tied."""
+    """Of the output matrix; the input embedding has as many, and is the same matrix if tied."""
     return shape.vocab_size * shape.hidden_size
 
 
 def active_params(shape: Shape, norms: bool = True) -> int:
-    """What a decode step computes with: all but the input embedding, of which it takes one row."""
+    """Parameters that a decode step computes with: all but the input embedding, of which it reads one row."""
     return layer_params(shape, norms) + lm_head_params(shape)
 
 

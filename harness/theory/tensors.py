@@ -1,4 +1,4 @@
-"""A model's tensors, one by one: name, type, bytes, part, and what of them a decode step streams. Pure."""
+"""A model's tensors: name, type, bytes, part, and the bytes that a decode step streams. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 from harness.theory import ggml
 from harness.theory.shapes import Shape
 
-# What a tensor is for, by the names that llama.cpp and Hugging Face checkpoints give it; the first that fits.
+# The part of a tensor by its name in llama.cpp and Hugging Face checkpoints; the first match counts.
 _PARTS = {
     "norm": r"norm",
     "embedding": r"token_embd|embed_tokens",
@@ -47,7 +47,7 @@ class Tensor:
 
 
 class Typed(Protocol):
-    """Whatever has a type's name and bytes."""
+    """Anything with a type's name and bytes."""
 
     @property
     def type(self) -> str: ...
@@ -70,8 +70,8 @@ def typed(name: str, type_name: str, dims: tuple[int, ...]) -> Tensor:
 def streamed_bytes(tensor: Tensor, tied: bool) -> int:
     """Bytes of a tensor that one decode step reads.
 
-    An untied input embedding is left out (one row is read); a tied one is the lm_head, read in full, and
-    a second copy that a checkpoint stores is not loaded.
+    An untied input embedding does not count (one row is read); a tied one is the lm_head, read in full; a
+    second stored copy is not loaded.
     """
     if tensor.part == ("lm_head" if tied else "embedding"):
         return 0

@@ -1,4 +1,4 @@
-"""The two ways to count: SI, as data sheets mean it, and as the published study did. Pure."""
+"""Two sets of units: SI as in data sheets, and those of the published study. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 class Units:
     """How figures are counted.
 
-    `giga`, `tera`: what a data sheet's GB/s and TFLOP/s are multiplied with. `norms`: whether the weights of
+    `giga`, `tera`: multipliers of a data sheet's GB/s and TFLOP/s. `norms`: whether the weights of
     norms count. `first_token_in_B`: whether B is the latency at n = 1, which reads one token of KV cache.
-    `knee_offset`: added to the last whole prompt length before a crossing. `data_sheet_rate`: computing is
-    counted at the machine's first rate, and speeds are given whether or not the model fits.
+    `knee_offset`: added to the last whole prompt length before a crossing. `data_sheet_rate`: compute with
+    the machine's first rate, and give speeds even if the model does not fit.
     """
 
     name: str

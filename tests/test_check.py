@@ -339,7 +339,7 @@ def test_a_check_that_was_cut_off_is_recovered_and_done_again(harness, config, t
     running.events.close()  # as when the controller dies
     ran = harness("check-weights", path, "--json", "--fresh")
     assert ran.code == 0
-    assert "kept what an interrupted" in ran.err
+    assert "recovered an interrupted" in ran.err
     outcomes = [each.record["outcome"] for each in results.records(tmp_path / "results", pytest.fail)]
     assert sorted(outcomes) == ["interrupted", "unavailable", "unavailable"]
 

@@ -339,4 +339,4 @@ def test_a_search_that_ended_in_an_error_shows_no_answer_and_says_how_to_go_on(
     (row,) = searched({"oom_above_n_ctx": 5000, "fits_by": "error"}, code=1)
     assert (row["verified_n_ctx"], row["verified_by"], row["limit_reason"]) == (None, None, None)
     said = harness("max-ctx", tmp_path / "fake.yaml").err
-    assert "is searched already: error; --retry-failed searches again" in said
+    assert "has already been searched: error; use --retry-failed to search again" in said

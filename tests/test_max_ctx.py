@@ -130,7 +130,9 @@ def test_a_stack_that_grows_has_no_context_to_search(harness: Callable[..., Ran]
     ran = harness("max-ctx", path, "--json")
     (row,) = ran.json
     assert (ran.code, row["status"], row["probes"]) == (1, "refused", [])
-    expected = "stack hf with cache: dynamic has no context to set: it grows; see workload kind grow"
+    expected = (
+        "stack hf with cache: dynamic has no context length to set: its cache grows; use workload kind grow"
+    )
     assert row["reasons"] == [expected]
 
 
@@ -317,7 +319,7 @@ def test_memory_that_may_spill_is_searched_only_once_a_context_beyond_it_was_ref
     killed, spills, honest = found["v0"], found["v1"], found["refuses"]
     assert honest["outcome"] == killed["outcome"] == "ok"  # refused, or killed at its limit: shown
     assert spills["outcome"] == "refused"
-    assert "more than the device holds, were allocated" in spills["reason"]
+    assert "more than fit on the device, were allocated" in spills["reason"]
     assert honest["search"]["probes"][0]["filled"] is False
 
 

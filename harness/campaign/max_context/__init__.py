@@ -192,7 +192,7 @@ class _Search:
         if found["fits"]:
             raise Fails("refused", f"{why}: {beyond} tokens, more than fit on the device, were allocated")
         if found["outcome"] != "oom":  # a driver that moves memory may also hang
-            raise Fails("refused", f"{why}, and {beyond} tokens did not end out of memory: {found['reason']}")
+            raise Fails("refused", f"{why}, and {beyond} tokens did not run out of memory: {found['reason']}")
 
     def _search(
         self, probing: Probing, space: Space, needs: Callable[[bool], Need | None], dry: bool

@@ -117,7 +117,7 @@ def test_a_budget_is_in_the_content_key_and_none_leaves_it_as_it_was(tmp_path):
     assert key() == key("timeout_s=9") != key("memory_budget=1GiB") != key("memory_budget=2GiB")
     assert key("memory_budget=1GiB") == key("memory_budget=1024MiB")
     (cell,) = plan.cells(configs.load(path))
-    asked = plan._asked(cell.model, cell.variant, cell.workload)
+    asked = plan._request(cell.model, cell.variant, cell.workload)
     assert key() == plan._digest([cell.id, asked, {"n_ctx": 65}, ["v1"], "weights", "machine", "cpu"])[:20]
 
 

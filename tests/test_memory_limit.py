@@ -161,7 +161,7 @@ def test_without_a_cgroup_that_limits_its_children_there_is_rlimit_data(tmp_path
         )
         assert limited.stdout == "65536\n"
     with (
-        pytest.raises(OSError, match="no cgroup v2 can be made here"),
+        pytest.raises(OSError, match="cannot create a cgroup v2 here"),
         MemoryLimit(64 * MIB, CGROUP_V2, cgroups=tmp_path),
     ):
         pass

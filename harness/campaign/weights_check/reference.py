@@ -250,7 +250,7 @@ def logits_of(
     folder: Path,
     arrays: Path,
 ) -> tuple[Logits, Record]:
-    """Run a `logits` job. Returns its logits and the facts of Done. `folder`: for its log; `arrays`: for logits
+    """Run a `logits` job. Returns its logits and the facts of Done. `folder`: log; `arrays`: logits.
 
     Raises NoLogits.
     """

@@ -209,7 +209,7 @@ def test_a_worker_that_ends_for_want_of_memory_is_out_of_memory(tmp_path, words,
         ("hip", {"HSA_XNACK": "0"}, "Linux version 6.8.0-generic", "Linux", None),
         ("hip", {"HSA_XNACK": "1"}, "Linux version 6.8.0-generic", "Linux", "migrate"),
         ("hip", {UNIFIED: "1"}, "Linux version 6.8.0-generic", "Linux", "is set"),
-        ("metal", {}, "", "Darwin", "the machine's own"),
+        ("metal", {}, "", "Darwin", "uses system memory"),
         ("vulkan", {}, "Linux version 6.8.0-generic", "Linux", "may move"),
     ],
 )

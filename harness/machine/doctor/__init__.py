@@ -1,5 +1,5 @@
-"""What on this machine may spoil a measurement: each finding with its effect and what mends it. Changes
-nothing."""
+"""Check this machine for anything that may invalidate a measurement. Each finding has an effect and a fix;
+nothing is changed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ QUICK_SAMPLE_S = 0.3  # 60 ticks of the clock on two CPUs
 def examine(
     device: str | None = None, gpu_name: str | None = None, stacks: Collection[str] | None = None
 ) -> list[Finding]:
-    """Everything, the worst first. `device`, `gpu_name`, `stacks`: of a config, where one is looked at; a
-    device that is not here is a finding of the level stop. Without them: the CPU, all GPUs and all stacks."""
+    """All findings, worst first. `device`, `gpu_name`, `stacks`: of a config, if one is given; a missing
+    device is a finding of level stop. Without them: the CPU, all GPUs and all stacks."""
     device_id, stop = None, []
     if device is not None:
         try:
@@ -40,8 +40,8 @@ def examine(
 
 
 def spoilers(device_id: str, interpreters: Sequence[Interpreter]) -> list[Finding]:
-    """What matters to a run on this device (as harness.machine.device_id has it) under these interpreters.
-    Takes half a second."""
+    """The findings that affect a run on this device (an id from harness.machine.device_id) with these
+    interpreters. Takes half a second."""
     return _spoilers(device_id, interpreters, QUICK_SAMPLE_S)
 
 

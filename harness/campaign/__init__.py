@@ -178,7 +178,7 @@ def _examined(campaign: _Campaign) -> _Campaign:
     environments = [header.environment_for(campaign.device.family) for header in headers]
     # Every environment that can be built is built by now; refused cells need none.
     interpreters = [built for each in environments if each and (built := build.find(each))]
-    found = doctor.spoilers(campaign.preparation.device_id, interpreters)
+    found = doctor.run_findings(campaign.preparation.device_id, interpreters)
     for finding in found:
         if finding.level == "warn":
             campaign.watcher.warn(finding.line)

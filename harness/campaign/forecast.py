@@ -115,7 +115,7 @@ def _named(gpu: str | None) -> Device:
     return Device("cuda", f"the {gpu}", least.memory_bytes, capability, reserve_bytes=reserve)
 
 
-def at_hand(cell: Cell) -> Ready | None:
+def local_weights(cell: Cell) -> Ready | None:
     """The cell's weights if they are on this machine; null if they must be made or downloaded.
 
     Raises WeightsError: no weights are given, or the stack can neither load nor convert them.
@@ -147,7 +147,7 @@ def _check(cell: Cell, ready: Ready) -> None:
 def expected(cell: Cell, device: Device, threads: int) -> Forecast:
     """Forecast a cell before its weights are made or downloaded."""
     try:
-        return forecast_cell(cell, at_hand(cell), device, threads)
+        return forecast_cell(cell, local_weights(cell), device, threads)
     except WeightsError as lack:
         return replace(forecast_cell(cell, None, device, threads), lacks=str(lack))
 

@@ -1,4 +1,4 @@
-"""Collect what a cell needs to run, or the reason why it cannot, and compute its content key."""
+"""Collect the inputs of a cell, or the reason why it cannot run, and compute its content key."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from harness.stacks.header import Context
 from harness.worker import launch
 
 MOST_PROBES = 32  # enough to double up to a context that fails, and bisect back
-DOUBT = 0.03  # of a GPU's free memory: kernels and pools that a stack's account leaves out
+ACCOUNT_MARGIN = 0.03  # of a GPU's free memory: kernels and pools that a stack's account leaves out
 MOST = "the stack allows no longer context"
 BEYOND = 1.1  # of a device's memory: an allocation of this size can only succeed by spilling
 
@@ -197,9 +197,9 @@ class _Search:
     def _search(
         self, probing: Probing, space: Space, needs: Callable[[bool], Need | None], dry: bool
     ) -> None:
-        limit, doubt = (
+        limit, margin = (
             probing.headroom.limit_bytes,
-            0 if probing.mechanism else DOUBT * probing.headroom.limit_bytes,
+            0 if probing.mechanism else ACCOUNT_MARGIN * probing.headroom.limit_bytes,
         )
         while True:
             fill = self._fill and not self.result["not_filled"]
@@ -207,7 +207,7 @@ class _Search:
                 self.result["predicted_n_ctx"] = self.result["predicted_allocated_n_ctx"]
             tries = _tries(self.result["probes"], fill)
             self._note_progress(space, tries, fill)
-            n_ctx = search.following(space, tries, needs(fill), limit, dry, doubt)
+            n_ctx = search.following(space, tries, needs(fill), limit, dry, margin)
             if n_ctx is None:
                 break
             if len(tries) >= MOST_PROBES:

@@ -75,12 +75,12 @@ def following(
     need: Need | None,
     limit_bytes: float,
     accounted: bool,
-    doubt_bytes: float = 0,
+    margin_bytes: float = 0,
 ) -> int | None:
     """The context to try next; null when the longest is known (the next one fails or does not exist).
 
     `need`: null if not known. `accounted`: whether it is the stack's own account, which is tried directly,
-    less `doubt_bytes`. A try that fits shows the account's error; a try that fails does not.
+    less `margin_bytes`. A try that fits shows the account's error; a try that fails does not.
     """
     low, high = longest(space, tries) or space.lowest - space.granule, _ceiling(space, tries)
     if high - low <= space.granule:
@@ -92,7 +92,7 @@ def following(
     if not tries and not accounted:
         return space.floor(guess / CALIBRATING_SHARE)
     if not tries:
-        return predicted(space, now, limit_bytes - doubt_bytes) or space.lowest
+        return predicted(space, now, limit_bytes - margin_bytes) or space.lowest
     if len(tries) >= PATIENCE and min(guess - low, high - guess) * CLOSE < high - low:
         leap = low + space.granule * 2 ** (len(tries) - PATIENCE)
         return _middle(space, low, high) if high <= space.highest or leap >= high else leap
@@ -103,8 +103,8 @@ def following(
         return _middle(space, low, high)  # a second one that fits gives the slope
     # The guess is known to be wrong: step away from it, doubling each time, then bisect the rest.
     wrong = [t for t in tries if t.fits == (guess <= low)]
-    if guess >= high and doubt_bytes and not measured:
-        guess = predicted(space, now, limit_bytes - doubt_bytes * 2 ** len(wrong)) or space.lowest
+    if guess >= high and margin_bytes and not measured:
+        guess = predicted(space, now, limit_bytes - margin_bytes * 2 ** len(wrong)) or space.lowest
         if low < guess < high:
             return guess
     if guess <= low:

@@ -1,4 +1,4 @@
-"""Prepare what a cell needs before it is timed: interpreter, weights, prompt. Makes what is missing."""
+"""Prepare the interpreter, weights and prompt of a cell before it is timed. Makes missing weights."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ NO_WEIGHTS = "its stack loads no weights: there is nothing to compare"
 
 @dataclass(frozen=True)
 class Checking:
-    """Arguments that all checks of a campaign share. `keys`: content key by cell; `inputs`: what a cell needs
-    to run, or why it cannot run; `folder`: results of this machine; `shared`: fields of every record."""
+    """Arguments that all checks of a campaign share. `keys`: content key by cell; `inputs`: the Inputs of a
+    cell, or why it cannot run; `folder`: results of this machine; `shared`: fields of every record."""
 
     experiment: Experiment
     preparation: Preparation

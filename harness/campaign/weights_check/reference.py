@@ -81,8 +81,8 @@ class Reference:
         seconds: float,
         folder: Path,
     ) -> None:
-        """`cells`: of one model, with the same length and packing; `inputs`: what a cell needs to run, or why
-        it cannot run; `seconds`: compute time; `folder`: for arrays, as long as the reference is used."""
+        """`cells`: of one model, with the same length and packing; `inputs`: the Inputs of a cell, or why it
+        cannot run; `seconds`: compute time; `folder`: for arrays, as long as the reference is used."""
         self.windows = windows_of(cells[0])
         self.unpacked = cells[0].packing is not None
         self.folder = folder

@@ -13,7 +13,7 @@ from harness.machine.doctor.finding import LEVELS, Finding
 from harness.machine.limits import free_memory_bytes
 from harness.stacks.build import Interpreter
 
-__all__ = ["LEVELS", "Finding", "examine", "spoilers"]
+__all__ = ["LEVELS", "Finding", "examine", "run_findings"]
 
 SAMPLE_S = 1.0
 QUICK_SAMPLE_S = 0.3  # 60 ticks of the clock on two CPUs
@@ -35,17 +35,17 @@ def examine(
                 Finding("stop", f"device {device}", str(absent), "none of its cells can be measured", fix)
             ]
     states, built = here.environments((device or "cpu").partition(":")[0], stacks)
-    found = [*stop, *_spoilers(device_id, built, SAMPLE_S), here.disk(), here.compiler(), *states]
+    found = [*stop, *_findings(device_id, built, SAMPLE_S), here.disk(), here.compiler(), *states]
     return sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 
-def spoilers(device_id: str, interpreters: Sequence[Interpreter]) -> list[Finding]:
+def run_findings(device_id: str, interpreters: Sequence[Interpreter]) -> list[Finding]:
     """The findings that affect a run on this device (an id from harness.machine.device_id) with these
     interpreters. Takes half a second."""
-    return _spoilers(device_id, interpreters, QUICK_SAMPLE_S)
+    return _findings(device_id, interpreters, QUICK_SAMPLE_S)
 
 
-def _spoilers(device_id: str | None, interpreters: Sequence[Interpreter], sample_s: float) -> list[Finding]:
+def _findings(device_id: str | None, interpreters: Sequence[Interpreter], sample_s: float) -> list[Finding]:
     return [
         *sharing.load(sample_s),
         sharing.quota(),

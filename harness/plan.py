@@ -1,4 +1,4 @@
-"""Experiment -> Cells: what to measure, under which ids, in which order, and what is done already. Pure."""
+"""Experiment -> Cells: which cells to measure, their ids and order, and which are done. Pure."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from harness.theory.shapes import Shape
 from harness.theory.tensors import of_shape
 
 RETRIED_ALWAYS = ("interrupted",)
-SHARD_BYTES = 5e9  # transformers before 5 and auto-gptq begin another file here
+SHARD_BYTES = 5e9  # transformers before 5 and auto-gptq start a new file at this size
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One thing to measure: a model in a stack with options, under a workload. `id` is readable and names
-    what was asked: model, weights source, stack, options, workload, never what a machine made of it."""
+    """One combination to measure: model, stack, options, workload. `id` is readable and depends only on the
+    request (model, weights source, stack, options, workload), not on the machine."""
 
     id: str
     model: Model
     variant: Variant
     workload: Workload
     budget_bytes: int | None = None
-    """Memory that its worker may take on a CPU, weights included. Not in `id`: it is how, not what."""
+    """Memory limit of its worker on a CPU, weights included. Not part of `id`."""
 
     @property
     def header(self) -> Header:
@@ -41,47 +41,47 @@ class Cell:
 
     @property
     def quant(self) -> str | None:
-        """The quantization asked for, the stack's default included; null: as stored."""
+        """The requested quantization, or the stack's default; null: as stored."""
         return quant_of(self.variant)
 
     @property
     def weights_format(self) -> str:
-        """What its stack loads: gguf, hf, gptq, awq, or none."""
+        """The weights format of its stack: gguf, hf, gptq, awq, or none."""
         return weights_format(self.variant)
 
     @property
     def packing(self) -> Packing | None:
-        """What is asked of GPTQ or AWQ weights, in groups of the usual size; null for stacks of others."""
+        """The requested GPTQ or AWQ packing, with the default group size; null for other formats."""
         bits = bits_of(self.variant)
         return Packing(self.weights_format, bits) if bits else None
 
     @property
     def source(self) -> Weights | None:
-        """Where its weights come from, placeholders filled in; null: its model names none of their format."""
+        """The source of its weights, placeholders filled in; null if the model has none in this format."""
         given = self.model.weights_for(self.weights_format)
         return given and given.filled(self.quant, self.packing.bits if self.packing else None)
 
     @property
     def searches(self) -> bool:
-        """Whether it is a search for the longest context: nothing is timed, and one is enough."""
+        """Whether it is a search for the longest context, which is not timed and runs once."""
         return isinstance(self.workload, MaxCtx)
 
     @property
     def bounded(self) -> bool:
-        """Whether its worker is held to a limit of memory."""
+        """Whether its worker has a memory limit."""
         return self.searches or self.budget_bytes is not None
 
     @property
     def tokens(self) -> int:
-        """Positions the workload fills: prompt and new tokens."""
+        """Tokens of the workload: prompt and new tokens."""
         return int(self.workload.prompt_tokens or 0) + int(self.workload.new_tokens or 0)
 
     def options(self, threads: int) -> dict[str, Any]:
-        """Every option of the stack, as resolved for this machine."""
+        """All options of the stack, resolved for this machine."""
         sources = {"threads": threads, "tokens": self.tokens}
         given = self.variant.options
         if self.bounded:
-            given = {**given, "mmap": False}  # mapped weights would be in no budget
+            given = {**given, "mmap": False}  # mapped weights would not count towards the budget
         return {
             name: given.get(name, sources.get(o.default_from or "", o.default))
             for name, o in self.header.options.items()
@@ -98,13 +98,13 @@ def cells(experiment: Experiment) -> list[Cell]:
 
 
 def select(cells: Sequence[Cell], globs: Sequence[str]) -> list[Cell]:
-    """The cells whose id matches any glob; all of them when there is none."""
+    """The cells whose id matches any glob; all cells if there are no globs."""
     return [c for c in cells if not globs or any(fnmatch.fnmatchcase(c.id, glob) for glob in globs)]
 
 
 def order(cells: Sequence[Cell], repeats: int, seed: int) -> list[tuple[Cell, int]]:
-    """Every repeat (from 1) of every cell. Each round has all cells, shuffled anew: drift meets all cells
-    alike."""
+    """All repeats (from 1) of all cells. Each round has every cell once, in a new random order, so that drift
+    affects all cells alike."""
     rounds = []
     for repeat in range(1, repeats + 1):
         shuffled = list(cells)
@@ -122,10 +122,10 @@ def known_failures(
     packing: Packing | None = None,
     shards: int | None = None,
 ) -> list[Broken]:
-    """The limits of its stack that a cell breaks on a device of this family. What is null is not known.
+    """The limits of its stack that a cell exceeds on a device of this family. Null: not known.
 
-    `packing`, `shards`: of weights that are here; without them, what the cell asks for, and as many files as
-    transformers would write of it.
+    `packing`, `shards`: of the weights on this machine; without them, the requested packing and the number of
+    files that transformers would write.
     """
     if not cell.header.limits:
         return []
@@ -145,15 +145,15 @@ def content_key(
     machine: str,
     device: str,
 ) -> str:
-    """What a finished repeat is known by: the cell, its options as resolved, how the stack is built and its
-    exact versions (`stack`), the weights, the machine and the device on it; and a memory budget."""
-    asked = _asked(cell.model, cell.variant, cell.workload)
-    known = [cell.id, asked, options, list(stack), fingerprint, machine, device]
+    """Identifies a finished repeat: the cell, its resolved options, the stack's build and exact versions
+    (`stack`), the weights, the machine, the device, and the memory budget if there is one."""
+    request = _request(cell.model, cell.variant, cell.workload)
+    known = [cell.id, request, options, list(stack), fingerprint, machine, device]
     return _digest(known if cell.budget_bytes is None else [*known, cell.budget_bytes])[:20]
 
 
 def is_done(latest: str | None, fresh: bool, retry_failed: bool) -> bool:
-    """Whether a repeat whose latest record (same content key) has this status need not run again."""
+    """Whether a repeat can be skipped, given the status of its latest record with the same content key."""
     if latest is None or latest in RETRIED_ALWAYS or fresh:
         return False
     return latest in ("ok", "functional") or not retry_failed
@@ -161,13 +161,12 @@ def is_done(latest: str | None, fresh: bool, retry_failed: bool) -> bool:
 
 def _id(model: Model, variant: Variant, workload: Workload) -> str:
     name = re.sub(r"[^A-Za-z0-9._=-]+", "_", variant.name)[:60]
-    return (
-        f"{model.name}.{variant.stack}.{name}.{workload.kind}.{_digest(_asked(model, variant, workload))[:8]}"
-    )
+    digest = _digest(_request(model, variant, workload))[:8]
+    return f"{model.name}.{variant.stack}.{name}.{workload.kind}.{digest}"
 
 
-def _asked(model: Model, variant: Variant, workload: Workload) -> dict[str, Any]:
-    # Of weights by format its own alone: another path for one format is no news to the cells of the rest.
+def _request(model: Model, variant: Variant, workload: Workload) -> dict[str, Any]:
+    # Only the weights of its format: a new path for one format must not change the cells of the others.
     given = model.weights_for(weights_format(variant)) or model.weights
     return {
         "model": model.model_copy(update={"weights": given}).model_dump(mode="json", exclude={"of_format"}),

@@ -20,7 +20,7 @@ from test_hf import request_of, said
 from harness import config as configs
 from harness import plan
 from harness.analysis.records.verdicts import status
-from harness.campaign.repeat import Seen
+from harness.campaign.repeat import WorkerReport
 from harness.config.sizes import size_bytes
 from harness.machine.limits import cgroups_of, free_memory_bytes
 from harness.stacks.header import RUNNERS
@@ -117,7 +117,7 @@ def test_a_budget_is_in_the_content_key_and_none_leaves_it_as_it_was(tmp_path):
     assert key() == key("timeout_s=9") != key("memory_budget=1GiB") != key("memory_budget=2GiB")
     assert key("memory_budget=1GiB") == key("memory_budget=1024MiB")
     (cell,) = plan.cells(configs.load(path))
-    asked = plan._asked(cell.model, cell.variant, cell.workload)
+    asked = plan._request(cell.model, cell.variant, cell.workload)
     assert key() == plan._digest([cell.id, asked, {"n_ctx": 65}, ["v1"], "weights", "machine", "cpu"])[:20]
 
 
@@ -255,7 +255,7 @@ def test_pressure_within_a_budget_is_the_workers_own_where_its_cgroup_tells(tmp_
     (tmp_path / "cgroup.subtree_control").write_text("memory")
     with MemoryLimit(64 << 20, "cgroup v2", cgroups=tmp_path) as memory_limit:
         folder = Path(memory_limit.prefix[-1]).parent
-        seen = Seen(memory_limit)
+        seen = WorkerReport(memory_limit)
         for phase, refaults, stalled in (("generate", 5, 10), ("finish", 100_005, 3_000_010)):
             (folder / "memory.stat").write_text(f"workingset_refault_file {refaults}\n")
             (folder / "memory.pressure").write_text(f"some avg10=0.00 total={stalled}\nfull total=0\n")

@@ -248,7 +248,7 @@ def test_an_interrupted_repeat_is_always_run_again(harness, background, config, 
     assert gone(pid)
     ran = harness("run", path, "--json")
     assert failures(ran.json) == []
-    assert "kept what an interrupted repeat had measured" in ran.err
+    assert "recovered an interrupted repeat" in ran.err
     assert sorted(r["outcome"] for r in records(tmp_path / "results")) == ["interrupted", "ok"]
 
 

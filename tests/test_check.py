@@ -278,9 +278,9 @@ say("Done", facts={"positions": list(kept)})
     found, positions = reference.logits()
     assert found.shape == (25, 512)
     assert positions == [*range(25)]
-    assert reference.said
-    assert reference.said["name"] == "hf bf16"
-    assert reference.said["why"] == "in float32 it did not fit: full"
+    assert reference.description
+    assert reference.description["name"] == "hf bf16"
+    assert reference.description["why"] == "in float32 it did not fit: full"
     inputs = answering('REFUSED = ["fp32", "bf16"]\n' + refuses)
     reference = Reference(cells, preparation, inputs, 60.0, tmp_path)
     lines.clear()
@@ -339,7 +339,7 @@ def test_a_check_that_was_cut_off_is_recovered_and_done_again(harness, config, t
     running.events.close()  # as when the controller dies
     ran = harness("check-weights", path, "--json", "--fresh")
     assert ran.code == 0
-    assert "kept what an interrupted" in ran.err
+    assert "recovered an interrupted" in ran.err
     outcomes = [each.record["outcome"] for each in results.records(tmp_path / "results", pytest.fail)]
     assert sorted(outcomes) == ["interrupted", "unavailable", "unavailable"]
 

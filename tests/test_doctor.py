@@ -138,7 +138,7 @@ def supply(name: str, **says: str) -> dict[str, object]:
         ([supply("B", type="Battery", status="Discharging")], "warn", "battery"),
         ([supply("B", type="Battery", status="Unknown")], "unknown", "there is a battery"),
         ([supply("mouse", type="Battery", scope="Device", status="Discharging")], "ok", "mains"),
-        ([], "unknown", "this system does not tell"),
+        ([], "unknown", "not reported by this system"),
     ],
 )
 def test_a_battery_that_feeds_the_machine_is_a_fault_and_a_mouses_is_none(tree, supplies, level, found):
@@ -195,7 +195,7 @@ def test_a_vcgencmd_that_fails_is_unknown_and_says_why(tree, vcgencmd, script, w
 
 
 def test_a_raspberry_pi_without_vcgencmd_is_told_where_it_is(tree):
-    assert heat.throttling(tree(PI)).found.endswith("none on PATH (Debian package raspi-utils)")
+    assert heat.throttling(tree(PI)).found.endswith("not on PATH (Debian package raspi-utils)")
 
 
 HWMON = "sys/class/hwmon/hwmon0"
@@ -220,7 +220,7 @@ ZONE = "sys/class/thermal/thermal_zone0"
         (
             {f"{HWMON}/name": "k10temp", f"{HWMON}/temp1_input": 61000},
             "unknown",
-            "k10temp 61 C, and where it is throttled is not told",
+            "k10temp 61 C; its throttle temperature is not reported",
         ),
         ({f"{HWMON}/name": "nvme", f"{HWMON}/temp1_input": 45000}, "unknown", "no temperature of the CPU"),
         (
@@ -442,7 +442,7 @@ def test_a_gpu_in_good_order_leaves_only_what_nvml_cannot_tell(tree):
     assert [each.what for each in found if each.level != "ok"] == ["locked clocks of GPU 0"]
     (clocks_of,) = (each for each in found if each.what == "locked clocks of GPU 0")
     assert clocks_of.found.endswith("SM 210 MHz now, 3105 MHz at most")
-    assert clocks_of.fix == "sudo nvidia-smi -i 0 -lgc MHZ at a clock that it holds, and -lmc 10501"
+    assert clocks_of.fix == "sudo nvidia-smi -i 0 -lgc MHZ at a clock that it sustains, and -lmc 10501"
     assert nvml.open == 0
 
 
@@ -461,21 +461,21 @@ def test_a_gpu_in_good_order_leaves_only_what_nvml_cannot_tell(tree):
         (
             {"GetMemoryInfo": {33554472: SimpleNamespace(used=3_000_000_000)}},
             "other processes",
-            "3000 MB taken",
+            "3000 MB used",
             "close them",
         ),
-        ({"GetDisplayActive": 1}, "display", "a screen is drawn by this GPU", "sudo systemctl isolate"),
+        ({"GetDisplayActive": 1}, "display", "this GPU drives a screen", "sudo systemctl isolate"),
         (
             {"GetCurrentClocksEventReasons": 0x44, "GetViolationStatus": SimpleNamespace(violationTime=2e9)},
             "throttling",
-            "hardware thermal slowdown now, by heat for 2.0 s since the driver was loaded",
-            "better the cooling",
+            "hardware thermal slowdown now, thermal for 2.0 s since the driver was loaded",
+            "improve the cooling",
         ),
         (
             {"GetCurrentClocksEventReasons": None, "GetCurrentClocksThrottleReasons": 0x20},
             "throttling",
             "software thermal slowdown now",
-            "better the cooling",
+            "improve the cooling",
         ),
         ({"GetTemperature": 70}, "thermal headroom", "14 C: 70 C of 84 C", "let it cool"),
         (
@@ -593,7 +593,7 @@ def test_a_release_build_for_this_cpu_is_ok(environment, tree):
 def test_a_debug_build_and_one_without_the_cpus_simd_are_faults_and_say_how_to_build_anew(environment, tree):
     compile_ggml(environment, {"avx", "fma"}, "-O0")
     asserts, simd = builds([environment], tree(CPUINFO))
-    assert asserts.found == "llama.cpp with assertions, as a debug build has"
+    assert asserts.found == "llama.cpp with assertions, like a debug build"
     assert simd.found == "llama.cpp without avx2, f16c, which this CPU has"
     assert {asserts.level, simd.level} == {"warn"}
     assert f"rm -r {environment.python.parent.parent}, then harness env create llamacpp" in simd.fix
@@ -662,7 +662,7 @@ def test_doctor_prints_warnings_first_with_the_effect_and_the_fix_below(harness,
     at = next(i for i, line in enumerate(lines) if line.startswith("warn     CPU throttling"))
     assert lines[at].endswith("soft temperature limit now; soft temperature limit since boot (0x80008)")
     assert lines[at + 1].startswith("         the firmware lowers the clock")
-    assert lines[at + 2].startswith("         fix: cool it")
+    assert lines[at + 2].startswith("         fix: add a fan")
     order = [LEVELS.index(line.split()[0]) for line in lines if not line.startswith(" ")]
     assert order == sorted(order)
 

@@ -220,7 +220,7 @@ def test_a_named_gpu_that_is_too_old_or_no_gpu_at_all_is_known_too(harness, tmp_
     assert none["qwen1.5-4b", "torch-4"]["will_fail"] == []
     several = planned(harness, tmp_path, [{"shape": "qwen1.5-7b"}], [{"stack": "hf"}], gpu="rtx 4060 ti")
     (line,) = several.values()  # of 8 GB and of 16
-    assert line["note"] == "will not fit: 8.6 GB on the rtx 4060 ti, 0.8 of them kept for others"
+    assert line["note"] == "will not fit: 8.6 GB on the rtx 4060 ti, 0.8 GB of them reserved"
     unknown = planned(harness, tmp_path, models, variants, gpu="Graphics 9000")
     assert {line["will_not_fit"] for line in unknown.values()} == {None}
 
@@ -301,7 +301,7 @@ def test_a_part_of_the_layers_on_the_gpu_is_not_said_not_to_fit(harness, tmp_pat
     variants = [{"stack": "llamacpp", "quant": "q8_0", "gpu_layers": [-1, 20]}]
     whole, part = planned(harness, tmp_path, [{"shape": "qwen1.5-32b"}], variants).values()
     assert (whole["will_not_fit"], part["will_not_fit"]) == (True, None)
-    assert whole["note"] == "will not fit: 25.8 GB on the RTX 4090, 0.8 of them kept for others"
+    assert whole["note"] == "will not fit: 25.8 GB on the RTX 4090, 0.8 GB of them reserved"
 
 
 def test_a_gpu_that_is_not_here_is_said_once_beside_one_line_a_cell(harness, tmp_path):
@@ -313,7 +313,7 @@ def test_a_gpu_that_is_not_here_is_said_once_beside_one_line_a_cell(harness, tmp
     assert (ran.code, last) == (1, "harness: of 2 cells, 1 will not fit (exit code 1)")
     assert said.endswith("; planned for the RTX 4090, which has 25.8 GB")
     int8, nf4 = ran.out.splitlines()
-    assert int8.endswith("(will not fit: 25.8 GB on the RTX 4090, 0.8 of them kept for others)")
+    assert int8.endswith("(will not fit: 25.8 GB on the RTX 4090, 0.8 GB of them reserved)")
     assert nf4.endswith("time ?")
     assert not (tmp_path / "empty").exists()
 

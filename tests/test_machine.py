@@ -182,7 +182,7 @@ def test_a_campaign_goes_on_without_a_probe_that_fails(fake_interpreter):
     asked = probes.Probes([inputs(fake_interpreter, "cpu", 0)], said.append, bandwidth=True, matrix=True)
     assert asked.so_far(1) == {"bandwidth_probes": [], "matrix_probe": None}
     assert len(said) == 2
-    assert all(line.startswith("no probe: ") and "threads must be at least 1" in line for line in said)
+    assert all(line.startswith("probe failed: ") and "threads must be at least 1" in line for line in said)
 
 
 # The probe of a stack: llama.cpp's, here on its CPU backend; a GPU's takes the same way

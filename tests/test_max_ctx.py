@@ -130,7 +130,9 @@ def test_a_stack_that_grows_has_no_context_to_search(harness: Callable[..., Ran]
     ran = harness("max-ctx", path, "--json")
     (row,) = ran.json
     assert (ran.code, row["status"], row["probes"]) == (1, "refused", [])
-    expected = "stack hf with cache: dynamic has no context to set: it grows; see workload kind grow"
+    expected = (
+        "stack hf with cache: dynamic has no context length to set: its cache grows; use workload kind grow"
+    )
     assert row["reasons"] == [expected]
 
 
@@ -242,7 +244,7 @@ def test_memory_that_others_have_taken_is_waited_for_and_then_missing(
 
 
 def test_a_gpu_that_is_not_there_is_lost_and_one_that_cannot_be_asked_is_refused() -> None:
-    with pytest.raises(DeviceLost, match="cannot be asked"), headroom_on("GPU-gone", "cuda", None):
+    with pytest.raises(DeviceLost, match="can no longer be read"), headroom_on("GPU-gone", "cuda", None):
         pass
     with pytest.raises(NoHeadroom, match="Vulkan"), headroom_on("vulkan", "vulkan", None):
         pass
@@ -317,7 +319,7 @@ def test_memory_that_may_spill_is_searched_only_once_a_context_beyond_it_was_ref
     killed, spills, honest = found["v0"], found["v1"], found["refuses"]
     assert honest["outcome"] == killed["outcome"] == "ok"  # refused, or killed at its limit: shown
     assert spills["outcome"] == "refused"
-    assert "more than the device holds, were allocated" in spills["reason"]
+    assert "more than fit on the device, were allocated" in spills["reason"]
     assert honest["search"]["probes"][0]["filled"] is False
 
 
@@ -339,4 +341,4 @@ def test_a_search_that_ended_in_an_error_shows_no_answer_and_says_how_to_go_on(
     (row,) = searched({"oom_above_n_ctx": 5000, "fits_by": "error"}, code=1)
     assert (row["verified_n_ctx"], row["verified_by"], row["limit_reason"]) == (None, None, None)
     said = harness("max-ctx", tmp_path / "fake.yaml").err
-    assert "is searched already: error; --retry-failed searches again" in said
+    assert "has already been searched: error; use --retry-failed to search again" in said

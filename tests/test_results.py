@@ -283,8 +283,8 @@ def test_a_series_that_is_cut_or_has_lost_its_last_byte_is_refused(tmp_path, par
     ("columns", "sentence"),
     [
         ({"n": [1, 2]}, "it has no column latency_ns"),
-        ({"n": [1, 2], "latency_ns": [None, 3]}, "its column latency_ns has gaps"),
-        ({"n": [1, 2], "latency_ns": ["1", "2"]}, "its column latency_ns is not of whole numbers"),
+        ({"n": [1, 2], "latency_ns": [None, 3]}, "its column latency_ns has nulls"),
+        ({"n": [1, 2], "latency_ns": ["1", "2"]}, "its column latency_ns does not hold integers"),
     ],
 )
 def test_a_series_of_other_columns_is_told(tmp_path, columns, sentence):

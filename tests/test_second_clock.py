@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.analysis.records.verdicts import status
-from harness.campaign.repeat import Seen
+from harness.campaign.repeat import WorkerReport
 from harness.dataset import rows
 from runners.protocol import Died, Done, Loaded, Phase, Tokens
 
@@ -105,11 +105,11 @@ def test_a_device_clock_of_another_length_or_without_its_series_is_a_reason():
     assert timed(host, [None, *host[1:]])[0] == missing  # type: ignore[list-item]
 
 
-def said(device_ns: Any) -> Seen:
+def said(device_ns: Any) -> WorkerReport:
     """What a controller has seen of two tokens and a Done with these times."""
     facts = {"counters": {"device_ns": device_ns}, "facts_after": {}, "start_ns": 0, "flushes": []}
     facts |= {"warmup": {"agreed": True}, "major_faults": 0}
-    seen = Seen()
+    seen = WorkerReport()
     for event in (Phase("load", 1), Loaded({}), Tokens(0, [10, 20], [1, 2]), Done(facts)):
         seen.add(event, lambda count, latency_ns: None)
     return seen
@@ -128,9 +128,7 @@ def test_a_device_clock_that_is_no_list_of_times_is_an_error_in_one_line(device_
     seen = said(device_ns)
     assert isinstance(seen.ended, Died)
     assert seen.record()["outcome"] == "error"
-    assert seen.record()["reason"] == (
-        "the worker said nonsense: device_ns that are no list of whole numbers"
-    )
+    assert seen.record()["reason"] == ("worker protocol error: device_ns is not a list of whole numbers")
     assert seen.series() == {"token_id": [1, 2], "latency_ns": [10, 10]}
 
 

@@ -488,7 +488,7 @@ def test_a_sensor_that_is_not_there_or_fails_ends_the_wait_and_is_said_once(tmp_
     def breaks(line: str) -> None:
         (tmp_path / "sys/class/thermal/thermal_zone0/temp").write_text("N/A")
 
-    assert "any more" in Cooling(55, 300, breaks).wait("cpu", tmp_path, poll_s=0.01)["missing"]
+    assert "no longer" in Cooling(55, 300, breaks).wait("cpu", tmp_path, poll_s=0.01)["missing"]
 
 
 @pytest.mark.parametrize("device", ["metal", "vulkan", "hip"])
@@ -497,7 +497,7 @@ def test_the_heat_of_the_cpu_is_not_waited_for_on_a_gpu_that_tells_none(tmp_path
     said: list[str] = []
     cooled = Cooling(55, 300, said.append).wait(device, tmp_path)
     assert list(cooled) == ["missing"]
-    assert "only of an NVIDIA GPU" in cooled["missing"]
+    assert "only an NVIDIA GPU's" in cooled["missing"]
     assert said == [f"no cooling down: {cooled['missing']}"]
 
 

@@ -370,7 +370,7 @@ def test_a_tokenizer_that_is_broken_or_anothers_is_one_sentence(tmp_path, prepar
     (folder / "tokenizer.json").unlink()
     write_tokenizer(folder)
     small = replace(weights.local(folder), vocab_size=20)
-    with pytest.raises(NotReady, match=r"tokenizer gives id \d+, and the model has 20 of them"):
+    with pytest.raises(NotReady, match=r"tokenizer returns id \d+, but the model has 20"):
         preparation.prompt(cell("hf", folder), small)
 
 

@@ -1,5 +1,4 @@
-"""The campaign: plan, prepare, measure each repeat in its turn, save. A failure is a result, never the end of
-it."""
+"""Run a campaign: plan, prepare, measure each repeat, save. A failure is recorded; the campaign continues."""
 
 from __future__ import annotations
 
@@ -27,17 +26,17 @@ from harness.results import Record, Stored
 from harness.stacks import build
 from harness.system.wording import plural
 
-__all__ = ["CHECK_SECONDS", "Asked", "DeviceBusy", "Stopped", "Watcher", "check_weights", "run"]
+__all__ = ["CHECK_SECONDS", "DeviceBusy", "RunOptions", "Stopped", "Watcher", "check_weights", "run"]
 
 CHECK_SECONDS = weights_check.SECONDS
 
 
 class Stopped(RuntimeError):
-    """The campaign could not go on; what was finished is kept."""
+    """The campaign had to stop; finished repeats are kept."""
 
 
 class Watcher(Protocol):
-    """Who shows a campaign's progress."""
+    """Receives a campaign's progress and shows it to the user."""
 
     def say(self, line: str) -> None: ...
     def warn(self, line: str) -> None: ...
@@ -49,8 +48,8 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
-    """How a campaign is run, beside its config. `root`: the results folder, absolute."""
+class RunOptions:
+    """Options of one run that are not in the config. `root`: the results folder, absolute."""
 
     root: Path
     config_path: Path
@@ -60,28 +59,28 @@ class Asked:
     wait: bool = False
 
 
-def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Watcher) -> list[Stored]:
-    """Measure what is not measured yet, then search the longest contexts, which takes all memory there is.
-    Returns every record, those kept from before included: of repeats, of searches, and of the checks of
-    weights, if the protocol has them.
+def run(experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watcher: Watcher) -> list[Stored]:
+    """Measure every repeat that has no result yet, then search the longest contexts (last, because a search
+    takes all free memory). Returns all records, kept ones included: repeats, searches, and weight checks if
+    the protocol has them.
 
-    Raises ResultsError and CacheError (nothing was started), DeviceBusy, Stopped, KeyboardInterrupt (the
-    record of the repeat in hand is written first).
+    Raises ResultsError and CacheError (nothing was started), DeviceBusy, Stopped, and KeyboardInterrupt
+    (after the record of the current repeat is written).
     """
     protocol = experiment.protocol
-    with _opened(experiment, cells, asked, watcher) as campaign:
+    with _opened(experiment, cells, options, watcher) as campaign:
         keys, preparation, folder = campaign.keys, campaign.preparation, campaign.folder
         device = campaign.device
         timed = [cell for cell in cells if not cell.searches]
         order = plan.order(timed, protocol.repeats, protocol.order_seed)
-        wanted = (protocol.retry_disturbed, asked.fresh, asked.retry_failed)
+        wanted = (protocol.retry_disturbed, options.fresh, options.retry_failed)
         kept, todo = rounds.due(order, keys, campaign.attempts, *wanted)
         if todo or any(cell.searches and _kept(campaign, cell) is None for cell in cells):
             campaign = _examined(campaign)
         checks = _checked(campaign, CHECK_SECONDS) if protocol.check_weights else []
         if kept:
             count = len({(each.record["cell"], each.record["repeat"]) for each in kept})
-            watcher.say(f"{plural(count, 'repeat')} measured already and kept; --fresh measures anew")
+            watcher.say(f"{plural(count, 'repeat')} measured already and kept; use --fresh to measure again")
             preparation.know_prompts(each.record for each in kept)
         pending = {each.cell.id: each.cell for each in todo}
         ready = {
@@ -98,8 +97,8 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
 
         def attempt(due: rounds.Due, number: int, of: int) -> Stored:
             cell, inputs = due.cell, ready[due.cell.id]
-            asked_of = facts.of_repeat(cell, due.repeat, keys[cell.id], experiment.device, experiment.gpu)
-            begun = campaign.shared | asked_of | {"attempt": due.attempt, "place_in_order": [number, of]}
+            repeat_facts = facts.of_repeat(cell, due.repeat, keys[cell.id], experiment.device, experiment.gpu)
+            begun = campaign.shared | repeat_facts | {"attempt": due.attempt, "place_in_order": [number, of]}
             begun |= probes.so_far(due.repeat)
             if due.quiet is not None:
                 begun["waited_for_quiet"] = due.quiet
@@ -131,19 +130,19 @@ def run(experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Wa
 
 
 def _searched(campaign: _Campaign, cell: Cell) -> Stored:
-    """The longest context of a cell: as found before, or searched now."""
+    """The longest context of a cell: from an earlier search, or from a new one."""
     experiment, watcher = campaign.experiment, campaign.watcher
     key = campaign.keys[cell.id]
     before = campaign.searches.get(key)
     was = status(before.record)[0] if before else None
     if kept := _kept(campaign, cell):
         answer = f"{kept.record['search'].get('verified_n_ctx')} tokens" if was in USABLE else was
-        again = "" if was in USABLE else "; --retry-failed searches again"
-        watcher.say(f"{cell.id} is searched already: {answer}{again}")
+        again = "" if was in USABLE else "; use --retry-failed to search again"
+        watcher.say(f"{cell.id} has already been searched: {answer}{again}")
         return kept
     preparation, refused = campaign.preparation, max_context.refusal(cell, campaign.preparation.threads)
     if preparation.device_id == "cpu" and campaign.mechanism is None:  # the machine itself would run out
-        refused = refused or NotReady("refused", "memory of a worker cannot be bounded on this machine")
+        refused = refused or NotReady("refused", "this machine has no way to limit the memory of a worker")
     inputs = refused or readiness.inputs(cell, experiment, preparation, campaign.device)
     begun = campaign.shared | facts.of_repeat(cell, 1, key, experiment.device, experiment.gpu)
     if isinstance(inputs, Inputs):
@@ -164,22 +163,22 @@ def _searched(campaign: _Campaign, cell: Cell) -> Stored:
 
 
 def _kept(campaign: _Campaign, cell: Cell) -> Stored | None:
-    """The search of before that stands; null: the cell is to be searched."""
-    asked, before = campaign.asked, campaign.searches.get(campaign.keys[cell.id])
+    """The earlier search, if it is still valid; null: search the cell now."""
+    options, before = campaign.options, campaign.searches.get(campaign.keys[cell.id])
     was = status(before.record)[0] if before else None
-    return before if before and plan.is_done(was, asked.fresh, asked.retry_failed) else None
+    return before if before and plan.is_done(was, options.fresh, options.retry_failed) else None
 
 
 def _examined(campaign: _Campaign) -> _Campaign:
-    """The campaign once what may spoil it was looked for, and said; its records keep it. Where its device is
-    not here nothing is."""
+    """The campaign after the doctor has checked the machine. Shows its warnings and adds the findings to
+    every record. Does nothing if the device is not on this machine."""
     if campaign.device.absent:
         return campaign
     headers = {cell.header.stack: cell.header for cell in campaign.cells}.values()
     environments = [header.environment_for(campaign.device.family) for header in headers]
-    # Of those that could be built all are by now, and for cells that are refused none is.
+    # Every environment that can be built is built by now; refused cells need none.
     interpreters = [built for each in environments if each and (built := build.find(each))]
-    found = doctor.spoilers(campaign.preparation.device_id, interpreters)
+    found = doctor.run_findings(campaign.preparation.device_id, interpreters)
     for finding in found:
         if finding.level == "warn":
             campaign.watcher.warn(finding.line)
@@ -187,26 +186,26 @@ def _examined(campaign: _Campaign) -> _Campaign:
 
 
 def check_weights(
-    experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Watcher, seconds: float
+    experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watcher: Watcher, seconds: float
 ) -> list[Stored]:
-    """Hold the logits of every model and variant against the 16-bit reference, and measure nothing. Returns
-    a record each, those kept from before included. `seconds`: of computing a variant.
+    """Compare the logits of every model and variant with the 16-bit reference, without timing anything.
+    Returns one record per variant, kept ones included. `seconds`: compute time per variant.
 
     Raises as run() does.
     """
-    with _opened(experiment, cells, asked, watcher) as campaign:
+    with _opened(experiment, cells, options, watcher) as campaign:
         return _checked(campaign, seconds)
 
 
 @dataclass(frozen=True)
 class _Campaign:
-    """One campaign while it has the device. `device`: as far as it is known; `keys`: content key by cell;
-    `folder`: results of this machine; `shared`: what each of its records says; `attempts`, `checks`,
-    `searches`: what was measured, checked and searched before."""
+    """One campaign while it holds the device. `device`: its known properties; `keys`: content key by cell;
+    `folder`: results of this machine; `shared`: the part that all its records have in common; `attempts`,
+    `checks`, `searches`: earlier records."""
 
     experiment: Experiment
     cells: Sequence[Cell]
-    asked: Asked
+    options: RunOptions
     watcher: Watcher
     preparation: Preparation
     device: Device
@@ -221,28 +220,28 @@ class _Campaign:
 
 @contextmanager
 def _opened(
-    experiment: Experiment, cells: Sequence[Cell], asked: Asked, watcher: Watcher
+    experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watcher: Watcher
 ) -> Iterator[_Campaign]:
-    """Take the device, keep what an interrupted campaign left, and see what is there. Raises as run()."""
-    results.check_writable(asked.root)
+    """Lock the device, recover interrupted repeats, and load earlier records. Raises as run()."""
+    results.check_writable(options.root)
     preparation = Preparation(experiment.device, experiment.gpu, experiment.protocol.threads, watcher.say)
-    with device_lock(preparation.device_id, asked.wait, watcher.say):
-        for stored in results.recover(asked.root, _passed_over(watcher)):
-            watcher.say(f"kept what an interrupted repeat had measured: {stored.folder}")
+    with device_lock(preparation.device_id, options.wait, watcher.say):
+        for stored in results.recover(options.root, _passed_over(watcher)):
+            watcher.say(f"recovered an interrupted repeat: {stored.folder}")
         slug, device = machine.facts()["slug"], device_of(experiment)
         mechanism, timeout_s = readiness.mechanism(cells, preparation), experiment.protocol.timeout_s
         known_by = (preparation, device, slug, mechanism, timeout_s)
         keys = {cell.id: readiness.content_key(cell, *known_by) for cell in cells}
-        folder = asked.root / slug
-        shared = facts.of_campaign(experiment, asked.config_path, asked.command_line)
+        folder = options.root / slug
+        shared = facts.of_campaign(experiment, options.config_path, options.command_line)
         before = _before(folder, watcher)
         yield _Campaign(
-            experiment, cells, asked, watcher, preparation, device, mechanism, keys, folder, shared, *before
+            experiment, cells, options, watcher, preparation, device, mechanism, keys, folder, shared, *before
         )
 
 
 def _checked(campaign: _Campaign, seconds: float) -> list[Stored]:
-    """Check, and say what is not as it should be."""
+    """Check the weights, and report every verdict other than "agrees"."""
     experiment, preparation, watcher = campaign.experiment, campaign.preparation, campaign.watcher
     checking = weights_check.Checking(
         experiment=experiment,
@@ -252,8 +251,8 @@ def _checked(campaign: _Campaign, seconds: float) -> list[Stored]:
         folder=campaign.folder,
         shared=campaign.shared,
         seconds=seconds,
-        fresh=campaign.asked.fresh,
-        retry_failed=campaign.asked.retry_failed,
+        fresh=campaign.options.fresh,
+        retry_failed=campaign.options.retry_failed,
     )
     try:
         found = weights_check.check(campaign.cells, checking, campaign.checks)
@@ -268,8 +267,8 @@ def _checked(campaign: _Campaign, seconds: float) -> list[Stored]:
 def _before(
     folder: Path, watcher: Watcher
 ) -> tuple[dict[tuple[str, int], list[Stored]], list[Stored], dict[str, Stored]]:
-    """What this machine measured before, by content key and repeat, oldest first; its checks; and the latest
-    search of each content key."""
+    """Earlier records of this machine: repeats by content key and number, oldest first; weight checks; and
+    the latest search of each content key."""
     kinds: dict[str, list[Stored]] = {"measured": [], "checked": [], "searched": []}
     for each in results.records(folder, _passed_over(watcher)):
         kinds.setdefault(each.record["kind"], []).append(each)

@@ -1,4 +1,4 @@
-"""One campaign on a device at a time."""
+"""Allow one campaign on a device at a time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class DeviceBusy(RuntimeError):
 
 @contextmanager
 def device_lock(device_id: str, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the device until the block ends or the process dies. Waits if asked to, else raises DeviceBusy.
+    """Lock the device until the block ends or the process dies. If it is taken: waits, or raises DeviceBusy.
 
-    Raises CacheError when the lock cannot be made.
+    Raises CacheError when the lock file cannot be created.
     """
     path = _path(device_id)
     made(path.parent)
@@ -35,7 +35,8 @@ def device_lock(device_id: str, wait: bool, say: Callable[[str], None]) -> Itera
             holder = lock.read().strip() or "unknown"
             if not wait:
                 raise DeviceBusy(
-                    f"another campaign (process {holder}) is measuring on {device_id}; --wait waits for it"
+                    f"another campaign (process {holder}) is measuring on {device_id}; "
+                    "use --wait to wait for it"
                 ) from None
             say(f"waiting for another campaign (process {holder}) on {device_id}")
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -46,7 +47,7 @@ def device_lock(device_id: str, wait: bool, say: Callable[[str], None]) -> Itera
 
 
 def is_busy(device_id: str) -> bool:
-    """Whether a campaign is measuring there now. Makes nothing."""
+    """Whether a campaign is measuring on the device now. Creates no file."""
     try:
         with _path(device_id).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

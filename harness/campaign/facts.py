@@ -1,4 +1,4 @@
-"""What a record says beside what was measured: all that is needed to repeat it. Nothing here is a figure."""
+"""The part of a record that is not a measurement: everything needed to repeat the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OURS = re.compile(r"^ *from runners(?:\.(\w+)| import ([\w, ]+))", re.MULTILINE
 
 
 def of_campaign(experiment: Experiment, config_path: Path, command_line: Sequence[str]) -> Record:
-    """The same in every record of a campaign: config as given, protocol as resolved, machine, harness."""
+    """Fields shared by every record of a campaign: config as given, resolved protocol, machine, harness."""
     return {
         "kind": "measured",
         "campaign": {
@@ -41,7 +41,7 @@ def of_campaign(experiment: Experiment, config_path: Path, command_line: Sequenc
 
 
 def of_repeat(cell: Cell, repeat: int, content_key: str, device: str, gpu: str | None) -> Record:
-    """What was asked of one repeat, and the machine's conditions as it begins."""
+    """The requested cell and repeat, and the machine's conditions at the start."""
     shape = cell.model.shape
     source = cell.model.weights_for(cell.weights_format) or cell.model.weights
     return {
@@ -63,8 +63,8 @@ def of_repeat(cell: Cell, repeat: int, content_key: str, device: str, gpu: str |
 
 
 def of_inputs(cell: Cell, inputs: Inputs, begun: Record) -> Record:
-    """What is known once a cell is ready: options as resolved, prompt, environment, weights as their headers
-    have them (`revision`: the commit on the hub, in place of the branch or tag asked for)."""
+    """Fields known once a cell is ready: resolved options, prompt, environment, and the weights by their
+    headers (`revision`: the commit on the hub that the requested branch or tag stood for)."""
     model: dict[str, Any] = dict(begun["model"])
     if inputs.weights is not None:
         ready = inputs.weights
@@ -99,7 +99,7 @@ def of_inputs(cell: Cell, inputs: Inputs, begun: Record) -> Record:
 
 
 def git_commit() -> str | None:
-    """The commit of this harness, `+` when its files differ from it; null outside a checkout of its own."""
+    """The harness's git commit, with `+` if files differ from it; null if it is not a git checkout."""
     root = Path(__file__).resolve().parent.parent.parent
 
     def git(*words: str) -> str:
@@ -108,14 +108,14 @@ def git_commit() -> str | None:
 
     try:
         if Path(git("rev-parse", "--show-toplevel").rstrip("\n")) != root:
-            return None  # installed somewhere inside another project's checkout
+            return None  # installed inside another project's checkout
         return git("rev-parse", "HEAD").strip() + ("+" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
 def source_digest(stack: str) -> str:
-    """Hash of the runner's own source and of all that it imports of ours: the code that measured."""
+    """Hash of the runner's source and of the runner modules it imports: the code that measured."""
     todo, sources = ["worker", stack], {}
     while todo:
         name = todo.pop()

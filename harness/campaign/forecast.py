@@ -1,5 +1,4 @@
-"""What a cell will take, and why it cannot work, as far as its config and weights that are here tell. Starts
-nothing."""
+"""Forecast a cell's memory, time and known failures from its config and local weights. Starts nothing."""
 
 from __future__ import annotations
 
@@ -37,9 +36,9 @@ from harness.theory.tensors import Tensor, of_shape
 
 @dataclass(frozen=True)
 class Device:
-    """What a config is for: `family` of devices, `name` in a sentence. What is null is not known. `absent`:
-    why it is not here. `free_bytes`: where its memory is a budget, what is free to take it from.
-    `reserve_bytes`: of its memory, what a model cannot have."""
+    """The device of a config. `family`: cpu, cuda, ...; `name`: as messages name it. Null: not known.
+    `absent`: why it is not on this machine. `free_bytes`: free memory, where `memory_bytes` is a budget.
+    `reserve_bytes`: memory that a model cannot use."""
 
     family: str
     name: str
@@ -52,10 +51,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Memory while running and seconds of one repeat, roughly. `broken`: what its stack cannot do. `no_room`,
-    `lacks`, `over_budget`: why it does not fit, why its weights cannot be had, and why it cannot have its
-    budget or load within it, a sentence each. What is null is not known; `no_room` is null where it `fits`,
-    too."""
+    """Estimated memory and time of one repeat. `broken`: limits of the stack that the cell exceeds.
+    `no_room`: why it does not fit; `lacks`: why there are no usable weights; `over_budget`: why the memory
+    budget is unavailable or too small for the weights; one sentence each. Null: not known; `no_room` is also
+    null if it `fits`."""
 
     memory_bytes: int | None
     seconds: float | None
@@ -67,20 +66,20 @@ class Forecast:
 
     @property
     def failures(self) -> list[str]:
-        """Every reason why it cannot work."""
+        """All reasons why the cell cannot work."""
         reasons = [*(each.reason for each in self.broken), self.over_budget, self.no_room, self.lacks]
         return list(dict.fromkeys(reason for reason in reasons if reason))
 
     @property
     def refusal(self) -> str | None:
-        """Why it is not to be started, and what its library says of it; null: it is."""
+        """Why the cell must not be started, with the error of its library; null if it may be."""
         refusing = [each for each in self.broken if each.refuses]
-        said = [b.reason if b.reason == b.says else f"{b.reason} ({b.says})" for b in refusing]
-        return "; ".join([*said, *([self.over_budget] if self.over_budget else [])]) or None
+        reasons = [b.reason if b.reason == b.says else f"{b.reason} ({b.says})" for b in refusing]
+        return "; ".join([*reasons, *([self.over_budget] if self.over_budget else [])]) or None
 
 
 def device_of(experiment: Experiment) -> Device:
-    """The device that is here; in place of a GPU that is not, what is known of the one the config names."""
+    """The device on this machine; if its GPU is absent, the known properties of the one the config names."""
     family = experiment.device.partition(":")[0]
     facts = machine.facts()
     try:
@@ -103,8 +102,8 @@ def device_of(experiment: Experiment) -> Device:
 
 
 def _named(gpu: str | None) -> Device:
-    """The NVIDIA GPU of this name, or part of it. Of several it is the one with the least memory, so that
-    nothing is said to fit that may not."""
+    """The known NVIDIA GPU whose name contains this. Of several, the one with the least memory: a cell must
+    not be forecast to fit where it may not."""
     if gpu is None:
         return Device("cuda", "the GPU", None)
     part = gpu.lower().removeprefix("nvidia ")
@@ -116,10 +115,10 @@ def _named(gpu: str | None) -> Device:
     return Device("cuda", f"the {gpu}", least.memory_bytes, capability, reserve_bytes=reserve)
 
 
-def at_hand(cell: Cell) -> Ready | None:
-    """The weights of a cell that are here as they are given; null where they are to be made or downloaded.
+def local_weights(cell: Cell) -> Ready | None:
+    """The cell's weights if they are on this machine; null if they must be made or downloaded.
 
-    Raises WeightsError: there are none, or its stack can neither load them nor make its own of them.
+    Raises WeightsError: no weights are given, or the stack can neither load nor convert them.
     """
     source = cell.source
     if cell.weights_format == "none":
@@ -146,15 +145,15 @@ def _check(cell: Cell, ready: Ready) -> None:
 
 
 def expected(cell: Cell, device: Device, threads: int) -> Forecast:
-    """The forecast of a cell before anything is made or downloaded for it."""
+    """Forecast a cell before its weights are made or downloaded."""
     try:
-        return forecast_cell(cell, at_hand(cell), device, threads)
+        return forecast_cell(cell, local_weights(cell), device, threads)
     except WeightsError as lack:
         return replace(forecast_cell(cell, None, device, threads), lacks=str(lack))
 
 
 def known_failures(experiment: Experiment, cells: Sequence[Cell]) -> dict[str, list[str]]:
-    """By cell, why it cannot work here, each reason a sentence; empty where no reason is known."""
+    """The reasons, by cell id, why a cell cannot work on this machine; an empty list if none is known."""
     device = device_of(experiment)
     threads = experiment.protocol.threads or machine.physical_cores()
     return {cell.id: expected(cell, device, threads).failures for cell in cells}
@@ -163,8 +162,8 @@ def known_failures(experiment: Experiment, cells: Sequence[Cell]) -> dict[str, l
 def forecast_cell(
     cell: Cell, ready: Ready | None, device: Device, threads: int, bandwidth: float | None = None
 ) -> Forecast:
-    """What is to be expected of a cell. `ready`: its weights, if they are here. `bandwidth`: bytes/s that the
-    device reads, for the time."""
+    """Forecast a cell. `ready`: its weights, if they are on this machine. `bandwidth`: bytes/s the device
+    reads, to estimate the time."""
     capability, shape = device.compute_capability, _shape(cell, ready)
     packing = packing_of(cell, shape, ready)
     shards = ready.shards if ready and ready.packing == packing else None
@@ -176,15 +175,15 @@ def forecast_cell(
         return Forecast(None, None, tuple(broken), None, None, over_budget=over)
     prompt, new = int(cell.workload.prompt_tokens or 0), int(cell.workload.new_tokens or 0)
     if not (to_the_end := isinstance(cell.workload, Decode)):
-        new = 0  # how far it gets is the answer; what it takes at least is known
+        new = 0  # its length is the result, so this forecasts the minimum
     n_ctx = _held_tokens(options, prompt + new)
     memory = round(footprint.total(engine_of(cell, options, device.family != "cpu", held.shape), held, n_ctx))
     has = device.memory_bytes
     if device.family != "cpu" and options.get("gpu_layers", -1) != -1:
-        has = None  # what is offloaded is not counted apart
+        has = None  # the offloaded part is not counted separately
     fits = None if has is None else memory <= has - device.reserve_bytes
     takes = None
-    # Where a stack is only functional, it is not the bandwidth that takes the time.
+    # On a device where the stack is only functional, bandwidth does not bound the time.
     if bandwidth is not None and to_the_end and device.family not in cell.header.functional:
         static = n_ctx if options.get("cache") == "static" else None
         takes = seconds(held.weight_bytes, held.kv_bytes_per_token, prompt, new, static, bandwidth)
@@ -194,12 +193,12 @@ def forecast_cell(
 
 def _no_room(device: Device, memory_bytes: int) -> str:
     has = f"{memory_bytes / 1e9:.1f} GB {'on' if device.free_bytes is None else 'in'} {device.name}"
-    reserved = f", {device.reserve_bytes / 1e9:.1f} of them kept for others" if device.reserve_bytes else ""
+    reserved = f", {device.reserve_bytes / 1e9:.1f} GB of them reserved" if device.reserve_bytes else ""
     return f"will not fit: {has}{reserved}"
 
 
 def engine_of(cell: Cell, options: dict[str, Any], on_gpu: bool, shape: Shape) -> Engine:
-    """How the cell's stack uses memory. `options`: as resolved."""
+    """The memory model of the cell's stack. `options`: resolved."""
     if cell.weights_format == "gguf":
         ubatch = min(options.get("n_ubatch") or 512, options.get("n_batch") or 512)
         return LlamaCpp(on_gpu, bool(options.get("flash_attn")), ubatch)
@@ -210,7 +209,7 @@ def engine_of(cell: Cell, options: dict[str, Any], on_gpu: bool, shape: Shape) -
 
 
 def _over_budget(device: Device, weights_bytes: float | None) -> str | None:
-    """Why a budget cannot be had on this machine, or not even hold the weights; null also without one."""
+    """Why the memory budget is unavailable on this machine or too small for the weights; null otherwise."""
     budget, free = device.memory_bytes, device.free_bytes
     if budget is None or free is None:
         return None
@@ -222,15 +221,15 @@ def _over_budget(device: Device, weights_bytes: float | None) -> str | None:
 
 
 def _held_tokens(options: dict[str, Any], tokens: int) -> int:
-    """Tokens that the cache is allocated for."""
+    """Tokens the KV cache is allocated for."""
     if options.get("fuse_layers"):  # autoawq allocates its fused layers' cache for max_seq_len
         return int(options["max_seq_len"])
     has_n_ctx = options.get("cache") == "static" or "cache" not in options
-    return int((has_n_ctx and options.get("n_ctx")) or tokens)  # a dynamic one is as long as what it holds
+    return int((has_n_ctx and options.get("n_ctx")) or tokens)  # a dynamic cache grows with its tokens
 
 
 def _kv_element_bytes(options: dict[str, Any]) -> float:
-    """Bytes of a K or V element, their mean; 16 bits in stacks that leave no choice."""
+    """Mean bytes per K or V element; 16 bits if the stack has no option for it."""
     if "dtype" in options:
         return ELEMENT_BYTES[options["dtype"]]
     return (element_bytes(options.get("type_k", "f16")) + element_bytes(options.get("type_v", "f16"))) / 2
@@ -245,19 +244,19 @@ def _shape(cell: Cell, ready: Ready | None) -> Shape | None:
 
 
 def packing_of(cell: Cell, shape: Shape | None, ready: Ready | None) -> Packing | None:
-    """How the weights of a cell are packed, or will be where they are made here."""
+    """How the cell's weights are packed, or will be packed when they are made."""
     if ready and ready.packing:
         return ready.packing
     made_here = ready is not None or (cell.source is not None and cell.source.kind == "synthetic")
     if cell.packing and made_here and shape:
-        with contextlib.suppress(WeightsError):  # a failure of its own, told when its turn comes
+        with contextlib.suppress(WeightsError):  # reported when the weights are packed
             return packed.grouped(cell.packing, shape)
     return cell.packing
 
 
 def held_model(cell: Cell, ready: Ready | None, options: dict[str, Any]) -> Model | None:
-    """The weights and KV cache as the cell's stack holds them; null where neither shape nor weights tell.
-    `options`: as resolved."""
+    """The weights and KV cache as the cell's stack holds them; null if neither shape nor weights are known.
+    `options`: resolved."""
     shape = _shape(cell, ready)
     if cell.weights_format == "none" or (ready is None and shape is None):
         return None
@@ -267,7 +266,7 @@ def held_model(cell: Cell, ready: Ready | None, options: dict[str, Any]) -> Mode
         loaded = _bytes_of(cell, ready) or loaded
     if loaded is None or (shape is None and known is None):
         return None
-    # Of an unknown architecture the attention is known alone: its buffers are not counted.
+    # Of an unknown architecture only the attention is known; its buffers are not counted.
     shape = shape or Shape("", 0, 0, 0, 0, 0, 0, 0)
     if known:
         layers, kv_heads, head_dim = known["layers"], known["kv_heads"], known["head_dim"]
@@ -281,7 +280,7 @@ def held_model(cell: Cell, ready: Ready | None, options: dict[str, Any]) -> Mode
 
 
 def bytes_of_shape(cell: Cell, shape: Shape) -> float:
-    """Bytes of the weights of a shape as the cell's stack holds them."""
+    """Bytes of the weights of a shape in the format the cell's stack loads."""
     if packing := packing_of(cell, shape, None):
         return sum(packed_bytes(of_shape(shape), packing).values())
     if cell.weights_format == "hf":
@@ -290,7 +289,7 @@ def bytes_of_shape(cell: Cell, shape: Shape) -> float:
 
 
 def _bytes_of(cell: Cell, ready: Ready) -> float | None:
-    """As bytes_of_shape, of weights that are here; null where others are made of them."""
+    """As bytes_of_shape, for weights on this machine; null if they will be packed first."""
     if cell.packing and not ready.packing:
         return None
     if cell.weights_format == "hf" and ready.quant in weights.FULL_TYPES:

@@ -1,8 +1,7 @@
-"""What the campaign's device can do at most, measured between its cells: read bandwidth, and once the matrix
-rate.
+"""Measure the device's peak between cells: read bandwidth, and the matrix rate (FLOP/s) once.
 
-A CPU is probed by NumPy and the C library, a GPU by a stack's own kernels under that stack's interpreter.
-A probe that fails is a line said, and no probe.
+NumPy and the C library measure a CPU; a stack's own kernels measure a GPU, under the stack's interpreter.
+If a probe fails, the campaign reports it and continues without.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ Say = Callable[[str], None]
 
 
 class Probes:
-    """Probes of one campaign: before each round of repeats, and once a minute."""
+    """The probes of one campaign: one before each round of repeats, and one a minute."""
 
     def __init__(self, ready: Iterable[object], say: Say, bandwidth: bool, matrix: bool) -> None:
-        """`ready`: the Inputs of the campaign's cells; what is not Inputs is a cell that is not ready."""
+        """`ready`: the Inputs of the cells that are ready; anything else is ignored."""
         cells = [each for each in ready if isinstance(each, Inputs)]
         self._device_id = cells[0].device_id if cells else None
         self._threads = max((cell.threads for cell in cells), default=0)
@@ -41,7 +40,7 @@ class Probes:
         self._round, self._at = 0, 0.0
 
     def so_far(self, repeat: int) -> Record:
-        """All of the campaign up to now, after others that are due: `bandwidth_probes`, `matrix_probe`."""
+        """Run the probes that are due. Returns all results so far: `bandwidth_probes`, `matrix_probe`."""
         due = repeat != self._round or time.monotonic() > self._at + PROBE_EVERY_S
         if self._device_id is not None and due and (self._wants_bandwidth or self._wants_matrix):
             if self._device_id == "cpu":
@@ -57,47 +56,47 @@ class Probes:
             if self._wants_bandwidth:
                 self._taken.append(machine.read_bandwidth(self._threads))
         except ProbeError as failure:
-            self._say(f"no probe: {failure}")
+            self._say(f"probe failed: {failure}")
         try:
             if self._wants_matrix:
                 self._matrix = cpu_matrix_rate(self._threads, self._stacks, self._say)
         except ProbeError as failure:
-            self._say(f"no probe: {failure}")
+            self._say(f"probe failed: {failure}")
 
     def _of_gpu(self, device_id: str) -> None:
         for interpreter in tuple(self._stacks):
-            asked = ["read"] * self._wants_bandwidth + ["matrix"] * self._wants_matrix
+            measures = ["read"] * self._wants_bandwidth + ["matrix"] * self._wants_matrix
             try:
-                said = through_stack(interpreter, device_id, self._threads, asked)
+                rates = through_stack(interpreter, device_id, self._threads, measures)
             except ProbeError as failure:
-                self._say(f"no probe: {failure}")
+                self._say(f"probe failed: {failure}")
                 self._stacks.remove(interpreter)  # it would fail again
                 continue
             if self._wants_bandwidth:
-                self._taken.append(said["read"])
+                self._taken.append(rates["read"])
             if self._wants_matrix:
-                self._matrix = said["matrix"]
+                self._matrix = rates["matrix"]
             return
 
 
 def measuring(interpreters: Iterable[Interpreter]) -> list[Interpreter]:
-    """One interpreter of each stack, by the stack's name; not of those that run nothing (no dependencies)."""
+    """One interpreter per stack, by name; without stacks that have no dependencies (no kernels to run)."""
     found = {each.environment.stack: each for each in interpreters if each.environment.dependencies}
     return [found[stack] for stack in sorted(found)]
 
 
 def cpu_matrix_rate(threads: int, stacks: Sequence[Interpreter], say: Say) -> Record:
-    """The best of NumPy's product and those of the stacks. A stack's may be far faster (on one CPU OpenBLAS's
-    float32 gave 250 GFLOP/s, ggml's f16 400, its repacked q4_0 585), and no figure should pass its ceiling.
+    """The fastest matrix product of NumPy and the stacks. A stack may be far faster (on one CPU OpenBLAS's
+    float32 gave 250 GFLOP/s, ggml's f16 400, its repacked q4_0 585), and no MFU should exceed 100%.
 
-    Raises ProbeError when NumPy's fails; of a stack's it is said.
+    Raises ProbeError if NumPy fails; the failure of a stack is only reported.
     """
     probe = machine.matrix_rate(threads)
     for interpreter in stacks:
         try:
             matrix = through_stack(interpreter, "cpu", threads, ["matrix"])["matrix"]
         except ProbeError as failure:
-            say(f"no probe: {failure}")
+            say(f"probe failed: {failure}")
             continue
         probe["kernels"] |= matrix["kernels"]
     fastest = max(probe["kernels"], key=lambda name: float(probe["kernels"][name]))
@@ -105,22 +104,24 @@ def cpu_matrix_rate(threads: int, stacks: Sequence[Interpreter], say: Say) -> Re
 
 
 def through_stack(
-    interpreter: Interpreter, device_id: str, threads: int, asked: Sequence[str]
+    interpreter: Interpreter, device_id: str, threads: int, measures: Sequence[str]
 ) -> dict[str, Record]:
-    """What a stack's own kernels do on a device, by its `probe` job: of `read` and `matrix` what is asked.
+    """Run a stack's `probe` job. `measures`: `read`, `matrix`, or both. Returns the result of each.
 
     Raises ProbeError.
     """
     stack = interpreter.environment.stack
-    options = {"measure": list(asked), "threads": threads}
+    options = {"measure": list(measures), "threads": threads}
     request = Request("probe", stack, device_id, {"name": "none", "path": None, "shape": None}, options)
     with tempfile.TemporaryDirectory(prefix="harness-probe-") as folder:
         try:
             job = launch.run_job(request, interpreter, Path(folder), STACK_TIMEOUT_S, threads)
-            said = launch.facts_of(job)
+            facts = launch.facts_of(job)
         except (launch.JobFailed, OSError) as failure:
             raise ProbeError(f"{device_id} could not be measured by {stack}: {failure}") from failure
-    if missing := [part for part in asked if part not in said]:
-        raise ProbeError(f"{device_id} could not be measured by {stack}: its probe says no {missing[0]}")
-    shared = {"threads": said.get("threads"), "stack": stack}
-    return {part: said[part] | shared for part in asked}
+    if missing := [part for part in measures if part not in facts]:
+        raise ProbeError(
+            f"{device_id} could not be measured by {stack}: its probe did not return {missing[0]}"
+        )
+    shared = {"threads": facts.get("threads"), "stack": stack}
+    return {part: facts[part] | shared for part in measures}

@@ -1,5 +1,5 @@
-"""Before a disturbed repeat is measured again: wait for a quiet moment; and see which process took the CPUs.
-Nothing here runs while something is timed."""
+"""Wait until the CPUs are idle before a disturbed repeat is retried, and find the process that used them.
+Never runs during a timed section."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LOOK_S = 0.5  # 50 ticks a CPU of the clock that counts CPU time
 
 
 def wait(say: Callable[[str], None], at_most_s: float, look_s: float = LOOK_S) -> dict[str, Any]:
-    """Wait until the CPUs are idle for one look, or for `at_most_s`. Returns `waited_s`, and `busy_share`,
-    what others took of the CPUs at the last look (null where that cannot be read)."""
+    """Wait until the CPUs are idle over one sample, or `at_most_s` has passed. Returns `waited_s`, and
+    `busy_share`, the CPU share used by others in the last sample (null if it cannot be read)."""
     began, announced = time.monotonic(), False
     while True:
         before = psutil.cpu_times()._asdict()
@@ -31,13 +31,13 @@ def wait(say: Callable[[str], None], at_most_s: float, look_s: float = LOOK_S) -
             share = share if share is None else round(share, 3)
             return {"waited_s": round(waited_s, 3), "busy_share": share}
         if not announced:
-            say(f"waiting for a quiet moment: {share:.0%} of the CPUs are busy; {at_most_s:g} s at most")
+            say(f"waiting up to {at_most_s:g} s until the CPUs are idle: {share:.0%} busy")
             announced = True
 
 
 @dataclass(frozen=True)
 class Look:
-    """CPU seconds of every process but our own at one moment, by pid and start."""
+    """CPU seconds of every process except our own at one moment, by pid and start time."""
 
     at_s: float
     cpu_s: Mapping[tuple[int, float], float]
@@ -45,7 +45,7 @@ class Look:
 
 
 def look() -> Look:
-    """Processes that cannot be read are left out."""
+    """Take a snapshot, without the processes that cannot be read."""
     ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     cpu_s, names = {}, {}
     for process in psutil.process_iter(["name", "cpu_times", "create_time"]):
@@ -57,7 +57,7 @@ def look() -> Look:
 
 
 class Disturbers:
-    """Who took the CPUs during disturbed attempts, summed over them."""
+    """CPU time of other processes, summed over the disturbed attempts."""
 
     def __init__(self) -> None:
         self._cpu_s: dict[tuple[int, float], float] = {}
@@ -65,14 +65,14 @@ class Disturbers:
         self._seconds = 0.0
 
     def add(self, before: Look, after: Look) -> None:
-        """One disturbed attempt, between two looks. A process that began in it had no CPU time before."""
+        """Add one disturbed attempt. A process that is only in `after` started at 0 CPU seconds."""
         self._seconds += after.at_s - before.at_s
         self._names |= after.names
         for key, cpu_s in after.cpu_s.items():
             self._cpu_s[key] = self._cpu_s.get(key, 0.0) + cpu_s - before.cpu_s.get(key, 0.0)
 
     def busiest(self) -> BusyProcess | None:
-        """Null where nothing was disturbed, or no process can be seen."""
+        """The process that used the most CPU time; null if nothing was disturbed or no process is visible."""
         if not self._cpu_s or self._seconds <= 0:
             return None
         key = max(self._cpu_s, key=lambda each: self._cpu_s[each])

@@ -1,4 +1,4 @@
-"""What a cell runs with, or why it does not, and what its records are known by."""
+"""Collect the inputs of a cell, or the reason why it cannot run, and compute its content key."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from harness.worker.memory_limit import mechanism_here
 
 
 def inputs(cell: Cell, experiment: Experiment, preparation: Preparation, device: Device) -> Inputs | NotReady:
-    """Everything the cell needs, or why it cannot be had or is not to be started."""
+    """Everything the cell needs to run, or the reason why it cannot or must not run."""
     protocol = experiment.protocol
     try:
         if refusal := _refusal(cell, preparation, device):
             raise NotReady("refused", refusal)
         interpreter = preparation.interpreter(cell.header)
         ready = preparation.weights(cell)
-        if refusal := forecast_cell(cell, ready, device, preparation.threads).refusal:  # now they are read
+        if refusal := forecast_cell(cell, ready, device, preparation.threads).refusal:  # weights are read now
             raise NotReady("refused", refusal)
         prompt, source = preparation.prompt(cell, ready)
     except NotReady as reason:
@@ -43,14 +43,14 @@ def inputs(cell: Cell, experiment: Experiment, preparation: Preparation, device:
 
 
 def _refusal(cell: Cell, preparation: Preparation, device: Device) -> str | None:
-    """Why a cell is not to be started, before anything is built, made or downloaded for it."""
+    """Why a cell must not be started, checked before anything is built or downloaded for it."""
     if device.free_bytes is None and not any(limit.refuses for limit in cell.header.limits):
         return None
     return expected(cell, device, preparation.threads).refusal
 
 
 def mechanism(cells: Sequence[Cell], preparation: Preparation) -> str | None:
-    """How memory is bounded here, on a CPU; null where it cannot be, or is of none of the cells."""
+    """How this machine limits a worker's memory; null if it cannot, or if no cell on a CPU has a limit."""
     if preparation.device_id != "cpu" or not any(cell.bounded for cell in cells):
         return None
     try:
@@ -60,8 +60,8 @@ def mechanism(cells: Sequence[Cell], preparation: Preparation) -> str | None:
 
 
 def _bounds(cell: Cell, mechanism: str | None, timeout_s: float) -> list[str]:
-    """What a cell's memory is held to is counted by, which is part of what it is; and of a search the time
-    that a probe is given, for one that does not come to its end does not fit."""
+    """The parts of a content key that concern memory: the mechanism that limits it, and for a search the
+    timeout of a probe, because a probe that times out counts as not fitting."""
     counted = [str(mechanism)] if cell.bounded else []
     return counted + ([f"{timeout_s:g} s a probe"] if cell.searches else [])
 
@@ -74,8 +74,8 @@ def content_key(
     mechanism: str | None,
     timeout_s: float,
 ) -> str:
-    """What a cell's records are known by, on the machine of this slug. What is free now is in no key: it is
-    another in a moment."""
+    """The content key of a cell's records on the machine with this slug. Free memory is not part of it,
+    because it changes all the time."""
     options, device_id = cell.options(preparation.threads), preparation.device_id
     if _refusal(cell, preparation, replace(device, free_bytes=None)):
         return plan.content_key(cell, options, ("refused",), None, slug, device_id)

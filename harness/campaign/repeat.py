@@ -1,4 +1,4 @@
-"""Measure one repeat of one cell in one process, and keep what became of it as one record."""
+"""Measure one repeat of one cell in one worker process, and write its outcome as one record."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from harness.worker.memory_limit import MemoryLimit
 from harness.worker.memory_sampler import MemorySampler, mark, pressure, watched, weight_files
 from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, Tokens
 
-# What a Done of a decode has to have: the verdicts read it.
-SAID_AT_THE_END = {"counters", "warmup", "facts_after", "major_faults", "start_ns", "flushes"}
+# Facts that the Done event of a decode must have, because the verdicts read them.
+DONE_FACTS = {"counters", "warmup", "facts_after", "major_faults", "start_ns", "flushes"}
 
-# The moments that memory is read at, none of them timed, by the phase that the worker enters then.
+# The moments at which memory is read, all untimed, by the phase that begins there.
 MOMENTS = {"load": "imported", "generate": "warmed", "finish": "finished"}
 
-# The phases before and after what is timed, at whose beginning all sensors are read.
+# The phases before and after the timed section; all sensors are read when one begins.
 AROUND = ("warmup", "finish")
 
 OnTokens = Callable[[int, int], None]
-"""Told how many tokens have come and the latency of the latest, in ns."""
+"""Called with the number of tokens so far and the latency of the latest, in ns."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a ready cell runs with."""
+    """Everything a cell needs to run."""
 
     interpreter: Interpreter
     device_id: str
@@ -51,7 +51,7 @@ class Inputs:
 
     @property
     def nvml_uuid(self) -> str | None:
-        """The device as NVML knows it; null for a CPU, or a GPU of another maker."""
+        """The device's NVML UUID; null for a CPU or a GPU that is not NVIDIA's."""
         return self.device_id if self.device_id.startswith(launch.NVML_UUIDS) else None
 
     def request(
@@ -65,10 +65,10 @@ class Inputs:
 
 
 def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: OnTokens) -> Stored:
-    """Run a worker to its end, whatever end, and write the record.
+    """Run a worker until it ends, in any way, and write the record.
 
-    `folder`: of the machine. Raises ResultsError when the record cannot be written, KeyboardInterrupt after
-    an interrupted record is.
+    `folder`: the machine's. Raises ResultsError if the record cannot be written, and KeyboardInterrupt after
+    writing an interrupted record.
     """
     lengths = {"prompt": inputs.prompt, "new_tokens": cell.workload.new_tokens}
     workload = {"kind": cell.workload.kind, "warmup": inputs.warmup} | lengths
@@ -77,11 +77,11 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
     begun = begun | {"variables": launch.recorded_variables(variables)}
     running = results.begin(folder / cell.model.name / cell.id, begun)
     memory_limit = None if cell.budget_bytes is None else MemoryLimit(cell.budget_bytes)
-    seen = Seen(memory_limit)
+    report = WorkerReport(memory_limit)
     started_ns = time.perf_counter_ns()
     worker: launch.Worker | None = None
     sampler: MemorySampler | None = None
-    sensing: sensors.SensorSampler | None = None
+    sensor_sampler: sensors.SensorSampler | None = None
     interrupted = False
     marks: list[dict[str, Any]] = []
     weights = weight_files(inputs.weights.path) if inputs.weights else None
@@ -94,50 +94,52 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
             marks.append(mark("started", None, vram, None))
             worker = launch.Worker(request, inputs.interpreter, running.folder, inputs.threads, memory_limit)
             around.callback(worker.stop)  # before its cgroup is removed
-            sensing = around.enter_context(sensors.SensorSampler(inputs.nvml_uuid))
+            sensor_sampler = around.enter_context(sensors.SensorSampler(inputs.nvml_uuid))
             with MemorySampler(worker.pid, inputs.sample_interval_ms, vram) as sampler:
                 for event in worker.events(inputs.timeout_s, keep=running.events):
                     if at := _moment(event):
                         marks.append(mark(at, worker.pid, vram, weights))
                     if isinstance(event, Phase) and event.name in AROUND:
-                        sensing.read_now()
-                    seen.add(event, on_tokens)
+                        sensor_sampler.read_now()
+                    report.add(event, on_tokens)
     except KeyboardInterrupt:
         interrupted = True
-        seen.ended = Died("interrupted", "stopped by the user")
+        report.ended = Died("interrupted", "stopped by the user")
     except OSError as refusal:
         if refusal.errno in results.FULL:
             raise ResultsError(f"cannot write results to {running.folder}: {refusal.strerror}") from refusal
         if worker is not None:
             raise
-        seen.ended = Died("error", f"the worker could not be started: {refusal}")
+        report.ended = Died("error", f"the worker could not be started: {refusal}")
     finally:
         if worker is not None:
             worker.stop()
-    record = begun | seen.record()
-    pressures = {"pressure": seen.pressure, "worker_pressure": seen.worker_pressure}
+    record = begun | report.record()
+    pressures = {"pressure": report.pressure, "worker_pressure": report.worker_pressure}
     record["conditions"] = begun["conditions"] | pressures
     record["timing"] = {
         "started_utc": begun["started_utc"],
         "wall_s": (time.perf_counter_ns() - started_ns) / 1e9,
-        "phases": [{"name": p.name, "at_s": (p.t_ns - started_ns) / 1e9} for p in seen.phases],
-        **seen.stamps(),
+        "phases": [{"name": p.name, "at_s": (p.t_ns - started_ns) / 1e9} for p in report.phases],
+        **report.stamps(),
     }
     record["memory"] = (sampler.summary() if sampler else {}) | {"marks": marks, **_after_load(marks)}
     record["memory"] |= {"rusage": worker.rusage if worker else None}
-    if sensing is not None:
-        record["sensors"] = _sensed(sensing, seen, len(inputs.prompt))
+    if sensor_sampler is not None:
+        record["sensors"] = _sensor_record(sensor_sampler, report, len(inputs.prompt))
     record["exit_status"] = worker.exit_status if worker else None
     record["log_tail"] = results.tail(running.folder / "worker.log") if record["outcome"] != "ok" else []
     memory_columns = sampler.columns if sampler else None
-    stored = running.finish(record, seen.series(), memory_columns, sensing.columns if sensing else None)
+    stored = running.finish(
+        record, report.series(), memory_columns, sensor_sampler.columns if sensor_sampler else None
+    )
     if interrupted:
         raise KeyboardInterrupt
     return stored
 
 
 def not_measured(folder: Path, cell: Cell, begun: Record, outcome: str, reason: str) -> Stored:
-    """The record of a repeat that could not even begin."""
+    """Write the record of a repeat that could not start."""
     running = results.begin(folder / cell.model.name / cell.id, begun)
     ending = {
         "outcome": outcome,
@@ -152,49 +154,49 @@ def not_measured(folder: Path, cell: Cell, begun: Record, outcome: str, reason: 
     return running.finish(record, {}, None)
 
 
-def _sensed(sensing: sensors.SensorSampler, seen: Seen, prompt_tokens: int) -> Record:
-    """What the sensors said, and of it what was so while the repeat was timed."""
-    during, said, columns = seen.timed(prompt_tokens), sensing.summary(), sensing.columns
-    return said | {
-        "missing": said["missing"] | throttling.unseen(columns, during),
+def _sensor_record(sensor_sampler: sensors.SensorSampler, report: WorkerReport, prompt_tokens: int) -> Record:
+    """The summary of the sensors, and their readings during the timed section."""
+    during, summary, columns = report.timed(prompt_tokens), sensor_sampler.summary(), sensor_sampler.columns
+    return summary | {
+        "missing": summary["missing"] | throttling.unseen(columns, during),
         "timed": sensor_summary.gauges(columns, during),
         "throttled": throttling.seen(columns, during),
-        "energy": energy.measured(columns, sensing.energy, during),
+        "energy": energy.measured(columns, sensor_sampler.energy, during),
     }
 
 
-def _nonsense(facts: dict[str, Any]) -> str | None:
-    """What a Done of a decode cannot have said, as a clause; null when it is one."""
-    if missing := SAID_AT_THE_END - facts.keys():
+def _done_error(facts: dict[str, Any]) -> str | None:
+    """What is wrong with the facts of a decode's Done event, as a clause; null if they are valid."""
+    if missing := DONE_FACTS - facts.keys():
         return f"Done without {', '.join(sorted(missing))}"
     if not isinstance(facts["counters"], dict) or not isinstance(facts["facts_after"], dict):
-        return "Done whose counters or facts are no mapping"
+        return "Done whose counters or facts_after is not a mapping"
     times = facts["counters"].get("device_ns")
     whole = isinstance(times, list) and all(type(ns) is int and 0 <= ns < 1 << 63 for ns in times)
-    return None if times is None or whole else "device_ns that are no list of whole numbers"
+    return None if times is None or whole else "device_ns is not a list of whole numbers"
 
 
 def _moment(event: Event | Died) -> str | None:
-    """The name of the moment of memory that an event tells of; null for others."""
+    """The name of the moment at which memory is read for this event; null if it is not read."""
     if isinstance(event, Loaded):
         return "loaded"
     return MOMENTS.get(event.name) if isinstance(event, Phase) else None
 
 
 def _after_load(marks: list[dict[str, Any]]) -> dict[str, int | None]:
-    """Of the process and of the device as the model was loaded; null where it never was."""
+    """RSS and VRAM right after the model was loaded; null if it was not."""
     loaded = next((each for each in marks if each["at"] == "loaded"), {})
     parts = [loaded.get(f"rss_{kind}_bytes") for kind in ("anon", "file")]
     rss = None if None in parts else sum(part or 0 for part in parts)
     return {"after_load_rss_bytes": rss, "after_load_vram_bytes": loaded.get("vram_bytes")}
 
 
-class Seen:
-    """What the worker has said so far, and how memory and CPU pressure rose while it was timing."""
+class WorkerReport:
+    """The worker's events so far, and the rise of memory and CPU pressure during the timed section."""
 
     def __init__(self, memory_limit: MemoryLimit | None = None) -> None:
-        """`memory_limit`: of the worker, whose own pressure is taken beside the machine's."""
-        self._fence = memory_limit
+        """`memory_limit`: the worker's; its cgroup's pressure is read in addition to the machine's."""
+        self._memory_limit = memory_limit
         self.phases: list[Phase] = []
         self.tokens: list[Tokens] = []
         self.loaded: dict[str, Any] | None = None
@@ -222,17 +224,17 @@ class Seen:
             before_ns = event.t_ns[-2] if len(event.t_ns) > 1 else self._last_ns
             self._last_ns = event.t_ns[-1]
             on_tokens(self._count, self._last_ns - before_ns)
-        elif isinstance(event, Done) and (nonsense := _nonsense(event.facts)):
-            self.ended = Died("error", f"the worker said nonsense: {nonsense}")
+        elif isinstance(event, Done) and (problem := _done_error(event.facts)):
+            self.ended = Died("error", f"worker protocol error: {problem}")
         else:
             self.ended = event
 
     def _pressures(self) -> tuple[dict[str, int], dict[str, int]]:
-        """The machine's, and that of the worker's own cgroup; empty where it has none."""
-        return pressure(), self._fence.pressure() if self._fence else {}
+        """Pressure of the machine, and of the worker's cgroup; the latter empty if it has none."""
+        return pressure(), self._memory_limit.pressure() if self._memory_limit else {}
 
     def record(self) -> Record:
-        """Outcome, phase, reason, and what the worker said of itself."""
+        """Outcome, phase, reason, and the facts of the Loaded and Done events."""
         done = self._done() if isinstance(self.ended, Done) else None
         if isinstance(self.ended, (Failed, Died)):
             outcome, reason = self.ended.outcome, self.ended.reason
@@ -248,8 +250,8 @@ class Seen:
         }
 
     def _done(self) -> dict[str, Any]:
-        """What Done said; of the facts asked again after the run only those that changed are kept, and of
-        the device's own times how many there are: the series has them."""
+        """The facts of Done. Of the facts read again after the run, only those that changed are kept; of the
+        device's token times, only their number (the series has the times)."""
         facts = dict(self.ended.facts) if isinstance(self.ended, Done) else {}
         before, after = self.loaded or {}, facts.pop("facts_after")
         facts["counters"] = {k: v for k, v in facts["counters"].items() if k != "device_ns"}
@@ -258,21 +260,21 @@ class Seen:
         return facts | {"facts_changed": {k: v for k, v in after.items() if before.get(k) != v}}
 
     def _device_ns(self) -> list[int] | None:
-        """Of each token by the device's own clock; null where the stack has none."""
+        """Each token's time by the device's clock; null if the stack does not report it."""
         return self.ended.facts["counters"].get("device_ns") if isinstance(self.ended, Done) else None
 
     def series(self) -> dict[str, list[int]]:
-        """The columns of the series; `device_ns` among them where the device timed every token."""
+        """The columns of the series, with `device_ns` if the device timed every token."""
         columns, times = results.columns_of(self.tokens), self._device_ns()
         return columns | {"device_ns": times} if times and len(times) == self._count else columns
 
     def timed(self, prompt_tokens: int) -> sensor_summary.Timed | None:
-        """The timed part, where the samples of sensors are placed; null where it had no end."""
+        """The timed section, to select sensor samples; null if it did not finish."""
         done = self.ended.facts if isinstance(self.ended, Done) else None
         return sensor_summary.timed(done, [t for each in self.tokens for t in each.t_ns], prompt_tokens)
 
     def stamps(self) -> dict[str, int]:
-        """First and last stamp, ns since generation began; nothing when no token came."""
+        """First and last timestamp, ns since generation began; empty if there was no token."""
         if not self._count:
             return {}
         return {"first_token_ns": self.tokens[0].t_ns[0], "last_token_ns": self.tokens[-1].t_ns[-1]}

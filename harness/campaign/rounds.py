@@ -1,5 +1,5 @@
-"""Which repeats are due, and in which order they are measured: round by round, one that the machine disturbed
-again at the end of its round."""
+"""Select the repeats to measure and run them round by round; disturbed ones are retried at the end of their
+round."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from harness.plan import Cell
 from harness.results import Stored
 
 Attempts = Mapping[tuple[str, int], Sequence[Stored]]
-"""By content key and repeat: the records of before, oldest first."""
+"""Earlier records by content key and repeat, oldest first."""
 
 
 @dataclass(frozen=True)
 class Due:
-    """An attempt that is to be measured. `attempt`: counted from 1, those before it disturbed. `quiet`: what
-    waiting for a quiet moment came to; null where nothing was waited for."""
+    """An attempt to measure. `attempt`: counted from 1; earlier attempts were disturbed. `quiet`: the result
+    of waiting until the CPUs were idle; null if there was no wait."""
 
     cell: Cell
     repeat: int
@@ -32,7 +32,7 @@ class Due:
 
 
 def judge(stored: Stored) -> Verdict:
-    """What a repeat's record is worth; its series is opened only where a device's clock stands in it."""
+    """The verdict on a repeat's record. Reads its series only if it has times by the device's clock."""
     counters, whole = (stored.record.get("done") or {}).get("counters", {}), stored.has_series
     columns = None
     if whole and "device_tokens" in counters:
@@ -51,8 +51,8 @@ def due(
     fresh: bool,
     retry_failed: bool,
 ) -> tuple[list[Stored], list[Due]]:
-    """The records that are kept, one a repeat and the disturbed attempts before it, and what is to be
-    measured. A repeat that an interrupted campaign still owes attempts goes on with the next of them."""
+    """The records to keep (one per repeat, with the disturbed attempts before it) and the repeats to measure.
+    If an interrupted campaign left retries undone, the repeat continues with the next attempt."""
     kept: list[Stored] = []
     todo: list[Due] = []
     for cell, repeat in order:
@@ -79,10 +79,10 @@ def measure(
     watched: bool,
     say: Callable[[str], None],
 ) -> tuple[list[Stored], BusyProcess | None]:
-    """Measure all, and what was disturbed again, as often as its protocol has it, at the end of its round.
+    """Measure all. Retries disturbed attempts at the end of their round, as often as the protocol allows.
 
-    `attempt`: measures one, given its place and the number of all so far. `watched`: look at other processes
-    around each attempt, to return the one that took the most CPU time of those that were disturbed.
+    `attempt`: measures one, given its position and the current total. `watched`: read the CPU time of other
+    processes around each attempt; the one that used most in disturbed attempts is returned.
     """
     found: list[Stored] = []
     disturbers, of = quiet.Disturbers(), len(todo)

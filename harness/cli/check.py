@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         return NOT_STARTED
     root = (arguments.out or Path("results")).absolute()
     command_line, fresh = arguments.command_line, arguments.fresh
-    asked = campaign.Asked(root, arguments.config, command_line, fresh=fresh, retry_failed=True)
+    asked = campaign.RunOptions(root, arguments.config, command_line, fresh=fresh, retry_failed=True)
     progress = Progress()
     try:
         stored = campaign.check_weights(experiment, chosen, asked, progress, seconds)

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     root = (arguments.out or Path("results")).absolute()
     if said := dry_run.beforehand(experiment, chosen, root):
         print(f"harness: {said}", file=sys.stderr)
-    asked = campaign.Asked(
+    asked = campaign.RunOptions(
         root=root,
         config_path=arguments.config,
         command_line=arguments.command_line,

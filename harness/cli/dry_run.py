@@ -74,7 +74,7 @@ def beforehand(experiment: Experiment, cells: Sequence[Cell], root: Path) -> str
     seconds = []
     for cell in cells:
         with contextlib.suppress(weights.WeightsError):  # it has no repeat that takes time
-            found = forecast.forecast_cell(cell, forecast.at_hand(cell), device, threads, bandwidth)
+            found = forecast.forecast_cell(cell, forecast.local_weights(cell), device, threads, bandwidth)
             seconds += [] if found.seconds is None or found.failures else [found.seconds]
     if not seconds:
         return None
@@ -156,7 +156,7 @@ class Here:
     def _source(self, cell: Cell) -> Source:
         source, shape = cell.source, cell.model.shape
         try:
-            ready = forecast.at_hand(cell)
+            ready = forecast.local_weights(cell)
         except weights.WeightsError as missing:
             return Source("none to be had", 0, lacks=[str(missing)])
         if cell.weights_format == "none" or source is None:

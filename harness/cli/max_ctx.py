@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not chosen:
         return NOT_STARTED
     root = (arguments.out or Path("results")).absolute()
-    asked = campaign.Asked(
+    asked = campaign.RunOptions(
         root,
         arguments.config,
         arguments.command_line,

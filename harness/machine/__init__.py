@@ -1,4 +1,4 @@
-"""What this machine is and can do. Facts are read, never guessed: what cannot be read is null."""
+"""Describe this machine: hardware, conditions, devices. Facts are read, never guessed; null if unreadable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import psutil
 
 from harness.system.small_files import text
 
-# How OpenBLAS (its OpenMP builds too), MKL, Accelerate and BLIS are told their threads, at the start only.
+# Thread counts of OpenBLAS (also its OpenMP builds), MKL, Accelerate and BLIS, read when they start.
 BLAS_THREADS = (
     "OPENBLAS_NUM_THREADS",
     "OMP_NUM_THREADS",
@@ -31,7 +31,7 @@ BLAS_THREADS = (
 
 
 class DeviceError(RuntimeError):
-    """The device asked for is not here; the message is the reason, one sentence."""
+    """The requested device is not on this machine; the message is the reason, one sentence."""
 
 
 class ProbeError(RuntimeError):
@@ -40,7 +40,7 @@ class ProbeError(RuntimeError):
 
 @cache
 def facts() -> dict[str, Any]:
-    """This machine, without its name: CPU, caches, memory, kernel, GPUs. `slug` names its results folder."""
+    """This machine without its host name: CPU, caches, memory, kernel, GPUs. `slug`: its results folder."""
     cpu = cpu_name()
     memory = psutil.virtual_memory().total
     gpus = nvidia_gpus()
@@ -62,13 +62,13 @@ def facts() -> dict[str, Any]:
 
 
 def slug(cpu: str, cores: int, memory_bytes: int, gpus: Sequence[str]) -> str:
-    """A folder's name that tells a machine from others by what it is."""
+    """A folder name that identifies a machine by its hardware."""
     parts = [cpu, f"{cores}c", f"{memory_bytes / 2**30:.0f}gib", *gpus]
     return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")[:80]
 
 
 def conditions() -> dict[str, Any]:
-    """What may change from one run to the next: governor, turbo, swap, load, steal, free memory."""
+    """Conditions that may change between runs: governor, turbo, swap, load, free memory."""
     swap = psutil.swap_memory()
     return {
         "governor": text(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
@@ -83,8 +83,8 @@ def conditions() -> dict[str, Any]:
 
 
 def physical_cores() -> int:
-    """Physical cores this process may use, by affinity and quota: decode is memory-bound and gains nothing
-    from SMT siblings."""
+    """Physical cores this process may use, by affinity and quota. SMT siblings are not counted: decode is
+    memory-bound and gains nothing from them."""
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     quota, _, period = (text(Path("/sys/fs/cgroup/cpu.max")) or "max").partition(" ")
@@ -93,7 +93,7 @@ def physical_cores() -> int:
 
 
 def last_level_cache_bytes() -> int | None:
-    """All last-level caches together, from sysfs; null where it does not say."""
+    """Total size of all last-level caches, from sysfs; null if not available."""
     sizes: dict[str, int] = {}
     highest = 0
     for index in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"):
@@ -143,7 +143,7 @@ def _compute_capability(handle: Any) -> str | None:
 
 
 def device_id(device: str, gpu: str | None) -> str:
-    """What the worker is told: "cpu", an NVML UUID, or the family where there is no NVML. Raises DeviceError.
+    """The device id for the worker: "cpu", an NVML UUID, or the family if it has no NVML. Raises DeviceError.
 
     `device` is cpu, cuda, cuda:N, metal, vulkan or hip; `gpu`: part of the name the GPU must have.
     """
@@ -173,16 +173,16 @@ def device_id(device: str, gpu: str | None) -> str:
 
 
 def read_bandwidth(threads: int) -> dict[str, Any]:
-    """Measure this machine's read bandwidth in a process of its own (about a second): see bandwidth.py.
+    """Measure this machine's read bandwidth in a separate process (about a second): see bandwidth.py.
 
     Raises ProbeError.
     """
-    # BLAS must not add threads of its own to ours.
+    # BLAS must not start threads in addition to ours.
     return _probe("bandwidth", threads, blas_threads=1, what="the read bandwidth of memory")
 
 
 def matrix_rate(threads: int) -> dict[str, Any]:
-    """Measure this CPU's matrix rate in a process of its own (about a second): see matrix.py.
+    """Measure this CPU's matrix rate in a separate process (about a second): see matrix.py.
 
     Raises ProbeError.
     """
@@ -192,7 +192,7 @@ def matrix_rate(threads: int) -> dict[str, Any]:
 def _probe(module: str, threads: int, blas_threads: int, what: str) -> dict[str, Any]:
     command = [sys.executable, "-m", f"harness.machine.{module}", str(threads), str(os.getpid())]
     variables = os.environ | dict.fromkeys(BLAS_THREADS, str(blas_threads))
-    folder = Path(__file__).parent.parent.parent  # `-m` looks there first, not among the user's files
+    folder = Path(__file__).parent.parent.parent  # `-m` searches this folder first, not the user's files
     try:
         answer = subprocess.run(
             command, capture_output=True, text=True, timeout=120, env=variables, cwd=folder
@@ -207,12 +207,12 @@ def _probe(module: str, threads: int, blas_threads: int, what: str) -> dict[str,
 
 
 def cpu_name(proc: Path = Path("/proc")) -> str:
-    """The CPU, as /proc/cpuinfo names it; of a single-board computer the board, which tells its memory too
-    (`Model`; on kernels without that line, the device tree's)."""
+    """The CPU name from /proc/cpuinfo. For a single-board computer the board's name, which implies its memory
+    (`Model`; on kernels without that line, from the device tree)."""
     lines = (text(proc / "cpuinfo") or "").splitlines()
-    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     board = text(proc / "device-tree" / "model")
-    named = said.get("Model") or board or said.get("model name")
+    named = fields.get("Model") or board or fields.get("model name")
     return named or platform.processor() or platform.machine()
 
 

@@ -1,9 +1,9 @@
-"""Read bandwidth of main memory by several named kernels, all threads; the best of them is the ceiling.
+"""Measure the read bandwidth of main memory: several kernels on all threads; the fastest gives the peak.
 
-Run as a process of its own: `python -m harness.machine.bandwidth THREADS PARENT_PID` prints one JSON object.
-The kernel decides the answer (a plain summation reads half of what a comparison does), and which is best
-differs from machine to machine: of each kind (a dot product, a SIMD reduction, the C library's; one stream
-and two) one is timed and named.
+Run as a separate process: `python -m harness.machine.bandwidth THREADS PARENT_PID` prints one JSON object.
+The result depends on the kernel (a plain sum reaches half the bandwidth of a comparison), and the fastest one
+differs between machines. So one of each kind is timed: a dot product, a SIMD reduction, the C library's; with
+one stream and with two.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from harness.machine import last_level_cache_bytes
 from harness.machine.limits import free_memory_bytes
 from harness.stacks.guard import end_with
 
-# Of 8 last-level caches up to an eighth is still in the cache when it is read again: a kernel read 94 GB/s of
-# 256 MiB where memory gave 83 (32 MiB of cache). Of 32 it is within the spread of the rounds.
+# With a working set of 8 last-level caches, up to 1/8 is still cached when read again: a kernel measured
+# 94 GB/s on 256 MiB where memory gives 83 (32 MiB of cache). With 32 the effect is within run-to-run noise.
 CACHES = 32
-FEWEST_CACHES = 16  # of 12 a kernel read 69 GB/s where memory gave 53
+FEWEST_CACHES = 16  # with 12 a kernel measured 69 GB/s where memory gives 53
 SMALLEST_BYTES = 1 << 30
-SHARE_OF_FREE = 4  # a quarter of what is free
-MOST_BYTES_A_THREAD = 2 << 30  # a container may be shown all caches of a machine of which it has a few CPUs
-# A round of 1 GiB takes 50 to 100 ms on a PC, a second on the slowest machines; the first touch of memory
-# that the host of a virtual machine has to find takes another.
+SHARE_OF_FREE = 4  # use a quarter of the free memory
+MOST_BYTES_A_THREAD = 2 << 30  # a container may see all caches of a machine but have few of its CPUs
+# A round of 1 GiB takes 50 to 100 ms on a PC, a second on the slowest machines; first touch in a virtual
+# machine takes another second if the host has to allocate the memory.
 BUDGET_S = 0.9
 READING_S = 0.4
 FEWEST_ROUNDS = 2
-HOPELESS = 3.0  # a kernel this many times slower than the best is tried once (musl compares byte by byte)
-ABSENT = 0x77  # in no byte of a float32 1.0
+HOPELESS = 3.0  # a kernel this many times slower than the best runs once (musl compares byte by byte)
+ABSENT = 0x77  # a byte that does not occur in a float32 1.0
 
 
 def measure(threads: int) -> dict[str, Any]:
-    """Bytes per second read by the best kernel over its best round, and by each kernel.
+    """Read bandwidth (bytes/s) of the best kernel in its best round, and of each kernel.
 
-    In each round every kernel has its turn, all threads at once, each on memory of its own. Raises
-    MemoryError, ValueError.
+    In each round every kernel runs once, on all threads at once, each on its own memory. Raises MemoryError,
+    ValueError.
     """
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
@@ -51,8 +51,8 @@ def measure(threads: int) -> dict[str, Any]:
     cache, most = last_level_cache_bytes() or 0, threads * MOST_BYTES_A_THREAD
     working_set = min(max(SMALLEST_BYTES, CACHES * cache), free_memory_bytes() // SHARE_OF_FREE, most)
     if working_set < min(FEWEST_CACHES * cache, most):
-        may_take = f"{working_set / 1e6:.0f} MB may be taken"
-        raise MemoryError(f"{may_take}, too little to tell memory from {cache / 1e6:.0f} MB of cache")
+        usable = f"only {working_set / 1e6:.0f} MB may be used"
+        raise MemoryError(f"{usable}, too little to measure memory behind {cache / 1e6:.0f} MB of cache")
     readers = Readers(threads, max(1 << 20, working_set // threads) // 128 * 128)
     until = max(begun + BUDGET_S, time.monotonic() + READING_S)
     best = {name: readers.rate(name) for name in readers.names}
@@ -75,11 +75,11 @@ def measure(threads: int) -> dict[str, Any]:
 
 
 class Readers:
-    """Threads that read memory of their own, by the kernel that is named, all at once. NumPy and ctypes let
-    go of the GIL while they read."""
+    """Threads that read their own memory with the named kernel, all at once. NumPy and ctypes release the GIL
+    while they read."""
 
     def __init__(self, threads: int, share: int) -> None:
-        """`share`: bytes of each thread. Returns once all have theirs. Raises MemoryError."""
+        """`share`: bytes per thread. Returns once all threads have allocated. Raises MemoryError."""
         self.bytes = threads * share
         self.names: list[str] = []
         self._share, self._name = share, ""
@@ -91,7 +91,7 @@ class Readers:
         self._pass()
 
     def rate(self, name: str) -> float:
-        """Bytes per second of one pass of all threads, from the first that begins to the last that ends."""
+        """Bytes/s of one pass of all threads, from the first start to the last end."""
         self._name = name
         self._pass()
         self._pass()
@@ -104,7 +104,7 @@ class Readers:
 
     def _read(self, index: int) -> None:
         try:
-            # The first touch decides which NUMA node a page is on: it is the reader's.
+            # First touch places a page on the NUMA node of the thread that reads it.
             part = np.empty(self._share // 4, dtype=np.float32)
             part.fill(1)
             kernels = _kernels(part)
@@ -129,7 +129,7 @@ class Readers:
         try:
             self._gate.wait()
         except threading.BrokenBarrierError:
-            raise self._failure or RuntimeError("a thread that reads memory ended early") from None
+            raise self._failure or RuntimeError("a reader thread ended early") from None
 
 
 def _kernels(part: np.ndarray[Any, np.dtype[np.float32]]) -> dict[str, Callable[[], object]]:
@@ -137,7 +137,7 @@ def _kernels(part: np.ndarray[Any, np.dtype[np.float32]]) -> dict[str, Callable[
     low, high = part[: part.size // 2], part[part.size // 2 :]
     integers = part.view(np.int32)
     kernels: dict[str, Callable[[], object]] = {
-        # np.dot, not @: on vectors the latter keeps the GIL, and one thread reads at a time.
+        # np.dot, not @: on vectors @ holds the GIL, so that only one thread reads at a time.
         "dot, two streams": lambda: np.dot(low, high),
         "max of int32, one stream": lambda: integers.max(),
     }
@@ -152,11 +152,11 @@ def _kernels(part: np.ndarray[Any, np.dtype[np.float32]]) -> dict[str, Callable[
 
     def equal() -> None:
         if compare(first, second, low.nbytes):
-            raise RuntimeError("memcmp: two equal halves differ, so not all of them was read")
+            raise RuntimeError("memcmp: the equal halves differ, so they were not read completely")
 
     def absent() -> None:
         if find(everything, ABSENT, part.nbytes) is not None:
-            raise RuntimeError("memchr: found a byte that is not there, so not all was read")
+            raise RuntimeError("memchr: found a byte that is not there, so the scan stopped early")
 
     return {"memcmp, two streams": equal, "memchr, one stream": absent} | kernels
 

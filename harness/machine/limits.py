@@ -1,4 +1,4 @@
-"""What this process may take of the machine within the limits of its cgroups: of memory, and of the CPUs."""
+"""Memory and CPUs that this process may use within the limits of its cgroups."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from harness.system.small_files import counters, number, text
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-# By version, names of the limit and of what is taken.
+# By cgroup version: the files of the limit and of the usage.
 NAMES = {
     2: ("memory.max", "memory.current"),
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 }
-# In memory.stat, the cached files: they give way, those read often too, as in the kernel's MemAvailable.
+# The page cache in memory.stat: reclaimable, active pages too, as in the kernel's MemAvailable.
 CACHED = {2: ("inactive_file", "active_file"), 1: ("total_inactive_file", "total_active_file")}
-# Of the time in each period: in one file, or in one each.
+# CPU quota and period: in one file, or in one each.
 CPU_NAMES = {2: ("cpu.max",), 1: ("cpu.cfs_quota_us", "cpu.cfs_period_us")}
 
 
 class Cgroup(NamedTuple):
-    """A cgroup that may bound this process. `version` of the hierarchy: 1 or 2."""
+    """A cgroup that may limit this process. `version`: of its hierarchy, 1 or 2."""
 
     version: int
     folder: Path
 
 
 def free_memory_bytes(cgroups: Path = CGROUPS) -> int:
-    """Available memory: the machine's, or what a container or service around us leaves of it."""
+    """Available memory: the machine's, or less if a container or service limits it."""
     free = int(psutil.virtual_memory().available)
     for version, folder in cgroups_of("memory", cgroups):
         limit, taken = NAMES[version]
@@ -43,20 +43,20 @@ def free_memory_bytes(cgroups: Path = CGROUPS) -> int:
 
 
 def usable_memory_bytes(cgroups: Path = CGROUPS) -> int:
-    """Installed memory: the machine's, or as much as a container or service around us may take."""
+    """Installed memory: the machine's, or the limit of a container or service if that is lower."""
     limits = [number(folder / NAMES[version][0]) for version, folder in cgroups_of("memory", cgroups)]
     return min([int(psutil.virtual_memory().total), *(limit for limit in limits if limit is not None)])
 
 
 def cpu_quota(cgroups: Path = CGROUPS, proc: Path = PROC) -> float | None:
-    """CPUs that this process's cgroups leave it, by the narrowest of them; null: as many as there are.
-    Raises LookupError, one sentence, where that cannot be read.
+    """The lowest CPU quota of this process's cgroups, in CPUs; null if there is none.
+    Raises LookupError, with one sentence, if it cannot be read.
     """
     quotas, seen = [], False
     for version, folder in cgroups_of("cpu", cgroups, proc):
         files = [folder / name for name in CPU_NAMES[version]]
         seen = seen or (folder / "cgroup.procs").exists()
-        if not any(file.exists() for file in files):  # as in the root of version 2, which has no quota
+        if not any(file.exists() for file in files):  # the root of version 2 has no quota
             continue
         us, _, period = " ".join(text(file) or "" for file in files).partition(" ")
         if us.isdigit() and period.isdigit() and int(period):
@@ -70,14 +70,14 @@ def cpu_quota(cgroups: Path = CGROUPS, proc: Path = PROC) -> float | None:
 
 
 def cgroups_of(controller: str, cgroups: Path = CGROUPS, proc: Path = PROC) -> Iterator[Cgroup]:
-    """This process's cgroup of a controller and all above it; each may set a limit of its own. None off
-    Linux."""
+    """This process's cgroup of a controller and all its ancestors; each may have its own limit. Empty if this
+    is not Linux."""
     for line in (text(proc / "self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         version, root = (1, cgroups / controller) if controllers else (2, cgroups)
-        # In a container the path may be the host's, which is not there to see: its root is.
+        # In a container the path may be the host's, which is not visible; its root is.
         inside = Path(path.lstrip("/"))
         for folder in dict.fromkeys([inside, *inside.parents]):
             yield Cgroup(version, root / folder)

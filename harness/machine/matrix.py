@@ -1,6 +1,6 @@
-"""The matrix rate of the CPU: floating-point operations a second of a dense float32 product, by NumPy's BLAS.
+"""Measure the matrix rate of the CPU: FLOP/s of a dense float32 product with NumPy's BLAS.
 
-Run as a process of its own, because a BLAS takes its threads from the environment it starts in:
+Run as a separate process, because a BLAS reads its thread count from the environment when it starts:
 `python -m harness.machine.matrix THREADS PARENT_PID` prints one JSON object.
 """
 
@@ -18,16 +18,16 @@ from harness.machine.limits import free_memory_bytes
 from harness.stacks.guard import end_with
 
 SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-LONG_ENOUGH_S = 0.1  # a product of that length hides how its threads start and end
+LONG_ENOUGH_S = 0.1  # at this length the start and end of its threads are negligible
 BUDGET_S = 0.9
 FEWEST_ROUNDS = 2
 
 
 def measure(threads: int) -> dict[str, Any]:
-    """FLOP/s (2 N^3 a product) of the best product, and of the best at each size N.
+    """FLOP/s (2 N^3 per product) of the best product, and of the best at each size N.
 
-    N grows until a product takes LONG_ENOUGH_S; the largest is repeated. `cpus_busy`: CPU time over time of
-    the best product, to see that all `threads` had work (a BLAS may be built for fewer). Raises ValueError.
+    N grows until a product takes LONG_ENOUGH_S; the largest is repeated. `cpus_busy`: CPU time over wall time
+    of the best product; lower than `threads` if the BLAS was built for fewer. Raises ValueError.
     """
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
@@ -58,7 +58,7 @@ def measure(threads: int) -> dict[str, Any]:
 
 
 def blas() -> str:
-    """The BLAS that this NumPy was built with, as in "OpenBLAS 0.3.31"."""
+    """The BLAS that this NumPy was built with, e.g. "OpenBLAS 0.3.31"."""
     built: Any = np.show_config(mode="dicts")
     found = built.get("Build Dependencies", {}).get("blas", {})
     name = str(found.get("name") or "an unnamed BLAS")

@@ -1,4 +1,4 @@
-"""Whether memory of a device may spill into the machine's own unseen, so that "it fits" says nothing."""
+"""Whether device memory may silently spill into system memory, which makes "it fits" meaningless."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 
 from harness.system.small_files import text
 
-# Of llama.cpp's docs/build.md ("Unified Memory"): with it CUDA and HIP allocate managed memory, which pages.
-# Set to anything, 0 too: ggml-cuda.cu looks whether it is there.
+# See llama.cpp's docs/build.md ("Unified Memory"): CUDA and HIP then allocate managed memory, which pages.
+# Any value enables it, even 0: ggml-cuda.cu only checks that it is set.
 UNIFIED = "GGML_CUDA_ENABLE_UNIFIED_MEMORY"
-MANAGED = f"{UNIFIED} is set: llama.cpp takes managed memory, which pages out of the device"
+MANAGED = f"{UNIFIED} is set: llama.cpp uses managed memory, which can page out of the device"
 
 
 def spills(family: str, variables: Mapping[str, str], proc_version: str, system: str) -> str | None:
-    """Why memory of a device of this family may be had elsewhere, as a clause; null where it cannot.
+    """Why memory of this device family may spill into system memory, as a clause; null if it cannot.
 
-    `variables`: of the worker's environment; `proc_version`: the text of /proc/version; `system`: as
-    platform.system() has it.
+    `variables`: the worker's environment; `proc_version`: the text of /proc/version; `system`: the result of
+    platform.system().
 
-    NVIDIA's driver for Windows, under WSL 2 as well, falls back to system memory from version 536.40 on
+    NVIDIA's driver for Windows, under WSL 2 as well, falls back to system memory since version 536.40
     ("CUDA - Sysmem Fallback Policy", nvidia.custhelp.com answer 5490); the driver for Linux has no such
     fallback, and cudaMalloc fails. Metal allocates shared memory, which macOS pages (Apple, "Choosing a
     resource storage mode"; recommendedMaxWorkingSetSize is advice). A Vulkan driver may move device-local
@@ -32,18 +32,18 @@ def spills(family: str, variables: Mapping[str, str], proc_version: str, system:
     if family == "cpu":
         return None
     if family == "metal":
-        return "Metal's memory is the machine's own, which pages"
+        return "Metal uses system memory, which can be paged out"
     if family == "vulkan":
-        return "a Vulkan driver may move a device's memory into the machine's"
+        return "a Vulkan driver may move device memory into system memory"
     if UNIFIED in variables:
         return MANAGED
     if family == "hip" and variables.get("HSA_XNACK") == "1":
-        return "HSA_XNACK is 1: memory of HIP may migrate out of the device"
+        return "HSA_XNACK is 1: HIP memory may migrate out of the device"
     if system == "Windows" or "microsoft" in proc_version.lower():
-        return "drivers for Windows (WSL too) fall back to the machine's memory where the device's is full"
+        return "drivers for Windows (also under WSL) fall back to system memory when device memory is full"
     return None
 
 
 def here(family: str) -> str | None:
-    """As spills, on this machine and in this environment."""
+    """As spills, for this machine and environment."""
     return spills(family, os.environ, text(Path("/proc/version")) or "", platform.system())

@@ -1,9 +1,9 @@
-"""The one reader and writer of results/: a record is written whole or not at all, and never overwritten.
+"""Read and write results/. A record is written completely or not at all, and never overwritten.
 
 results/<machine>/<model>/<cell>/<when>/ holds record.json, tokens.parquet, memory.parquet, sensors.parquet
 (where there are sensors) and worker.log. While a repeat runs, its folder holds begun.json and events.jsonl
-instead of a record; whoever finds such a folder unlocked makes an interrupted record of what is there. A
-record that its readers could not use is told and passed over.
+instead of a record; a later campaign that finds such a folder unlocked turns it into an interrupted record.
+Invalid records are reported and skipped.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ SCHEMA = 1
 UPGRADES: dict[int, Callable[[Record], Record]] = {}  # from this number to the next
 
 Samples = dict[str, list[int | None]]
-"""Columns of what was sampled beside the tokens, null where it could not be read; `t_ns` among them."""
+"""Columns sampled during a run, including `t_ns`; null where a value could not be read."""
 
 LOG_TAIL_LINES = 20
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # an OSError of these: nothing more can be written
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # after an OSError with one of these, nothing can be written
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A record as found: its folder, and its content upgraded to the present schema."""
+    """A stored record: its folder, and its content upgraded to the current schema."""
 
     folder: Path
     record: Record
 
     @property
     def has_series(self) -> bool:
-        """Whether the per-token file is there and, by its first and last bytes, a parquet file."""
+        """Whether the per-token file exists and starts and ends as a parquet file."""
         try:
             with (self.folder / "tokens.parquet").open("rb") as file:
                 first = file.read(4)
@@ -83,18 +83,17 @@ class Stored:
 
 
 class Running:
-    """One repeat being measured: owns its folder, and its lock, until finish()."""
+    """A repeat in progress: owns its folder and the lock on it until finish()."""
 
     def __init__(self, folder: Path, begun: Record) -> None:
         self.folder = folder
         self.events: BinaryIO = (folder / "events.jsonl").open("wb", buffering=0)
-        # Locked before begun.json makes the folder recoverable; released by the kernel when the controller
-        # dies.
+        # Lock before begun.json makes the folder recoverable. The kernel releases it if the controller dies.
         fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
         write_whole(folder / "begun.json", json.dumps(begun).encode())
 
     def note(self, probe: Record) -> None:
-        """Keep a probe of a search at once: whoever finds this folder has it. Raises ResultsError."""
+        """Store a probe of a search at once, so that it can be recovered. Raises ResultsError."""
         try:
             with (self.folder / "probes.jsonl").open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(probe, allow_nan=False) + "\n")
@@ -108,7 +107,7 @@ class Running:
         memory: Samples | None,
         sensors: Samples | None = None,
     ) -> Stored:
-        """Write the series, then the record, then drop what is no longer needed."""
+        """Write the series, then the record, then delete the temporary files."""
         try:
             stored = _finish(self.folder, record, series, {"memory": memory, "sensors": sensors})
         finally:
@@ -117,7 +116,7 @@ class Running:
 
 
 def begin(cell_folder: Path, begun: Record) -> Running:
-    """Create the folder of a new repeat of a cell, exclusively. Raises ResultsError (read-only, full, no
+    """Create a new folder for a repeat of a cell. Raises ResultsError (read-only, disk full, not a
     folder)."""
     while True:
         folder = cell_folder / datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
@@ -125,14 +124,14 @@ def begin(cell_folder: Path, begun: Record) -> Running:
             folder.mkdir(parents=True)
             return Running(folder, begun)
         except FileExistsError:
-            if not folder.is_dir():  # something else stands where a folder of results must be
-                raise ResultsError(f"{folder}: is in the way of results") from None
+            if not folder.is_dir():  # a file is where a results folder must be
+                raise ResultsError(f"{folder}: a file is where a results folder must be") from None
         except OSError as refusal:
             raise ResultsError(f"cannot write results: {refusal}") from refusal
 
 
 def check_writable(root: Path) -> None:
-    """Raises ResultsError when no record could be written below root."""
+    """Raises ResultsError if records cannot be written below root."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         probe = root / f".writable-{os.getpid()}"
@@ -143,14 +142,13 @@ def check_writable(root: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ResultsError where there is no such folder to read."""
+    """Raises ResultsError if the folder does not exist."""
     if not folder.is_dir():
         raise ResultsError(f"{folder}: {'not a' if folder.exists() else 'no such'} results folder")
 
 
 def records(root: Path, unreadable: Callable[[ResultsError], None]) -> Iterator[Stored]:
-    """Every record below root, oldest first within a cell; one that cannot be read is told and passed
-    over."""
+    """All records below root, oldest first within a cell. Calls `unreadable` for each that cannot be read."""
     for path in sorted(root.rglob("record.json")):
         try:
             yield Stored(path.parent, read(path))
@@ -159,9 +157,9 @@ def records(root: Path, unreadable: Callable[[ResultsError], None]) -> Iterator[
 
 
 def read(path: Path) -> Record:
-    """One record, upgraded; all that readers use is there, and of its type.
+    """Read one record, upgrade it, and check that all fields that readers use exist and have their type.
 
-    Raises ResultsError when it is damaged, of a newer harness, or lacks what readers use.
+    Raises ResultsError if it is damaged, written by a newer harness, or lacks such a field.
     """
     try:
         record: Record = json.loads(path.read_text(encoding="utf-8"))
@@ -172,7 +170,7 @@ def read(path: Path) -> Record:
             raise ResultsError(
                 f"{path}: record schema {number} is newer than this harness reads ({SCHEMA}); update it"
             )
-        # What could not be shown or written again: NaN, and halves of characters.
+        # Reject values that could not be written again: NaN, and lone surrogates.
         json.dumps(record, allow_nan=False, ensure_ascii=False).encode()
     except OSError as refusal:
         raise ResultsError(f"{path}: {refusal.strerror}") from refusal
@@ -187,27 +185,27 @@ def read(path: Path) -> Record:
 
 
 def series(stored: Stored) -> dict[str, list[int]]:
-    """The per-token columns (`n` and `latency_ns`; where measured `token_id`, and `device_ns` by the
-    device's clock), empty where there is no series. `n` is as its source counts it. Raises ResultsError."""
+    """The per-token columns: `n` and `latency_ns`; if measured, `token_id` and `device_ns` (the device's
+    clock). Empty if there is no series. `n` counts as its source does. Raises ResultsError."""
     return read_columns(stored.folder / "tokens.parquet", ("n", "latency_ns"))
 
 
 def prefill_series(stored: Stored) -> dict[str, list[int]]:
-    """`n`, the tokens of a prompt, and `latency_ns` of its one forward pass; empty where there is none.
-    Raises ResultsError."""
+    """`n`, the number of prompt tokens, and `latency_ns` of their single forward pass; empty if there is no
+    series. Raises ResultsError."""
     return read_columns(stored.folder / "prefill.parquet", ("n", "latency_ns"))
 
 
 def memory_series(stored: Stored) -> dict[str, list[Any]]:
-    """`t_ns` on the clock of the stamps, and `rss_anon_bytes`, `rss_file_bytes` and `vram_bytes`, each null
-    where it could not be read; empty where there are no samples. Raises ResultsError."""
+    """`t_ns` (the clock of the timestamps), `rss_anon_bytes`, `rss_file_bytes`, `vram_bytes`; null where a
+    value could not be read. Empty if there are no samples. Raises ResultsError."""
     return read_columns(stored.folder / "memory.parquet", ("t_ns",))
 
 
 def keep(folder: Path, record: Record, series: dict[str, list[int]], prefill: dict[str, list[int]]) -> Stored:
-    """Write a record of kind `reported` and its series, if any (`n`, `latency_ns`), into a folder of its own.
+    """Write a record of kind `reported` and its series, if any (`n`, `latency_ns`), into a new folder.
 
-    Raises ResultsError: it is no record, the folder is there already or cannot be written.
+    Raises ResultsError if the record is invalid, or the folder exists or cannot be written.
     """
     record = {"schema": SCHEMA, **record}
     if wrong := wrong_with(record):
@@ -224,8 +222,8 @@ def keep(folder: Path, record: Record, series: dict[str, list[int]], prefill: di
 
 
 def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stored]:
-    """Make interrupted records of the folders whose controller died before it could write one; a folder that
-    cannot be read is told and passed over."""
+    """Write interrupted records for folders whose controller died before writing one. Calls `unreadable` for
+    each folder that cannot be read."""
     found = []
     for path in sorted(root.rglob("begun.json")):
         folder = path.parent
@@ -248,17 +246,17 @@ def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stor
             except (OSError, ValueError, RecursionError) as damage:
                 unreadable(ResultsError(f"{path}: cannot be recovered: {damage}"))
                 continue
-            said = list(events_in((folder / "events.jsonl").read_bytes()))
-            columns = columns_of(said)
+            events = list(events_in((folder / "events.jsonl").read_bytes()))
+            columns = columns_of(events)
             if "search" in begun:
                 probes = [*begun["search"]["probes"], *_probes_in(folder / "probes.jsonl")]
                 begun["search"] = begun["search"] | {"probes": probes}
-            phases = [e.name for e in said if isinstance(e, Phase)]
+            phases = [e.name for e in events if isinstance(e, Phase)]
             record = begun | {
                 "outcome": "interrupted",
                 "phase": phases[-1] if phases else "start",
                 "reason": "the controller died before the repeat was finished",
-                "loaded": next((e.facts for e in said if isinstance(e, Loaded)), None),
+                "loaded": next((e.facts for e in events if isinstance(e, Loaded)), None),
                 "done": None,
                 "tokens": len(columns.get("token_id", [])),
                 "timing": {"started_utc": begun["started_utc"], "wall_s": None, "phases": []},
@@ -270,7 +268,7 @@ def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stor
 
 
 def tail(path: Path) -> list[str]:
-    """The last lines of a text file, of at most 64 KiB; empty when it cannot be read."""
+    """The last lines of a text file, from at most 64 KiB; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
@@ -282,7 +280,7 @@ def tail(path: Path) -> list[str]:
 
 
 def events_in(raw: bytes) -> Iterator[Event]:
-    """The whole events at the beginning of a stream that may have been cut anywhere."""
+    """The complete events at the beginning of a stream that may be cut off anywhere."""
     *lines, _ = raw.split(b"\n")
     for line in lines:
         try:
@@ -292,7 +290,7 @@ def events_in(raw: bytes) -> Iterator[Event]:
 
 
 def _probes_in(path: Path) -> Iterator[Record]:
-    """The whole lines at the beginning of a file of probes that may have been cut anywhere."""
+    """The complete probes at the beginning of a file that may be cut off anywhere."""
     try:
         *lines, _ = path.read_text(encoding="utf-8").split("\n")
         yield from map(json.loads, lines)
@@ -301,8 +299,7 @@ def _probes_in(path: Path) -> Iterator[Record]:
 
 
 def columns_of(events: Sequence[Event]) -> dict[str, list[int]]:
-    """`latency_ns` and `token_id` of the Tokens events, token after token; without `n`, which finish()
-    adds."""
+    """`latency_ns` and `token_id` of all tokens in the Tokens events; without `n`, which finish() adds."""
     stamps = [t for e in events if isinstance(e, Tokens) for t in e.t_ns]
     ids = [i for e in events if isinstance(e, Tokens) for i in e.ids]
     gaps = [later - earlier for earlier, later in zip([0, *stamps], stamps, strict=False)]
@@ -326,7 +323,7 @@ def _finish(
 
 
 def _tidy(folder: Path) -> None:
-    for leftover in folder.glob("*.partial"):  # of a write that a kill cut off
+    for leftover in folder.glob("*.partial"):  # from a write that was killed
         leftover.unlink(missing_ok=True)
     for name in ("events.jsonl", "probes.jsonl", "request.json", "begun.json"):
         (folder / name).unlink(missing_ok=True)

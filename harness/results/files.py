@@ -1,4 +1,4 @@
-"""Files of a record: whole or not there, columns of whole numbers in small parquet files."""
+"""Read and write the files of a record: atomic writes, and integer columns in small parquet files."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from harness.config.mistakes import shortened
 
 
 class ResultsError(RuntimeError):
-    """The results folder cannot be read or written; the message is a sentence, in one printable line whatever
-    a damaged record holds."""
+    """The results folder cannot be read or written; the message is one printable line, even if it quotes a
+    damaged record."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(shortened(sentence, most=1000))
 
 
 def read_columns(path: Path, whole: Sequence[str]) -> dict[str, list[int]]:
-    """Its columns; empty where there is no file. `whole`: columns that must be there without a gap."""
+    """The columns of a file; empty if it does not exist. `whole`: columns that must exist without nulls."""
     if not path.exists():
         return {}
     import pyarrow as pa
@@ -33,19 +33,19 @@ def read_columns(path: Path, whole: Sequence[str]) -> dict[str, list[int]]:
             if name not in table.column_names:
                 raise ValueError(f"it has no column {name}")
             if table[name].null_count:
-                raise ValueError(f"its column {name} has gaps")
+                raise ValueError(f"its column {name} has nulls")
         for field in table.schema:
             if not pa.types.is_integer(field.type):
-                raise ValueError(f"its column {field.name} is not of whole numbers")
+                raise ValueError(f"its column {field.name} does not hold integers")
         columns: dict[str, list[int]] = table.to_pydict()
     except (OSError, ValueError, MemoryError, pa.ArrowException) as damage:
-        said = " ".join(str(damage).split()).rstrip(" :")  # pyarrow may take several lines
-        raise ResultsError(f"{path}: not a series: {said}") from damage
+        message = " ".join(str(damage).split()).rstrip(" :")  # pyarrow may take several lines
+        raise ResultsError(f"{path}: not a series: {message}") from damage
     return columns
 
 
 def write_columns(path: Path, columns: dict[str, Any]) -> None:
-    """Deltas and zstd: 10,000 latencies take 26 KB where pyarrow's defaults take 83."""
+    """Write columns as deltas with zstd: 10,000 latencies take 26 KB, 83 KB with pyarrow's defaults."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -64,7 +64,7 @@ def write_columns(path: Path, columns: dict[str, Any]) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write beside, flush to disk, rename: a reader sees the whole file or none. Raises ResultsError."""
+    """Write a temporary file, fsync, rename: readers see the complete file or none. Raises ResultsError."""
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb") as file:

@@ -1,1 +1,1 @@
-"""A worker's life: start it, bound and sample its memory, read its events, see it end."""
+"""Start a worker, limit and sample its memory, read its events, and wait until it ends."""

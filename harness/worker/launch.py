@@ -1,5 +1,5 @@
-"""Request -> worker process -> Events, whatever becomes of the worker. Blocks on the pipe; never polls beside
-it."""
+"""Request -> worker process -> Events, however the worker ends. Blocks on the pipe and never
+busy-waits, which would take CPU time from the worker."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from runners.protocol import (
     holds,
 )
 
-# After the pipe has closed a healthy worker ends at once; a large model is freed in seconds.
+# A healthy worker ends soon after it closes the pipe; freeing a large model takes seconds.
 GRACE_S = 15.0
 NVML_UUIDS = ("GPU-", "MIG-")
-# In the last lines of a log, in lower case: C++, ggml, libgomp (a thread's stack counts), C library, Python.
+# Out-of-memory messages in a log, lower case: C++, ggml, libgomp (thread stacks count), C library, Python.
 NO_MEMORY = (
     *("bad_alloc", "insufficient memory", "failed to allocate", "thread creation failed"),
     *("cannot allocate memory", "out of memory", "memoryerror"),
 )
-# What a parent may have set that would change a measurement; all of the worker's are recorded.
+# Variables that would change a measurement. All that the worker has are recorded.
 RECORDED_VARIABLES = (
     "OMP_",
     "GOMP_",
@@ -67,11 +67,11 @@ RECORDED_VARIABLES = (
 
 
 class JobFailed(RuntimeError):
-    """A job did not end with Done; the message is the worker's reason, or what became of it."""
+    """A job did not end with Done; the message is the worker's reason, or how it ended."""
 
 
 class Worker:
-    """One worker process, its own session and process group, killed with the controller."""
+    """One worker process, in its own session and process group; killed if the controller dies."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class Worker:
         threads: int = 1,
         memory_limit: MemoryLimit | None = None,
     ) -> None:
-        """Start it, within an entered `memory_limit` if given. `folder` gets request.json and worker.log.
-        Call from the main thread: the kernel kills the worker when the thread that started it ends. Raises
-        OSError when it cannot be started."""
+        """Start the worker, under `memory_limit` (already entered) if given. Writes request.json and
+        worker.log to `folder`. Call from the main thread: the kernel kills the worker when the thread that
+        started it ends. Raises OSError if it cannot be started."""
         self.log = folder / "worker.log"
-        self._fence = memory_limit
+        self._memory_limit = memory_limit
         self._jobs_to_do = max(1, len(request.workloads)) if request.job == "generate" else 1
         request.write(folder / "request.json")
         self._pipe, events_end = os.pipe()
@@ -112,13 +112,13 @@ class Worker:
             os.close(go_on_end)
         self.pid = self._process.pid
         self.rusage: dict[str, float | None] | None = None
-        self.exit_status: int | None = None  # as Popen has it; null: had to be killed here
+        self.exit_status: int | None = None  # as in Popen; null: killed by the controller
 
     def events(self, timeout_s: float, keep: BinaryIO | None = None) -> Iterator[Event | Died]:
-        """Events as they come; the last is the final Done, a Failed or a Died. The process has ended by then.
-        At one that holds it the worker stands still until the next is asked for.
+        """Yield events as they arrive. The last is the final Done, a Failed or a Died; by then the process
+        has ended. At an event that holds the worker, it waits until the next event is requested.
 
-        `keep` gets the bytes of each whole event as it arrives.
+        `keep`: receives the bytes of each complete event as it arrives.
         """
         deadline = time.monotonic() + timeout_s
         phase, done, failed = "start", 0, False
@@ -145,12 +145,12 @@ class Worker:
             yield Died("timeout", f"not finished within {timeout_s:g} s; stopped in phase {phase}")
         except NonsenseError as nonsense:
             self.stop()
-            yield Died("error", f"the worker said nonsense: {nonsense}")
+            yield Died("error", f"worker protocol error: {nonsense}")
         finally:
             self.stop()
 
     def stop(self) -> None:
-        """Kill the whole process group, reap it, close its pipes. Harmless when it has ended."""
+        """Kill the process group, reap it, and close the pipes. Does nothing if the worker has ended."""
         self._end(0)
         self._close()
 
@@ -161,7 +161,7 @@ class Worker:
             self._pipe = -1
 
     def _lines(self, deadline: float) -> Iterator[bytes]:
-        """Whole lines from the pipe until it closes. Raises TimeoutError, NonsenseError (an endless line)."""
+        """Complete lines from the pipe until it closes. Raises TimeoutError, NonsenseError (long line)."""
         rest = b""
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
@@ -179,8 +179,8 @@ class Worker:
                 yield line + b"\n"
 
     def _end(self, grace_s: float) -> int | None:
-        """Wait up to grace_s for the process to end, then kill its group; keep rusage. Returns the exit
-        status as Popen has it, or None if it had to be killed here."""
+        """Wait up to grace_s for the process to end, then kill its group. Stores rusage. Returns the exit
+        status as in Popen, or None if the worker had to be killed."""
         if self.rusage is not None:
             return self.exit_status
         deadline = time.monotonic() + grace_s
@@ -197,7 +197,7 @@ class Worker:
         self._kill_group()
         self._process.returncode = os.waitstatus_to_exitcode(status)
         self.rusage = {
-            # The kernel counts what the process was before exec: a fork of the controller.
+            # The kernel includes the process before exec, which was a fork of the controller.
             "max_rss_bytes": usage.ru_maxrss * 1024 if usage.ru_maxrss > _own_max_rss() else None,
             "user_s": usage.ru_utime,
             "system_s": usage.ru_stime,
@@ -212,15 +212,15 @@ class Worker:
 
     def _death(self, status: int | None) -> Died:
         if status is None:
-            return Died("crash", "the worker closed its pipe without a word and had to be killed")
-        if status == -signal.SIGKILL and self._fence and self._fence.oom_kills():
-            return Died("oom", f"killed at {_budget(self._fence)}")
+            return Died("crash", "the worker closed its pipe without Done or Failed and had to be killed")
+        if status == -signal.SIGKILL and self._memory_limit and self._memory_limit.oom_kills():
+            return Died("oom", f"killed at {_budget(self._memory_limit)}")
         if status == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return Died("oom", "killed by the kernel's out-of-memory killer")
         log = tail(self.log)
-        if words := _memory_words(log, self._fence is not None):
-            within = f" at {_budget(self._fence)}" if self._fence else ""
-            return Died("oom", f"out of memory{within}: {words}")
+        if error := _memory_error(log, self._memory_limit is not None):
+            within = f" at {_budget(self._memory_limit)}" if self._memory_limit else ""
+            return Died("oom", f"out of memory{within}: {error}")
         if status < 0:
             name = signal.Signals(-status).name
             return Died("crash", f"killed by {name}{_abort_reason(log) if name == 'SIGABRT' else ''}")
@@ -235,7 +235,7 @@ def run_job(
     threads: int = 1,
     memory_limit: MemoryLimit | None = None,
 ) -> Iterator[Event | Died]:
-    """Start a worker and yield its events; the worker is gone when this ends, however it ends."""
+    """Start a worker and yield its events. The worker is stopped when the generator ends, in any way."""
     worker = Worker(request, interpreter, folder, threads, memory_limit)
     try:
         yield from worker.events(timeout_s)
@@ -244,8 +244,8 @@ def run_job(
 
 
 def worker_variables(device: str, threads: int) -> dict[str, str]:
-    """The worker's environment: ours less Python's own settings, the same threads everywhere, one visible
-    device."""
+    """The worker's environment variables: ours without Python's, one thread count for all libraries, one
+    visible device."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
     if device == "cpu" or device.startswith(NVML_UUIDS):
         kept["CUDA_VISIBLE_DEVICES"] = "" if device == "cpu" else device
@@ -264,20 +264,20 @@ def recorded_variables(variables: dict[str, str]) -> dict[str, str]:
 
 
 def _abort_reason(log: list[str]) -> str:
-    said = [line for line in log if "ASSERT" in line or "abort" in line.lower() or "terminate" in line]
-    return ": " + re.sub(r"\S*/", "", said[-1].strip()) if said else ""  # the build's folders say nothing
+    lines = [line for line in log if "ASSERT" in line or "abort" in line.lower() or "terminate" in line]
+    return ": " + re.sub(r"\S*/", "", lines[-1].strip()) if lines else ""  # drop build folders
 
 
 def _budget(memory_limit: MemoryLimit) -> str:
     return f"the memory budget of {memory_limit.limit_bytes / 2**30:.2f} GiB ({memory_limit.mechanism})"
 
 
-def _memory_words(log: list[str], fenced: bool) -> str | None:
-    """What a worker that ended itself said last of memory that it could not have; null: nothing. Without a
-    budget nothing but C++'s own word is taken for that."""
-    words = NO_MEMORY if fenced else NO_MEMORY[:1]
-    said = [line.strip() for line in log if any(word in line.lower() for word in words)]
-    return re.sub(r"\S*/", "", said[-1]) if said else None
+def _memory_error(log: list[str], limited: bool) -> str | None:
+    """The last out-of-memory message in the log of a worker that exited by itself; null if there is none.
+    Without a memory budget only C++'s bad_alloc counts."""
+    words = NO_MEMORY if limited else NO_MEMORY[:1]
+    lines = [line.strip() for line in log if any(word in line.lower() for word in words)]
+    return re.sub(r"\S*/", "", lines[-1]) if lines else None
 
 
 def _own_max_rss() -> int:
@@ -285,8 +285,8 @@ def _own_max_rss() -> int:
 
 
 def _oom_kills() -> int:
-    """How often the kernel has killed for memory in this process's cgroup, where its workers are too; if none
-    counts, on this machine."""
+    """OOM kills by the kernel in this process's cgroup (which includes its workers); if no cgroup counts
+    them, on the whole machine."""
     for cgroup in itertools.islice(cgroups_of("memory"), 1):
         name = {1: "memory.oom_control", 2: "memory.events.local"}[cgroup.version]
         if (kills := counters(cgroup.folder / name).get("oom_kill")) is not None:
@@ -297,7 +297,7 @@ def _oom_kills() -> int:
 def facts_of(
     events: Iterator[Event | Died], on_phase: Callable[[str], None] = lambda phase: None
 ) -> dict[str, Any]:
-    """Run a job to its end and return what Done said. Raises JobFailed with the reason otherwise."""
+    """Run a job to its end and return the facts of Done. Raises JobFailed with the reason otherwise."""
     for event in events:
         if isinstance(event, Phase):
             on_phase(event.name)
@@ -305,4 +305,4 @@ def facts_of(
             return event.facts
         elif isinstance(event, (Failed, Died)):
             raise JobFailed(event.reason)
-    raise JobFailed("the worker ended without a word")
+    raise JobFailed("the worker ended without Done or Failed")

@@ -1,4 +1,4 @@
-"""Bound the memory of one worker: by a cgroup of its own where one can be written, else by RLIMIT_DATA."""
+"""Limit the memory of one worker: with a cgroup if one can be created, else with RLIMIT_DATA."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from harness.system.small_files import counters, text
 from harness.worker.memory_sampler import REFAULTS
 
 CGROUP_V2, CGROUP_V1, RLIMIT_DATA = MECHANISMS = ("cgroup v2", "cgroup v1", "RLIMIT_DATA")
-# Written in this order. Swap would let a worker take more than its budget; kernels without it lack its files.
+# Written in this order. Swap would let a worker exceed its budget; kernels without swap lack these files.
 LIMITS = {
     CGROUP_V2: {"memory.max": None, "memory.swap.max": 0},
     CGROUP_V1: {"memory.limit_in_bytes": None, "memory.memsw.limit_in_bytes": None, "memory.swappiness": 0},
 }
 EVENTS = {CGROUP_V2: "memory.events", CGROUP_V1: "memory.oom_control"}
-# Before exec, so that all the worker ever takes is counted. $0 is the file, or the limit in KiB.
+# Applied before exec, so that all memory of the worker counts. $0 is the file, or the limit in KiB.
 JOIN = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"']
 LIMITED = ["/bin/sh", "-c", 'ulimit -d "$0" && exec "$@"']
 REMOVED_WITHIN_S = 2.0  # a killed process leaves its cgroup a moment after it is reaped
@@ -33,14 +33,15 @@ _numbers = itertools.count(1)
 
 
 class MemoryLimit:
-    """A limit on the memory of one worker, from `__enter__` to `__exit__`.
+    """A limit on the memory of one worker, in force from `__enter__` to `__exit__`.
 
-    A cgroup counts pages that were touched, cached pages of files too, which give way. RLIMIT_DATA counts
-    private writable mappings, touched or not: heap, thread stacks, and weights mapped by torch.
+    A cgroup counts touched pages, including the page cache, which is reclaimed when memory is short.
+    RLIMIT_DATA counts private writable mappings, touched or not: heap, thread stacks, and weights mapped by
+    torch.
     """
 
     def __init__(self, limit_bytes: int, mechanism: str | None = None, cgroups: Path = CGROUPS) -> None:
-        """`mechanism`: one of MECHANISMS; null: the first that can be had, known once entered."""
+        """`mechanism`: one of MECHANISMS; null: the first available one, known once entered."""
         self.limit_bytes = limit_bytes
         self.mechanism = mechanism or RLIMIT_DATA
         self.prefix: list[str] = []
@@ -49,9 +50,9 @@ class MemoryLimit:
         self._folder: Path | None = None
 
     def __enter__(self) -> MemoryLimit:
-        """Raises OSError where the means asked for cannot be had."""
+        """Raises OSError if the requested mechanism is not available."""
         if sys.platform != "linux":
-            raise OSError("memory can be bounded on Linux alone")
+            raise OSError("memory can be limited only on Linux")
         for mechanism in self._choice:
             if mechanism == RLIMIT_DATA:
                 self.mechanism, self.prefix = mechanism, [*LIMITED, str(self.limit_bytes // 1024)]
@@ -61,7 +62,7 @@ class MemoryLimit:
                     self.mechanism, self._folder = mechanism, folder
                     self.prefix = _joining(folder)
                     return self
-        raise OSError(f"no {self.mechanism} can be made here to bound memory")
+        raise OSError(f"cannot create a {self.mechanism} here to limit memory")
 
     def __exit__(self, *_: object) -> None:
         if self._folder is not None:
@@ -72,35 +73,36 @@ class MemoryLimit:
         return {"bytes": self.limit_bytes, "means": self.mechanism}
 
     def oom_kills(self) -> int:
-        """Processes that the kernel has killed at this limit so far."""
+        """Processes that the kernel has killed at this limit so far (OOM kills)."""
         return counters(self._folder / EVENTS[self.mechanism]).get("oom_kill", 0) if self._folder else 0
 
     def pressure(self) -> dict[str, int]:
-        """As memory_sampler.pressure, of what happened to this worker alone; what is not told is left out.
+        """As memory_sampler.pressure, for this worker only; counters that are not available are left out.
 
-        That its limit was met is no sign: cached pages give way, at full speed to 4 MiB above the need.
+        Reaching the limit is not counted as pressure: the page cache is reclaimed first, without a slowdown
+        down to 4 MiB above the need.
         """
         if self._folder is None:
             return {}
         counted = counters(self._folder / "memory.stat")
         found = {name: counted[name] for name in REFAULTS if name in counted}
         stalled = _read(self._folder / "memory.pressure").split("total=")
-        if len(stalled) > 1:  # the first line is of the time that some task stood still
+        if len(stalled) > 1:  # the first line: time in which some task was stalled
             found["memory_stall_us"] = int(stalled[1].split()[0])
         return found
 
 
 def mechanism_here(cgroups: Path = CGROUPS) -> str:
-    """The mechanism that a MemoryLimit would take here. Raises OSError off Linux."""
+    """The mechanism that a MemoryLimit uses on this machine. Raises OSError if this is not Linux."""
     with MemoryLimit(1 << 30, cgroups=cgroups) as memory_limit:
         return memory_limit.mechanism
 
 
 def _parents(mechanism: str, cgroups: Path) -> Iterator[Path]:
-    """Cgroups that might hold one of ours, this process's own first.
+    """Cgroups under which ours could be created, this process's own first.
 
-    In v2 a cgroup with processes has no children that are limited (but the root), so that the nearest above
-    is taken that limits its children. Where none does, nothing of others' is changed.
+    In v2 only the root may have both processes and limited children, so the nearest ancestor with the memory
+    controller enabled for its children is used. Cgroups of others are never changed.
     """
     version = {CGROUP_V2: 2, CGROUP_V1: 1}[mechanism]
     around = [c.folder for c in cgroups_of("memory", cgroups) if c.version == version and c.folder.is_dir()]
@@ -117,7 +119,7 @@ def _parents(mechanism: str, cgroups: Path) -> Iterator[Path]:
 
 
 def _made(parent: Path, mechanism: str, limit_bytes: int) -> Path | None:
-    """A new cgroup under another, limited, that a process can join; null where that cannot be."""
+    """Create a limited cgroup that a process can join; null if that fails."""
     _sweep(parent)
     folder = parent / f"harness-{os.getpid()}-{next(_numbers)}"
     try:
@@ -125,7 +127,7 @@ def _made(parent: Path, mechanism: str, limit_bytes: int) -> Path | None:
     except OSError:
         return None
     try:
-        # A user may write the file of a cgroup that none of the user's processes may move to.
+        # A user may be able to write a cgroup's file without being allowed to move processes there.
         subprocess.run([*_joining(folder), "/bin/sh", "-c", ":"], check=True, stderr=subprocess.DEVNULL)
         limit, *more = LIMITS[mechanism]
         (folder / limit).write_text(str(limit_bytes))
@@ -136,7 +138,7 @@ def _made(parent: Path, mechanism: str, limit_bytes: int) -> Path | None:
     except (OSError, subprocess.CalledProcessError):
         _remove(folder)
         return None
-    except BaseException:  # an interrupt: nobody else knows of it yet
+    except BaseException:  # an interrupt: nobody else would remove it
         _remove(folder)
         raise
     return folder
@@ -147,7 +149,7 @@ def _joining(folder: Path) -> list[str]:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what controllers that are gone have left."""
+    """Remove the cgroups left behind by controllers that died."""
     for folder in parent.glob("harness-*-*"):
         pid = folder.name.split("-")[1]
         if pid.isdigit() and not Path("/proc", pid).exists():
@@ -156,7 +158,7 @@ def _sweep(parent: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a cgroup. What is still in it has left the worker's process group, and is killed."""
+    """Remove a cgroup. Kills the processes still in it (they have left the worker's process group)."""
     deadline = time.monotonic() + REMOVED_WITHIN_S
     while True:
         try:
@@ -172,5 +174,5 @@ def _remove(folder: Path) -> None:
 
 
 def _read(path: Path) -> str:
-    """Empty where there is nothing to read."""
+    """The file's text; empty if it cannot be read."""
     return text(path) or ""

@@ -1,4 +1,4 @@
-"""Memory of a worker while it runs, read from the controller: RSS (anonymous and file) and VRAM."""
+"""Sample the memory of a running worker from the controller: RSS (anonymous and file) and VRAM."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ import psutil
 from harness.system.small_files import counters
 
 COLUMNS = ("t_ns", "rss_anon_bytes", "rss_file_bytes", "vram_bytes")
-# In smaps a mapping's first line ends in its file; what it has in RAM is a few lines below.
+# In smaps the first line of a mapping ends in its file; its Rss is a few lines below.
 _MAPPED = re.compile(rb" (/[^\n]*)\n(?:\w+: [^\n]*\n)*?Rss: +(\d+) kB\n")
-REFAULTS = ("workingset_refault_file", "workingset_refault_anon")  # pages dropped, and read again
-STATUS_BYTES = 65536  # more than any status: what is wanted stands behind lists as long as a machine is large
+REFAULTS = ("workingset_refault_file", "workingset_refault_anon")  # evicted pages that were read again
+STATUS_BYTES = 65536  # more than any status; long lists on large machines precede the wanted lines
 _STATUS = re.compile(rb"^(VmHWM|RssAnon|RssFile|RssShmem):\s+(\d+) kB$", re.MULTILINE)
 
 Vram = Callable[[], int | None]
-"""Reads the memory in use on the worker's device, bytes, all processes together; null on a CPU."""
+"""Reads the memory in use on the worker's device, in bytes, of all processes; null on a CPU."""
 
 
 @dataclass(frozen=True)
 class Resident:
-    """What a process holds of RAM, bytes. `file_bytes`: mapped files and shared memory. `highest_bytes`: most
-    of both together so far, by the kernel's own high-water mark, which no short peak escapes."""
+    """Resident set size of a process in bytes. `file_bytes`: mapped files and shared memory. `highest_bytes`:
+    peak of the total so far, from the kernel's high-water mark, which includes short peaks."""
 
     anon_bytes: int
     file_bytes: int
@@ -40,9 +40,9 @@ class Resident:
 
 @contextlib.contextmanager
 def resident_reader(pid: int) -> Iterator[Callable[[], Resident | None]]:
-    """Yields a function that reads what the kernel says of a process, null when it has ended.
+    """Yields a function that reads the resident set size of a process; null once it has ended.
 
-    The file is opened once: opening it anew would be four fifths of a reading's 0.3 ms on a busy machine.
+    The file is opened once: on a busy machine reopening it would take 4/5 of the 0.3 ms of a reading.
     """
     if sys.platform != "linux":
         yield lambda: _by_psutil(pid)
@@ -59,7 +59,7 @@ def resident_reader(pid: int) -> Iterator[Callable[[], Resident | None]]:
 
 
 def resident(pid: int) -> Resident | None:
-    """One reading; null when the process has ended."""
+    """Read once; null if the process has ended."""
     with resident_reader(pid) as read:
         return read()
 
@@ -84,8 +84,8 @@ def _by_psutil(pid: int) -> Resident | None:
 
 
 def weight_files(weights: Path) -> frozenset[bytes] | None:
-    """The weights' own files (given: a folder of them, or one beside its other shards) by the names that the
-    kernel has for them, links followed; null where they cannot be listed."""
+    """The weight files (of a folder, or the folder of the given shard) by the paths that the kernel uses,
+    links resolved; null if they cannot be listed."""
     try:
         folder = weights if weights.is_dir() else weights.parent
         return frozenset(os.fsencode(os.path.realpath(file)) for file in folder.iterdir())
@@ -94,8 +94,8 @@ def weight_files(weights: Path) -> frozenset[bytes] | None:
 
 
 def weights_in_ram(pid: int, files: frozenset[bytes]) -> int | None:
-    """Bytes that a process has in RAM of these files, mapped; null where the kernel does not tell, or the
-    process has ended. Takes tens of ms: not while it is timed."""
+    """Resident bytes of these mapped files in a process; null if the kernel does not report them or the
+    process has ended. Takes tens of ms: never call it during a timed section."""
     try:
         mappings = Path(f"/proc/{pid}/smaps").read_bytes()
     except OSError:
@@ -104,8 +104,8 @@ def weights_in_ram(pid: int, files: frozenset[bytes]) -> int | None:
 
 
 def mark(at: str, pid: int | None, vram: Vram, weights: frozenset[bytes] | None) -> dict[str, Any]:
-    """Memory at a moment that the worker tells of: `at`, and bytes; null of a process that is not there.
-    `weights`: their files, as weight_files has them."""
+    """Memory at a named moment: `at`, and bytes; null if there is no process. `weights`: files as returned by
+    weight_files."""
     held = resident(pid) if pid is not None else None
     return {
         "at": at,
@@ -119,11 +119,10 @@ def mark(at: str, pid: int | None, vram: Vram, weights: frozenset[bytes] | None)
 
 
 class MemorySampler:
-    """Samples one process every `interval_ms` (at least 100) in a thread of its own, which sleeps between
-    samples.
+    """Samples one process every `interval_ms` (at least 100) in a separate thread, which sleeps in between.
 
-    Times are CLOCK_MONOTONIC in ns, the clock of the worker's stamps, so that samples align to tokens. Short
-    peaks fall between samples: `peak_rss_bytes` and wait4's rusage have those.
+    Times are CLOCK_MONOTONIC in ns, the clock of the worker's timestamps, so that samples align with tokens.
+    Samples miss short peaks; `peak_rss_bytes` and wait4's rusage include them.
     """
 
     def __init__(self, pid: int, interval_ms: int, vram: Vram) -> None:
@@ -145,8 +144,8 @@ class MemorySampler:
         self._thread.join()
 
     def summary(self) -> dict[str, Any]:
-        """Peaks over the samples, their number, and what they cost: CPU time of the thread, its
-        waking included, ns."""
+        """Peaks over the samples, their number, and their cost: CPU time of the thread in ns, including
+        wake-ups."""
 
         def peak(name: str) -> int | None:
             return max((v for v in self.columns[name] if v is not None), default=None)
@@ -167,7 +166,7 @@ class MemorySampler:
                 self.cost_ns = time.thread_time_ns() - begun
 
     def _sample(self, read: Callable[[], Resident | None]) -> bool:
-        """Take one; whether there was a process to take it of."""
+        """Take one sample. Returns false if the process has ended."""
         now = time.perf_counter_ns()
         if (held := read()) is None:
             return False
@@ -181,7 +180,7 @@ class MemorySampler:
 def vram_reader(gpu_uuid: str) -> Iterator[Callable[[], int]]:
     """Yields a function that reads the device's used memory in bytes (NVML MemoryInfo v2: ~12 us a call).
 
-    Raises pynvml.NVMLError, then and at every reading.
+    Raises pynvml.NVMLError, on entry and at every reading.
     """
     import pynvml
 
@@ -195,8 +194,8 @@ def vram_reader(gpu_uuid: str) -> Iterator[Callable[[], int]]:
 
 @contextlib.contextmanager
 def watched(gpu_uuid: str | None) -> Iterator[Vram]:
-    """Yields what reads the device's used memory; of one that is gone, or that NVML does not know, null: the
-    worker says what is wrong with it."""
+    """Yields a function that reads the device's used memory; null if NVML cannot read the device (the worker
+    reports what is wrong with it)."""
     if gpu_uuid is None:
         yield lambda: None
         return
@@ -217,8 +216,8 @@ def watched(gpu_uuid: str | None) -> Iterator[Vram]:
 
 
 def pressure() -> dict[str, int]:
-    """Counters of the whole machine that rise when memory or CPU time is short, for whomever; what counts is
-    how much, over a run."""
+    """Counters of the whole machine that rise when memory or CPU time is short, for any process. Their rise
+    during a run is what matters."""
     counted = counters(Path("/proc/vmstat"))
     found = {name: counted[name] for name in (*REFAULTS, "pswpin", "pswpout") if name in counted}
     with contextlib.suppress(OSError):
@@ -228,7 +227,7 @@ def pressure() -> dict[str, int]:
     if "throttled_usec" in throttled:
         found["cgroup_throttled_us"] = throttled["throttled_usec"]
     with contextlib.suppress(OSError):
-        # Time a hypervisor gave to others: field 8 of the first line, in clock ticks.
+        # Steal time: field 8 of the first line, in clock ticks.
         ticks = int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8])
         found["steal_ms"] = ticks * 1000 // os.sysconf("SC_CLK_TCK")
     return found

@@ -1,4 +1,4 @@
-"""Search the longest context of one cell: predict it, prove it by live probes, keep one record of all."""
+"""Search the longest context of one cell: predict it, verify it with live probes, write one record."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from harness.results import Record, Running, Stored
 from harness.stacks.header import Context
 from harness.worker import launch
 
-MOST_PROBES = 32  # leaps to where it fails, and a bisection back
-DOUBT = 0.03  # of a GPU's free memory: kernels and pools of the stack that no account has
-MOST = "the stack takes no longer one"
-BEYOND = 1.1  # of a device's memory: what allocates so much of it spills
+MOST_PROBES = 32  # enough to double up to a context that fails, and bisect back
+ACCOUNT_MARGIN = 0.03  # of a GPU's free memory: kernels and pools that a stack's account leaves out
+MOST = "the stack allows no longer context"
+BEYOND = 1.1  # of a device's memory: an allocation of this size can only succeed by spilling
 
 _INT32 = 2**31 - 1
 
 
 class Fails(RuntimeError):
-    """A search cannot be done or ends without an answer: `outcome`, and a reason, one sentence."""
+    """A search cannot start or has no result: `outcome`, and the reason in one sentence."""
 
     def __init__(self, outcome: str, reason: str) -> None:
         super().__init__(reason)
@@ -40,8 +40,8 @@ class Fails(RuntimeError):
 
 @dataclass(frozen=True)
 class Searching:
-    """What a campaign gives its searches. `folder`: results of this machine; `mechanism`: how memory is
-    bounded on a CPU, null elsewhere; `say`: what a person is told."""
+    """Arguments that all searches of a campaign share. `folder`: results of this machine; `mechanism`: how
+    memory is limited on a CPU, null elsewhere; `say`: shows a line to the user."""
 
     folder: Path
     device_family: str
@@ -51,30 +51,33 @@ class Searching:
 
 
 def refusal(cell: Cell, threads: int) -> NotReady | None:
-    """Why nothing of a cell can be searched, before anything is made for it; null: it can."""
+    """Why a cell has no context to search, checked before anything is built for it; null if it has one."""
     if cell.header.context_of(cell.options(threads)):
         return None
-    asked = ", ".join(f"{name}: {value}" for name, value in sorted(cell.variant.options.items()))
-    which = f"stack {cell.variant.stack}" + (f" with {asked}" if asked else "")
-    return NotReady("refused", f"{which} has no context to set: it grows; see workload kind grow")
+    options = ", ".join(f"{name}: {value}" for name, value in sorted(cell.variant.options.items()))
+    which = f"stack {cell.variant.stack}" + (f" with {options}" if options else "")
+    return NotReady(
+        "refused", f"{which} has no context length option: its cache grows; use workload kind grow"
+    )
 
 
 def find(
     cell: Cell, inputs: Inputs | NotReady, begun: Record, given: Searching, before: Stored | None
 ) -> Stored:
-    """Search, and write the record. `before`: an interrupted search of the same, whose probes count.
+    """Search, and write the record. `before`: an interrupted search of the same cell; its probes are reused.
 
-    Raises ResultsError when it cannot be written, KeyboardInterrupt after an interrupted record is.
+    Raises ResultsError if the record cannot be written, and KeyboardInterrupt after writing an interrupted
+    record.
     """
     probes = before.record["search"]["probes"] if before else []
     begun = begun | {"kind": "searched", "search": {"probes": probes}}
     running = results.begin(given.folder / cell.model.name / cell.id, begun)
-    began, one = time.monotonic(), _Search(cell, given, running, probes)
+    began, search_run = time.monotonic(), _Search(cell, given, running, probes)
     outcome, reason, interrupted = "ok", None, False
     try:
         if isinstance(inputs, NotReady):
             raise Fails(inputs.outcome, str(inputs))
-        one.go(inputs)
+        search_run.go(inputs)
     except Fails as failure:
         outcome, reason = failure.outcome, str(failure)
     except NoHeadroom as lack:
@@ -90,24 +93,24 @@ def find(
     except KeyboardInterrupt:
         interrupted, outcome, reason = True, "interrupted", "stopped by the user"
     ending: Record = {"outcome": outcome, "reason": reason, "phase": "search", "tokens": 0}
-    ending |= {"search": one.said, "loaded": one.loaded}
+    ending |= {"search": search_run.result, "loaded": search_run.loaded}
     timing = {"started_utc": begun["started_utc"], "wall_s": time.monotonic() - began}
-    stored = running.finish(begun | one.budget | ending | {"timing": timing}, {}, None)
+    stored = running.finish(begun | search_run.budget | ending | {"timing": timing}, {}, None)
     if interrupted:
         raise KeyboardInterrupt
     return stored
 
 
 class _Search:
-    """One search while it runs. `said`: what its record says of it; `budget`: how its memory is bounded;
-    `loaded`: what the last probe that loaded said of itself."""
+    """One running search. `result`: the `search` part of its record; `budget`: how its memory is limited;
+    `loaded`: facts of the last probe that loaded."""
 
     def __init__(self, cell: Cell, given: Searching, running: Running, probes: Sequence[Found]) -> None:
         self._cell, self._given, self._running = cell, given, running
         self._fill = isinstance(cell.workload, MaxCtx) and cell.workload.fill
         self.budget: Record = {}
         self.loaded: Found | None = None
-        self.said: Record = {
+        self.result: Record = {
             "probes": list(probes),
             **dict.fromkeys(("predicted_n_ctx", "verified_n_ctx", "allocated_n_ctx", "verified_by")),
             **dict.fromkeys(("predicted_allocated_n_ctx", "predicted_from", "need", "limit_reason")),
@@ -116,24 +119,24 @@ class _Search:
         }
 
     def go(self, inputs: Inputs) -> None:
-        """Find it. Raises Fails, NoRoom, DeviceLost, KeyboardInterrupt."""
+        """Run the search. Raises Fails, NoHeadroom, DeviceLost, KeyboardInterrupt."""
         cell, given = self._cell, self._given
         context = cell.header.context_of(inputs.options)
-        assert context is not None  # else it was refused
+        assert context is not None  # otherwise refusal() refused the cell
         with headroom_on(inputs.device_id, given.device_family, given.budget_bytes) as headroom:
             headroom = self._as_before(headroom)
             began = time.monotonic()
             if given.mechanism:
                 self.budget = {"memory_budget": {"bytes": headroom.limit_bytes, "means": given.mechanism}}
             space = _space(cell, context)
-            self.said |= {"granule": space.granule, "lowest": space.lowest, "highest": space.highest}
-            self.said |= {"limit_bytes": headroom.limit_bytes, "limit_stated": headroom.stated}
-            self.said["held_by_others_bytes"] = headroom.held_bytes
+            self.result |= {"granule": space.granule, "lowest": space.lowest, "highest": space.highest}
+            self.result |= {"limit_bytes": headroom.limit_bytes, "limit_stated": headroom.stated}
+            self.result["held_by_others_bytes"] = headroom.held_bytes
             probing = Probing(
                 cell, inputs, context.option, headroom, given.mechanism, self._running.folder, given.say
             )
             needs = self._needs(context, inputs, space, headroom)
-            self.said["account_s"] = time.monotonic() - began
+            self.result["account_s"] = time.monotonic() - began
             try:
                 self._prove_no_spill(probing, space, needs)
                 self._search(probing, space, needs, context.dry)
@@ -141,23 +144,23 @@ class _Search:
                 self.loaded = probing.loaded
 
     def _as_before(self, headroom: MemoryHeadroom) -> MemoryHeadroom:
-        """The headroom with the limit that the last probes before were held to. Those that were held to
-        another, or to one that is not there any more, count no longer."""
-        probes = self.said["probes"]
+        """The headroom, with the memory limit of the earlier probes if that much is still free. Drops probes
+        that had another limit."""
+        probes = self.result["probes"]
         if probes:
             before = replace(headroom, limit_bytes=int(probes[-1]["limit_bytes"]))
             if headroom.stated or not before.missing(headroom.free()):
                 headroom = before
         kept = [probe for probe in probes if probe["limit_bytes"] == headroom.limit_bytes]
-        self.said["probes"] = kept
-        self.said["not_filled"] = next((probe["left_out"] for probe in kept if probe["left_out"]), None)
+        self.result["probes"] = kept
+        self.result["not_filled"] = next((probe["left_out"] for probe in kept if probe["left_out"]), None)
         return headroom
 
     def _needs(
         self, context: Context, inputs: Inputs, space: Space, headroom: MemoryHeadroom
     ) -> Callable[[bool], Need | None]:
-        """Bytes by context, filled or only allocated; what is predicted of both is said."""
-        limit = self.said["limit_bytes"]
+        """Expected bytes by context length, filled or only allocated. Adds the predictions to the result."""
+        limit = self.result["limit_bytes"]
         if not context.dry:
             need = by_shape(self._cell, inputs)
             return lambda filled: need
@@ -165,74 +168,74 @@ class _Search:
         try:
             both = {filled: account.predicted(space, limit, filled) for filled in (True, False)}
         except launch.JobFailed as failure:
-            raise Fails("error", f"its memory could not be accounted for: {failure}") from failure
+            raise Fails("error", f"the stack could not account for its memory: {failure}") from failure
         found = both[self._fill]
-        self.said |= {"predicted_n_ctx": found, "predicted_allocated_n_ctx": both[False]}
+        self.result |= {"predicted_n_ctx": found, "predicted_allocated_n_ctx": both[False]}
         parts = account.parts(found or space.lowest, self._fill)
-        self.said["need"] = {part: round(size) for part, size in parts.items()}
+        self.result["need"] = {part: round(size) for part, size in parts.items()}
         if account.knows_lengths:
-            self.said["predicted_from"] = "account"
+            self.result["predicted_from"] = "account"
             return account.need
-        self.said["predicted_n_ctx"] = self.said["predicted_allocated_n_ctx"] = None
+        self.result["predicted_n_ctx"] = self.result["predicted_allocated_n_ctx"] = None
         return lambda filled: None
 
     def _prove_no_spill(self, probing: Probing, space: Space, needs: Callable[[bool], Need | None]) -> None:
-        """Where memory may spill, show that it does not: a context far beyond the device's must fail."""
+        """If device memory may spill, show that it does not: a context beyond its size must fail."""
         need, why = needs(False), probing.headroom.may_spill
         if why is None:
             return
         beyond = need and search.predicted(space, need, BEYOND * probing.headroom.limit_bytes)
         beyond = beyond and beyond + space.granule
         if not beyond or beyond > space.highest:
-            raise Fails("refused", f"{why}, and no context is long enough to show that it does not")
+            raise Fails("refused", f"{why}, and no context is long enough to rule that out")
         found = self._probe(probing, beyond, fill=False)
         if found["fits"]:
-            raise Fails("refused", f"{why}: {beyond} tokens, more than the device holds, were allocated")
-        if found["outcome"] != "oom":  # a driver that moves memory about may as well hang
-            raise Fails("refused", f"{why}, and {beyond} tokens ended otherwise: {found['reason']}")
+            raise Fails("refused", f"{why}: {beyond} tokens, more than fit on the device, were allocated")
+        if found["outcome"] != "oom":  # a driver that moves memory may also hang
+            raise Fails("refused", f"{why}, and {beyond} tokens did not run out of memory: {found['reason']}")
 
     def _search(
         self, probing: Probing, space: Space, needs: Callable[[bool], Need | None], dry: bool
     ) -> None:
-        limit, doubt = (
+        limit, margin = (
             probing.headroom.limit_bytes,
-            0 if probing.mechanism else DOUBT * probing.headroom.limit_bytes,
+            0 if probing.mechanism else ACCOUNT_MARGIN * probing.headroom.limit_bytes,
         )
         while True:
-            fill = self._fill and not self.said["not_filled"]
-            if self._fill and not fill and dry:  # what is not filled, is at least known to be allocated
-                self.said["predicted_n_ctx"] = self.said["predicted_allocated_n_ctx"]
-            tries = _tries(self.said["probes"], fill)
-            self._say_found(space, tries, fill)
-            asked = search.following(space, tries, needs(fill), limit, dry, doubt)
-            if asked is None:
+            fill = self._fill and not self.result["not_filled"]
+            if self._fill and not fill and dry:  # then the result is what can be allocated
+                self.result["predicted_n_ctx"] = self.result["predicted_allocated_n_ctx"]
+            tries = _tries(self.result["probes"], fill)
+            self._note_progress(space, tries, fill)
+            n_ctx = search.following(space, tries, needs(fill), limit, dry, margin)
+            if n_ctx is None:
                 break
             if len(tries) >= MOST_PROBES:
                 raise Fails("error", f"no answer in {MOST_PROBES} probes")
-            if not dry and any(each.peak_bytes for each in tries) and not self.said["predicted_from"]:
-                self.said |= {"predicted_n_ctx": asked, "predicted_from": "first probe"}
-            found = self._probe(probing, asked, fill)
-            if _once(self.said["probes"], asked):
-                continue  # it is asked for again
+            if not dry and any(each.peak_bytes for each in tries) and not self.result["predicted_from"]:
+                self.result |= {"predicted_n_ctx": n_ctx, "predicted_from": "first probe"}
+            found = self._probe(probing, n_ctx, fill)
+            if _once(self.result["probes"], n_ctx):
+                continue  # the next round tries it again
             busy = found["cpu_wait_share"] or 0.0
             if _slow(found) and busy > CONTENTION_TOLERANCE:
                 waited = f"its threads waited for a CPU {busy:.0%} of the time"
-                raise Fails("error", f"at {asked} tokens: {found['reason']}; {waited}")
+                raise Fails("error", f"at {n_ctx} tokens: {found['reason']}; {waited}")
             if found["fits"] is None:
-                raise Fails("error", f"at {asked} tokens: {found['reason']}")
-            self.said["not_filled"] = found["left_out"] or self.said["not_filled"]
-        if self.said["verified_n_ctx"] is None:
-            raise Fails("oom", f"not even {space.lowest} tokens fit: {self.said['limit_reason']}")
+                raise Fails("error", f"at {n_ctx} tokens: {found['reason']}")
+            self.result["not_filled"] = found["left_out"] or self.result["not_filled"]
+        if self.result["verified_n_ctx"] is None:
+            raise Fails("oom", f"not even {space.lowest} tokens fit: {self.result['limit_reason']}")
 
-    def _say_found(self, space: Space, tries: Sequence[Try], fill: bool) -> None:
-        """What is known by now, should the search end here."""
-        probes = self.said["probes"]
+    def _note_progress(self, space: Space, tries: Sequence[Try], fill: bool) -> None:
+        """Add the state of the search to the result, in case it ends here."""
+        probes = self.result["probes"]
         verified = search.longest(space, tries)
         allocated = [probe["n_ctx"] for probe in probes if probe["allocates"]]
         least = min((each.n_ctx for each in tries if not each.fits), default=None)
-        said = [p["reason"] for p in probes if p["n_ctx"] == least and p["fits"] is False]
-        why = f"at {least} tokens: {said[-1]}" if least else None
-        self.said |= {
+        reasons = [p["reason"] for p in probes if p["n_ctx"] == least and p["fits"] is False]
+        why = f"at {least} tokens: {reasons[-1]}" if least else None
+        self.result |= {
             "verified_n_ctx": verified,
             "verified_by": verified and ("decode" if fill else "allocation"),
             "allocated_n_ctx": max(allocated, default=None),
@@ -240,21 +243,22 @@ class _Search:
         }
 
     def _probe(self, probing: Probing, n_ctx: int, fill: bool) -> Found:
-        """Try one context, and keep what came of it at once."""
-        self._given.say(f"{self._cell.id} tries {n_ctx} tokens: {'to be filled' if fill else 'allocation'}")
+        """Try one context, and store the probe at once."""
+        self._given.say(f"{self._cell.id} tries {n_ctx} tokens: {'fill' if fill else 'allocate only'}")
         held_to: Found = {"filled": fill, "limit_bytes": probing.headroom.limit_bytes}
         found = held_to | probing.run(n_ctx, fill)
-        self.said["probes"].append(found)
+        self.result["probes"].append(found)
         self._running.note(found)
         fits: bool | None = found["fits"]
         word = {True: "fits", False: "does not fit", None: "failed"}[fits]
         why = f" ({found['reason']})" if found["reason"] else ""
-        self._given.say(f"{self._cell.id} with {n_ctx} tokens {word}{why}: after {found['seconds']:.1f} s")
+        self._given.say(f"{self._cell.id} with {n_ctx} tokens {word}{why} after {found['seconds']:.1f} s")
         if fits is False:
             _, free = probing.headroom.settle()
             if missing := probing.headroom.missing(min(free, found["free_before_bytes"])):
                 raise Fails(
-                    "error", f"others have taken {missing / 1e6:.0f} MB of what the search began with"
+                    "error",
+                    f"other processes took {missing / 1e6:.0f} MB of the search's memory",
                 )
         return found
 
@@ -265,8 +269,8 @@ def _space(cell: Cell, context: Context) -> Space:
 
 
 def _tries(probes: Sequence[Found], fill: bool) -> list[Try]:
-    """What the probes say of contexts that are to be filled, or only allocated. What cannot be allocated
-    cannot be filled; the peak of a filled one says nothing of one that is only allocated."""
+    """The tries of contexts that are filled, or only allocated. A context that cannot be allocated cannot be
+    filled; the peak of a filled one is not that of an allocated one."""
     tries = {}
     for probe in probes:
         if _slow(probe) and _once(probes, probe["n_ctx"]):
@@ -282,11 +286,11 @@ def _tries(probes: Sequence[Found], fill: bool) -> list[Try]:
 
 
 def _slow(probe: Found) -> bool:
-    """Whether it was filled to its end, and was too slow there, or paged."""
+    """Whether the context was filled to its end, and was too slow there or paged."""
     return probe["fits"] is False and bool(probe["held"])
 
 
 def _once(probes: Sequence[Found], n_ctx: int) -> bool:
-    """Whether a context was slow a single time: others may have disturbed it, so it has to be so twice."""
+    """Whether a context was slow only once. Other processes may have disturbed it, so it is tried again."""
     tried = [probe for probe in probes if probe["n_ctx"] == n_ctx]
     return sum(map(_slow, tried)) == 1 and _slow(tried[-1])

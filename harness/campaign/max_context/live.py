@@ -1,4 +1,4 @@
-"""One live probe of a search: a process of its own allocates a context and, if asked to, fills it."""
+"""Run one live probe of a search: a worker process allocates a context and, on request, fills it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from harness.worker.memory_sampler import MemorySampler, watched
 from runners.protocol import Died, Done, Event, Failed, Loaded, Phase
 
 FILL_SHARE = 0.9  # of a probe's time that filling may take; the rest is loading
-SAMPLE_MS = 100  # closer than while timing: here a peak counts
-TROUBLE = ("error", "interrupted")  # says nothing of the memory; other ends are "does not fit"
+SAMPLE_MS = 100  # denser than in timed runs, to catch the peak
+TROUBLE = ("error", "interrupted")  # not caused by memory; any other failure counts as "does not fit"
 BEFORE_LOADING = ("start", "import")
 Found = dict[str, Any]
 
 
 @dataclass
 class Probing:
-    """What all probes of a search share. `option`: the one that takes the context's length; `mechanism`: how
-    the memory is bounded, null on a GPU."""
+    """State shared by all probes of a search. `option`: the name of the context length option; `mechanism`:
+    how memory is limited, null on a GPU."""
 
     cell: Cell
     inputs: Inputs
@@ -43,15 +43,15 @@ class Probing:
     folder: Path
     say: Callable[[str], None]
     number: int = 0
-    """Of probes so far."""
+    """Number of probes so far."""
     loaded: Found | None = None
-    """What the last probe that loaded said of itself."""
+    """Facts of the last probe that loaded."""
 
     def run(self, n_ctx: int, fill: bool) -> Found:
-        """Try one context. `fits`: it was allocated and, where asked to, filled, and decodes at its end no
-        slower than its shallower depths foretell. `outcome` error: it failed for another reason than memory.
+        """Try one context. `fits`: it was allocated and, if requested, filled, and decode at full depth is
+        not slower than the shallower depths predict. `outcome` error: it failed, but not for lack of memory.
 
-        Raises DeviceLost, KeyboardInterrupt; the process is gone in any case.
+        Raises DeviceLost, KeyboardInterrupt; the worker has ended in every case.
         """
         waited_s, free = self.headroom.settle()
         began, ended = time.monotonic(), None
@@ -64,7 +64,7 @@ class Probing:
                 if self.mechanism
                 else None
             )
-            seen = _Seen(memory_limit)
+            seen = _ProbeState(memory_limit)
             gpu = None if self.inputs.device_id == "cpu" else self.inputs.device_id
             vram = around.enter_context(watched(gpu))
             try:
@@ -78,7 +78,7 @@ class Probing:
                 around.callback(worker.stop)
                 with MemorySampler(worker.pid, SAMPLE_MS, vram) as sampler:
                     for event in worker.events(self.inputs.timeout_s):
-                        seen.add(event, lambda told: self.say(f"{self.cell.id} at {n_ctx}: {told}"))
+                        seen.add(event, lambda phase: self.say(f"{self.cell.id} at {n_ctx}: {phase}"))
                         ended = event
                 sampled = sampler.summary()
             except OSError as refusal:
@@ -88,7 +88,7 @@ class Probing:
         (folder / "request.json").unlink(missing_ok=True)
         found = {
             "n_ctx": n_ctx,
-            **_said(ended, seen, fill, self.inputs.threads),
+            **_outcome(ended, seen, fill, self.inputs.threads),
             "seconds": time.monotonic() - began,
             "peak_bytes": self._peak_bytes(sampled, ended),
             "free_before_bytes": free,
@@ -99,14 +99,14 @@ class Probing:
         return found | self._objections(found, seen.loaded)
 
     def _objections(self, found: Found, loaded: Found | None) -> Found:
-        """What makes of a probe that seemed to fit one that does not, or that says nothing: something else
-        was loaded than asked for, pages were evicted and read again."""
+        """Corrections to a probe that seemed to fit: an error if the worker ran with other options than
+        requested; "does not fit" if pages were evicted and read again."""
         if not found["fits"] or loaded is None:
             return {}
         n_ctx = found["n_ctx"]
-        asked = {k: v for k, v in self.inputs.options.items() if k != self.option}
-        on = {"device": self.inputs.device_id, "options": asked}
-        mismatches = option_mismatches(on, asked, loaded)
+        requested = {k: v for k, v in self.inputs.options.items() if k != self.option}
+        on = {"device": self.inputs.device_id, "options": requested}
+        mismatches = option_mismatches(on, requested, loaded)
         held = (loaded.get("options") or {}).get(self.option)
         if not isinstance(held, int) or held < n_ctx:
             mismatches.append(f"{self.option} {n_ctx} was asked for and {held} ran")
@@ -114,41 +114,41 @@ class Probing:
             return {"fits": None, "outcome": "error", "reason": "; ".join(mismatches)}
         refaulted = os.sysconf("SC_PAGE_SIZE") * found["pressure"].get("workingset_refault_file", 0)
         if refaulted > max(REFAULT_FLOOR_BYTES, REFAULT_TOLERANCE * self.headroom.limit_bytes):
-            paged = f"pages: {refaulted / 1e6:.0f} MB of what was evicted had to be read again"
+            paged = f"paging: {refaulted / 1e6:.0f} MB of evicted pages were read again"
             return {"fits": False, "decodes": False, "reason": paged}
         return {}
 
     def _peak_bytes(self, sampled: Found, ended: Event | Died | None) -> int | None:
-        """The most that the probe took, counted as its limit counts."""
+        """The peak memory of the probe, counted the way its limit counts."""
         if self.mechanism == "RLIMIT_DATA":
             return ended.facts.get("data_bytes") if isinstance(ended, Done) else None
         if self.mechanism:
             peak = sampled.get("peak_rss_anon_bytes")
             return None if peak is None else int(peak) * (PAGES_TO_A_TABLE + 1) // PAGES_TO_A_TABLE
         peak, held = sampled.get("peak_vram_bytes"), self.headroom.held_bytes
-        # Less than nothing: others have given back what they held.
+        # Negative if other processes released memory meanwhile.
         return None if peak is None or peak < held else int(peak) - held
 
     def _request(self, n_ctx: int, fill: bool) -> Any:
-        asked = replace(self.inputs, options=self.inputs.options | {self.option: n_ctx})
+        inputs = replace(self.inputs, options=self.inputs.options | {self.option: n_ctx})
         workload = {"kind": "fit", "tokens": n_ctx, "fill": fill, "prompt": self.inputs.prompt}
-        return asked.request(self.cell, "fit", workload | {"most_s": FILL_SHARE * self.inputs.timeout_s})
+        return inputs.request(self.cell, "fit", workload | {"most_s": FILL_SHARE * self.inputs.timeout_s})
 
 
-class _Seen:
-    """How far a probe came, and what paging it met while it was filled: to load reads files, which counts
-    for nothing."""
+class _ProbeState:
+    """The phase a probe has reached, and its paging while filling. Loading reads files, so its paging does
+    not count."""
 
     def __init__(self, memory_limit: MemoryLimit | None) -> None:
         self.pressure: dict[str, int] = {}
-        self._fence = memory_limit
+        self._memory_limit = memory_limit
         self._before: dict[str, int] = {}
         self.loaded: dict[str, Any] | None = None
         self.phase = "start"
         self._filling: float | None = None
 
     def fill_s(self, facts: dict[str, Any]) -> float | None:
-        """Seconds of filling, as the worker says; of one that did not come to its end, up to now."""
+        """Seconds of filling as the worker reports them; if it did not finish, up to now."""
         if "fill_s" in facts or self._filling is None:
             return facts.get("fill_s")
         return time.monotonic() - self._filling
@@ -158,7 +158,7 @@ class _Seen:
             self.loaded = event.facts
         elif isinstance(event, Phase):
             self.phase = event.name.partition(":")[0]
-            now = self._fence.pressure() if self._fence else {}
+            now = self._memory_limit.pressure() if self._memory_limit else {}
             if self.phase == "fill" and self._filling is None:
                 self._filling, self._before = time.monotonic(), now
             elif self._filling is not None:
@@ -167,9 +167,9 @@ class _Seen:
                 say(event.name)
 
 
-def _said(ended: Event | Died | None, seen: _Seen, fill: bool, threads: int) -> Found:
-    """What a probe came to. `held`: tokens that were in the context at the end; `cpu_wait_share`: of the
-    threads' time, while it decoded; `memory`, `allocator`: as the stack says, by part, at the end."""
+def _outcome(ended: Event | Died | None, seen: _ProbeState, fill: bool, threads: int) -> Found:
+    """The outcome of a probe. `held`: tokens in the context at the end; `cpu_wait_share`: share of the
+    threads' decode time spent waiting for a CPU; `memory`, `allocator`: as the stack reports at the end."""
     facts = ended.facts if isinstance(ended, Done) else {}
     decode, decode_ns = facts.get("decode") or [], (facts.get("decode_s") or 0) * 1e9
     held = facts.get("facts_after") or seen.loaded or {}
@@ -191,7 +191,7 @@ def _said(ended: Event | Died | None, seen: _Seen, fill: bool, threads: int) -> 
         "allocator": held.get("allocator"),
     }
     if isinstance(ended, (Failed, Died)):
-        # What dies before it loads anything, for another reason than memory, would die at any length.
+        # A crash before loading, not for lack of memory, would happen at any context length.
         trouble = ended.outcome in TROUBLE or (ended.outcome == "crash" and seen.phase in BEFORE_LOADING)
         found |= {"outcome": ended.outcome, "reason": ended.reason, "fits": None if trouble else False}
         if fill and seen.loaded is not None and not trouble:

@@ -1,4 +1,4 @@
-"""The memory that a search may take of its device: how much there is, and when it is given back."""
+"""The memory that a search may use on its device, and waiting until it is free again."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from harness.machine.limits import free_memory_bytes
 from harness.worker import launch
 from harness.worker.memory_sampler import vram_reader
 
-MARGIN = 0.1  # of the free memory of a machine without a stated budget: left to everything else on it
-GIVEN_BACK_S = 30.0  # a driver clears gigabytes of freed memory first
+MARGIN = 0.1  # of a machine's free memory, left to other processes if no budget is set
+GIVEN_BACK_S = 30.0  # a driver clears gigabytes of freed memory before it is free
 LOOK_EVERY_S = 0.25
-TOLERANCE = 0.01  # of the limit: free memory of a living machine is never quite the same
+TOLERANCE = 0.01  # of the limit: the free memory of a running machine always varies a little
 
 
 class NoHeadroom(RuntimeError):
-    """There is no limit to search against; the message is a sentence."""
+    """The memory limit of a search cannot be determined; the message is a sentence."""
 
 
 class DeviceLost(RuntimeError):
-    """The device could not be asked for its memory; the message is a sentence."""
+    """The device's memory can no longer be read; the message is a sentence."""
 
 
 @dataclass(frozen=True)
 class MemoryHeadroom:
-    """`limit_bytes`: what may be taken; `stated`: by the config, else what was free. `held_bytes`: taken on
-    the device before. `may_spill`: why memory of this device may be had elsewhere; null: it cannot. `free`:
-    bytes that are free now."""
+    """`limit_bytes`: memory the search may use; `stated`: whether the config sets it (else it is what was
+    free). `held_bytes`: in use on the device before the search. `may_spill`: why device memory may spill into
+    system memory; null if it cannot. `free`: reads the bytes that are free now."""
 
     limit_bytes: int
     stated: bool
@@ -40,8 +40,8 @@ class MemoryHeadroom:
     free: Callable[[], int]
 
     def settle(self) -> tuple[float, int]:
-        """Wait until as much is free again as the limit. Returns the seconds waited and the bytes that are
-        free; fewer than the limit where others took them. Raises DeviceLost."""
+        """Wait until the limit is free again. Returns the seconds waited and the free bytes; fewer than the
+        limit if other processes use them. Raises DeviceLost."""
         began = time.monotonic()
         while True:
             free, waited = self.free(), time.monotonic() - began
@@ -50,7 +50,7 @@ class MemoryHeadroom:
             time.sleep(LOOK_EVERY_S)
 
     def missing(self, free_bytes: int) -> int:
-        """Bytes of the limit that are not free, where that is more than a trifle; else 0."""
+        """Bytes of the limit that are not free; 0 within TOLERANCE."""
         short = self.limit_bytes - free_bytes
         return short if short > TOLERANCE * self.limit_bytes else 0
 
@@ -63,7 +63,7 @@ def headroom_on(device_id: str, family: str, budget_bytes: int | None) -> Iterat
         yield MemoryHeadroom(limit, budget_bytes is not None, 0, None, free_memory_bytes)
         return
     if not device_id.startswith(launch.NVML_UUIDS):
-        raise NoHeadroom(spill.here(family) or f"what is free on a device of {family} cannot be read here")
+        raise NoHeadroom(spill.here(family) or f"free memory of a {family} device cannot be read")
     with contextlib.ExitStack() as opened:
         with _lost():
             opened.enter_context(vram_reader(device_id))  # NVML, open
@@ -85,11 +85,11 @@ def _lost() -> Iterator[None]:
     try:
         yield
     except pynvml.NVMLError as failure:
-        raise DeviceLost(f"the device cannot be asked for its memory any more: {failure}") from failure
+        raise DeviceLost(f"the device's memory can no longer be read: {failure}") from failure
 
 
 def _steady(free: Callable[[], int]) -> int:
-    """Bytes that are free once they do not rise any more: a driver gives back late what a process had."""
+    """Free bytes once they stop rising: a driver releases a process's memory with a delay."""
     before, until = free(), time.monotonic() + GIVEN_BACK_S
     while True:
         time.sleep(LOOK_EVERY_S)
@@ -100,7 +100,7 @@ def _steady(free: Callable[[], int]) -> int:
 
 
 def _memory(device_id: str) -> Any:
-    """`free` and `used` bytes. What the driver reserves for itself is in neither."""
+    """`free` and `used` bytes; neither includes the driver's own reserve."""
     import pynvml
 
     device = pynvml.nvmlDeviceGetHandleByUUID(device_id)

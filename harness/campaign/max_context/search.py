@@ -1,4 +1,4 @@
-"""Find the longest context that fits, in few tries. Pure: the caller tries, and says what came of it."""
+"""Find the longest context that fits, in few tries. Pure: the caller runs the tries."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 Need = Callable[[int], float]
-"""Bytes that a context of n tokens is expected to take. Never less for more tokens."""
+"""Expected bytes of a context of n tokens. Never decreases with n."""
 
-CALIBRATING_SHARE = 4  # where nothing was accounted for, a quarter of the guess shows how far it is off
-PATIENCE = 7  # tries, after which a guess at the edge of what is left is one of noise: halve that
-CLOSE = 8  # of what is left
-APART = 1.25  # two contexts tell a slope when one is so much the longer; else noise would
+CALIBRATING_SHARE = 4  # without an account, a try at a quarter of the guess calibrates the estimate
+PATIENCE = 7  # tries, after which a guess at the edge of the interval is noise: bisect instead
+CLOSE = 8  # a guess within 1/8 of the interval is at its edge
+APART = 1.25  # ratio of two contexts from which a slope is fitted; closer ones would fit noise
 
 
 @dataclass(frozen=True)
 class Space:
-    """The contexts there are: multiples of `granule`, from the lowest to the highest, both multiples."""
+    """All valid context lengths: multiples of `granule` from `lowest` to `highest`, both included."""
 
     granule: int
     lowest: int
@@ -27,13 +27,13 @@ class Space:
             raise ValueError(f"no contexts: {self}")
 
     def floor(self, n_ctx: float) -> int:
-        """The longest context of at most so many tokens, within the space."""
+        """The longest valid context of at most `n_ctx` tokens (at least `lowest`)."""
         return max(self.lowest, min(self.highest, int(n_ctx) // self.granule * self.granule))
 
 
 @dataclass(frozen=True)
 class Try:
-    """A context that was tried. `peak_bytes`: the most that it took; null where nobody knows."""
+    """A context that was tried. `peak_bytes`: its peak memory; null if not known."""
 
     n_ctx: int
     fits: bool
@@ -41,7 +41,7 @@ class Try:
 
 
 def predicted(space: Space, need: Need, limit_bytes: float) -> int | None:
-    """The longest context whose need is within the limit; null where that of the lowest is not."""
+    """The longest context whose need is within the limit; null if not even the shortest is."""
     if need(space.lowest) > limit_bytes:
         return None
     low, high = space.lowest, space.highest + space.granule
@@ -52,14 +52,14 @@ def predicted(space: Space, need: Need, limit_bytes: float) -> int | None:
 
 
 def longest(space: Space, tries: Sequence[Try]) -> int | None:
-    """The longest context that fits, as far as tried; null where none does. What fails, fails above too."""
+    """The longest tried context that fits; null if none does. Every context above a failing one fails."""
     shortest_failing = _ceiling(space, tries)
     return max((t.n_ctx for t in tries if t.fits and t.n_ctx < shortest_failing), default=None)
 
 
 def corrected(need: Need, tries: Sequence[Try]) -> Need:
-    """The need, moved to what the contexts that fitted really took: by the last of them, or, where two are
-    far enough apart to tell, by the line through both."""
+    """The need, corrected by the measured peaks: by the offset at the longest context that fits, or by the
+    line through two if they are at least APART."""
     known = sorted((t.n_ctx, t.peak_bytes - need(t.n_ctx)) for t in tries if t.fits and t.peak_bytes)
     if not known:
         return need
@@ -75,12 +75,12 @@ def following(
     need: Need | None,
     limit_bytes: float,
     accounted: bool,
-    doubt_bytes: float = 0,
+    margin_bytes: float = 0,
 ) -> int | None:
-    """The context to try next; null when the longest is known: the one above it fails, or there is none.
+    """The context to try next; null when the longest is known (the next one fails or does not exist).
 
-    `need`: null where nothing is known of it. `accounted`: whether it is the stack's own account, which is
-    tried as it stands, less `doubt_bytes`: what fits tells how far off it was, what fails tells nothing.
+    `need`: null if not known. `accounted`: whether it is the stack's own account, which is tried directly,
+    less `margin_bytes`. A try that fits shows the account's error; a try that fails does not.
     """
     low, high = longest(space, tries) or space.lowest - space.granule, _ceiling(space, tries)
     if high - low <= space.granule:
@@ -92,7 +92,7 @@ def following(
     if not tries and not accounted:
         return space.floor(guess / CALIBRATING_SHARE)
     if not tries:
-        return predicted(space, now, limit_bytes - doubt_bytes) or space.lowest
+        return predicted(space, now, limit_bytes - margin_bytes) or space.lowest
     if len(tries) >= PATIENCE and min(guess - low, high - guess) * CLOSE < high - low:
         leap = low + space.granule * 2 ** (len(tries) - PATIENCE)
         return _middle(space, low, high) if high <= space.highest or leap >= high else leap
@@ -100,11 +100,11 @@ def following(
         return guess
     measured = sum(t.fits and t.peak_bytes is not None for t in tries)
     if guess >= high and not accounted and measured == 1:
-        return _middle(space, low, high)  # a second one that fits tells the slope
-    # It is known to be wrong: step away from it, ever wider, and halve what is left once that is passed.
+        return _middle(space, low, high)  # a second one that fits gives the slope
+    # The guess is known to be wrong: step away from it, doubling each time, then bisect the rest.
     wrong = [t for t in tries if t.fits == (guess <= low)]
-    if guess >= high and doubt_bytes and not measured:
-        guess = predicted(space, now, limit_bytes - doubt_bytes * 2 ** len(wrong)) or space.lowest
+    if guess >= high and margin_bytes and not measured:
+        guess = predicted(space, now, limit_bytes - margin_bytes * 2 ** len(wrong)) or space.lowest
         if low < guess < high:
             return guess
     if guess <= low:
@@ -116,7 +116,7 @@ def following(
 
 
 def _ceiling(space: Space, tries: Sequence[Try]) -> int:
-    """The shortest context that is known to fail."""
+    """The shortest context known to fail; one above the highest if none is."""
     return min([space.highest + space.granule, *(t.n_ctx for t in tries if not t.fits)])
 
 

@@ -1,5 +1,4 @@
-"""Have everything a cell needs before its clock starts: interpreter, weights, prompt. What is missing is
-made."""
+"""Prepare the interpreter, weights and prompt of a cell before it is timed. Makes missing weights."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ from harness.theory.packed import Packing
 
 Say = Callable[[str], None]
 
-# Words of no meaning to measure by; repeated until there are tokens enough.
+# Filler text for prompts, repeated until there are enough tokens.
 PROMPT_TEXT = (
     "A harness compares what several stacks make of one model on one machine: it sends the same words to "
     "each, waits for every token, and writes down when it came. "
 )
-TOKENIZED = "the harness's fixed text, by the model's own tokenizer"  # where a prompt is from
-FAKE_VOCABULARY = 512  # of a stack that loads no weights
+TOKENIZED = "the harness's fixed text, by the model's own tokenizer"  # the source of a prompt
+FAKE_VOCABULARY = 512  # for a stack that loads no weights
 
 
 class NotReady(RuntimeError):
@@ -42,7 +41,7 @@ class NotReady(RuntimeError):
 
 @contextmanager
 def _not_ready() -> Iterator[None]:
-    """Raise what is wrong with weights as NotReady."""
+    """Turn a WeightsError into NotReady."""
     try:
         yield
     except WeightsError as failure:
@@ -50,10 +49,10 @@ def _not_ready() -> Iterator[None]:
 
 
 class Preparation:
-    """Remembers what is ready, and what failed, so that each thing is tried once in a campaign."""
+    """Prepares each thing once per campaign: caches what is ready, and what failed."""
 
     def __init__(self, device: str, gpu: str | None, threads: int | None, say: Say) -> None:
-        """`threads` null: one per physical core."""
+        """`threads`: null for one per physical core."""
         self.device, self.say = device, say
         self.threads = threads or machine.physical_cores()
         self._no_device: str | None = None
@@ -68,7 +67,7 @@ class Preparation:
         self._prompts: dict[tuple[str, int], tuple[str, list[int]]] = {}
 
     def interpreter(self, header: Header) -> Interpreter:
-        """The stack's interpreter for the device asked for, built if need be. Raises NotReady."""
+        """The stack's interpreter for the requested device, built if missing. Raises NotReady."""
         if header.stack not in self._interpreters:
             self._interpreters[header.stack] = self._interpreter(header)
         found = self._interpreters[header.stack]
@@ -89,8 +88,7 @@ class Preparation:
             return NotReady("unavailable", str(failure))
 
     def fingerprint(self, cell: Cell) -> str | None:
-        """What tells this cell's weights from any other, before any are made of them; null where they cannot
-        be had."""
+        """Identifies the cell's weights before they are made or converted; null if they are unavailable."""
         if cell.weights_format == "none":
             return "none"
         try:
@@ -110,7 +108,7 @@ class Preparation:
             return None
 
     def weights(self, cell: Cell) -> Ready | None:
-        """The weights of a cell, made or downloaded as need be; null if its stack loads none.
+        """The weights of a cell, made or downloaded if missing; null if its stack loads none.
 
         Raises NotReady.
         """
@@ -125,24 +123,24 @@ class Preparation:
             return given or self._producer.checkpoint(cell)
 
     def checkpoint(self, cell: Cell) -> Ready:
-        """The synthetic checkpoint of a cell's model, whatever its stack loads. Raises NotReady."""
+        """The synthetic checkpoint of a cell's model, for any stack. Raises NotReady."""
         with _not_ready():
             return self._producer.checkpoint(cell)
 
-    def packed(self, cell: Cell, asked: Packing) -> Ready:
-        """That checkpoint packed, whatever the cell's stack loads. Raises NotReady."""
+    def packed(self, cell: Cell, packing: Packing) -> Ready:
+        """The synthetic checkpoint, packed (GPTQ or AWQ), for any stack. Raises NotReady."""
         with _not_ready():
-            return self._producer.packed(cell, asked)
+            return self._producer.packed(cell, packing)
 
     def unpacked(self, cell: Cell) -> Ready:
-        """The 16-bit weights that those of a GPTQ or AWQ cell say. Raises NotReady."""
+        """The weights of a GPTQ or AWQ cell, unpacked to 16 bits. Raises NotReady."""
         ready = self.weights(cell)
         assert ready is not None  # these stacks load weights
         with _not_ready():
             return self._producer.unpacked(cell, ready)
 
     def know_prompts(self, records: Iterable[Record]) -> None:
-        """Prompts of records kept from before: a source tried now must tokenize as they did."""
+        """Remember the prompts of kept records: every source of a model must tokenize the same."""
         for record in records:
             workload = record["workload"]
             if workload.get("prompt_source") == TOKENIZED:
@@ -150,15 +148,18 @@ class Preparation:
                 self._prompts.setdefault((record["model"]["name"], workload["prompt_tokens"]), known)
 
     def prompt(self, cell: Cell, ready: Ready | None) -> tuple[list[int], str]:
-        """The prompt's ids, the same for every stack and variant of the model, and where they are from.
+        """The prompt's token ids, the same for every stack and variant of a model, and their source.
 
-        Raises NotReady: the tokenizer gives too few, or two sources of the model tokenize differently.
+        Raises NotReady: the tokenizer returns too few ids, or two sources of the model tokenize differently.
         """
         count = int(cell.workload.prompt_tokens or 0)
         if ready is None or ready.tokenizer is None:
             vocabulary = ready.vocab_size if ready else FAKE_VOCABULARY
             if not vocabulary:
-                raise NotReady("error", f"{ready and ready.path}: has no input embedding to take ids from")
+                raise NotReady(
+                    "error",
+                    f"{ready and ready.path}: has no input embedding, so its vocabulary is unknown",
+                )
             return [(1013 + 7919 * i) % vocabulary for i in range(count)], "fixed ids (no tokenizer)"
         ids = self._tokenize(cell, ready, ready.tokenizer, count)
         first_source, first_ids = self._prompts.setdefault((cell.model.name, count), (str(ready.path), ids))
@@ -170,7 +171,7 @@ class Preparation:
         if (source, count) not in self._tokenized:
             text = PROMPT_TEXT * (1 + count // 20)
             try:
-                if source == ready.path:  # a GGUF: only llama.cpp reads its vocabulary
+                if source == ready.path:  # a GGUF: only llama.cpp can read its vocabulary
                     job = self._producer.request(cell, "tokenize", source, workloads=[{"text": text}])
                     ids = list(self._producer.run(cell, job)["ids"] or [])
                 else:
@@ -181,16 +182,16 @@ class Preparation:
             if len(ids) < count:
                 raise NotReady(
                     "error",
-                    f"{source}: its tokenizer gives fewer than {plural(count, 'token')} for the prompt",
+                    f"{source}: its tokenizer returns fewer than {plural(count, 'token')} for the prompt",
                 )
             if ready.vocab_size is not None and max(ids) >= ready.vocab_size:
-                reason = f"its tokenizer gives id {max(ids)}, and the model has {ready.vocab_size} of them"
+                reason = f"its tokenizer returns id {max(ids)}, but the model has {ready.vocab_size}"
                 raise NotReady("error", f"{source}: {reason}")
             self._tokenized[source, count] = ids
         return self._tokenized[source, count]
 
     def _given(self, cell: Cell) -> Ready | None:
-        """Weights the user has or the hub has, in a format the stack takes; null for synthetic ones.
+        """Weights from a local path or the hub, in a format the stack loads; null for synthetic weights.
 
         Raises WeightsError.
         """
@@ -201,7 +202,7 @@ class Preparation:
             return None
         if source.kind == "path":
             given = weights.local(Path(str(source.path)))
-        elif source.file is not None and cell.weights_format != "gguf":  # not to be downloaded first
+        elif source.file is not None and cell.weights_format != "gguf":  # known before the download
             name = f"{source.repo}/{source.file}"
             raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, and {name} is a GGUF")
         else:
@@ -213,7 +214,7 @@ class Preparation:
         return given
 
     def _of_hub(self, cell: Cell, source: Weights) -> Ready:
-        """Asked once in a campaign, also where it fails. Raises WeightsError."""
+        """Download once per campaign; a failure is not retried. Raises WeightsError."""
         if cell.variant.options.get("trust_remote_code"):
             raise WeightsError("trust_remote_code needs a local folder: Python files are not downloaded")
         if source not in self._from_hub:

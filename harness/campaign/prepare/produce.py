@@ -1,4 +1,4 @@
-"""Make weights by jobs of a cell's own stack: synthesize, convert, quantize; each once, kept in the cache."""
+"""Make weights with jobs of the cell's stack: synthesize, convert, quantize. Each result is cached."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPARE_DISK_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Producer:
-    """`interpreter` gives a stack's, built if need be; what it raises goes through."""
+    """`interpreter`: returns a stack's interpreter, built if missing; its exceptions are not caught."""
 
     device_id: str
     threads: int
@@ -50,7 +50,7 @@ class Producer:
         return self._make(cell, "synthesize", options, None, target, expected)
 
     def gguf(self, cell: Cell, given: Ready | None) -> Ready:
-        """The GGUF that a cell loads, of weights that are given, or of its synthetic checkpoint.
+        """The GGUF that a cell loads, made from given weights or from its synthetic checkpoint.
 
         Raises WeightsError, CacheError.
         """
@@ -68,12 +68,12 @@ class Producer:
         target = weights.quantized_path(given.fingerprint, str(cell.quant), self.quantizer(cell))
         return self._quantized(cell, given, target)
 
-    def packed(self, cell: Cell, asked: Packing, given: Ready | None = None) -> Ready:
-        """A synthetic checkpoint, the one given or that of a cell's model, packed by rounding to nearest.
+    def packed(self, cell: Cell, requested: Packing, given: Ready | None = None) -> Ready:
+        """A checkpoint packed by rounding to nearest: the given one, or the synthetic one of the model.
 
         Raises WeightsError, CacheError.
         """
-        shape, packing, target = self.packed_target(cell, asked, given)
+        shape, packing, target = self.packed_target(cell, requested, given)
         if ready := weights.cached(target):
             return ready
         source = given or self.checkpoint(cell)
@@ -81,19 +81,21 @@ class Producer:
         expected = sum(packed_bytes(of_shape(shape), packing).values())
         return self._make(cell, "pack", options | {"threads": self.threads}, source.path, target, expected)
 
-    def packed_target(self, cell: Cell, asked: Packing, given: Ready | None) -> tuple[Shape, Packing, Path]:
-        """Of `packed`: the model's shape, the packing with its group size, and the folder. Raises
+    def packed_target(
+        self, cell: Cell, requested: Packing, given: Ready | None
+    ) -> tuple[Shape, Packing, Path]:
+        """The model's shape, the packing with its group size, and the folder that `packed` writes. Raises
         WeightsError."""
         shape = checkpoint.read(given.path).shape if given and given.attention else cell.model.shape
         if shape is None:
             kind = given.architecture if given else "without a shape"
-            raise WeightsError(f"model {cell.model.name} is {kind}, which is not packed here")
-        packing = packed.grouped(asked, shape)
+            raise WeightsError(f"model {cell.model.name} is {kind}, which cannot be packed")
+        packing = packed.grouped(requested, shape)
         name = given.fingerprint if given else synthetic_name(cell)
         return shape, packing, packed.packed_path(name, packing)
 
     def unpacked(self, cell: Cell, ready: Ready) -> Ready:
-        """The 16-bit checkpoint that a packed one says, which the kernels of its stacks are held against.
+        """A packed checkpoint unpacked to 16 bits: the reference for the kernels of its stacks.
 
         Raises WeightsError, CacheError.
         """
@@ -106,11 +108,11 @@ class Producer:
         return replace(made, tokenizer=ready.tokenizer, revision=ready.revision)
 
     def quantizer(self, cell: Cell) -> str:
-        """What quantizes a cell's weights: its stack, exact versions."""
+        """Identifies the program that quantizes a cell's weights: the exact package versions of its stack."""
         return " ".join(self.interpreter(cell.header).lock)
 
     def _converted(self, cell: Cell, name: str, source: Callable[[Cell], Ready], quant: str) -> Ready:
-        """The GGUF of a checkpoint, which is asked for only if it has to be read."""
+        """The GGUF of a checkpoint. Calls `source` only if the checkpoint has to be read."""
         target = weights.converted_path(name, quant, self.quantizer(cell))
         if ready := weights.cached(target):
             return ready
@@ -123,7 +125,7 @@ class Producer:
     def _quantized(self, cell: Cell, source: Ready, target: Path) -> Ready:
         if ready := weights.cached(target):
             return ready
-        # Synthetic weights stand in for the files people have; a user's own follow llama.cpp as it is.
+        # Synthetic weights stand in for published files; a user's own are quantized as llama.cpp does it.
         synthetic = cell.source is not None and cell.source.kind == "synthetic"
         options = {"quant": cell.quant, "threads": self.threads, "as_published": synthetic}
         assert source.header is not None  # it is a GGUF
@@ -139,8 +141,8 @@ class Producer:
         target: Path,
         expected_bytes: float,
     ) -> Ready:
-        """Run a job that writes a large file or folder: disk checked first, written beside, renamed when
-        whole."""
+        """Run a job that writes a large file or folder. Checks the free disk space first, and writes to a
+        temporary name that is renamed once complete."""
         with exclusive(target.with_suffix(".lock")):
             if ready := weights.cached(target):  # another campaign made it while this one waited
                 return ready
@@ -150,7 +152,7 @@ class Producer:
             needed = expected_bytes + SPARE_DISK_BYTES
             if free < needed:
                 raise WeightsError(
-                    f"{target.name} of {cell.model.name} needs {needed / 1e9:.1f} GB of disk and "
+                    f"{target.name} of {cell.model.name} needs {needed / 1e9:.1f} GB of disk, but only "
                     f"{free / 1e9:.1f} GB is free in {target.parent}"
                 )
             partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
@@ -164,32 +166,32 @@ class Producer:
             return weights.local(target)
 
     def request(self, cell: Cell, job: str, path: Path | None, **fields: Any) -> Request:
-        """A job for the cell's stack and model. `path`: of the weights it loads or reads."""
+        """A job for the cell's stack and model. `path`: the weights that it loads or reads."""
         shape = asdict(cell.model.shape) if cell.model.shape else None
         model = {"name": cell.model.name, "path": str(path) if path else None, "shape": shape}
         return Request(job, cell.variant.stack, self.device_id, model, **fields)
 
     def run(self, cell: Cell, request: Request, what: str = "") -> dict[str, Any]:
-        """Run one job in the cell's stack and return what Done says; with `what`, its phases are said.
+        """Run one job in the cell's stack and return the facts of Done. With `what`, reports its phases.
 
         Raises WeightsError.
         """
         interpreter = self.interpreter(cell.header)
 
-        def told(phase: str) -> None:
+        def on_phase(phase: str) -> None:
             if what:
                 self.say(f"{request.job} {what}: {phase}")
 
         with tempfile.TemporaryDirectory(prefix="harness-job-") as folder:
             events = launch.run_job(request, interpreter, Path(folder), JOB_TIMEOUT_S, self.threads)
             try:
-                return launch.facts_of(events, told)
+                return launch.facts_of(events, on_phase)
             except launch.JobFailed as failure:
                 raise WeightsError(f"{request.job} {what or cell.model.name}: {failure}") from failure
 
 
 def synthetic_name(cell: Cell) -> str:
-    """What tells the synthetic checkpoint of a cell's model from others. Raises WeightsError."""
+    """The name of the synthetic checkpoint of a cell's model, unique to it. Raises WeightsError."""
     return weights.synthetic_name(_shape(cell), _seed(cell))
 
 

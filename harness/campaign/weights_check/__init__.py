@@ -1,6 +1,6 @@
-"""Hold every variant's logits against the reference of its model, before anyone believes its speed.
+"""Compare every variant's logits with the 16-bit reference of its model: fast but wrong is worthless.
 
-One record a variant; what is checked already is kept.
+Writes one record per variant; finished checks are kept.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from harness.plan import Cell
 from harness.results import Record, Stored
 from harness.theory.packed import Packing
 
-SECONDS = 60.0  # of computing a variant: a depth that would take longer is left out
+SECONDS = 60.0  # compute time per variant; depths beyond it are skipped
 NO_WEIGHTS = "its stack loads no weights: there is nothing to compare"
 
 
 @dataclass(frozen=True)
 class Checking:
-    """What a campaign gives its checks. `keys`: content key by cell; `inputs`: all that a cell needs, or why
-    it cannot be had; `folder`: results of this machine; `shared`: what each record of the campaign says."""
+    """Arguments that all checks of a campaign share. `keys`: content key by cell; `inputs`: the Inputs of a
+    cell, or why it cannot run; `folder`: results of this machine; `shared`: fields of every record."""
 
     experiment: Experiment
     preparation: Preparation
@@ -51,8 +51,8 @@ class Checking:
 
 
 def check(cells: Sequence[Cell], given: Checking, before: Sequence[Stored]) -> list[Stored]:
-    """Check every model and variant, at the depths of its longest workload. Returns a record each, those of
-    `before` that are kept included.
+    """Check every model and variant at the depths of its longest workload. Returns one record per variant,
+    including those of `before` that are kept.
 
     Raises ResultsError (the results cannot be written), KeyboardInterrupt after an interrupted record.
     """
@@ -63,22 +63,22 @@ def check(cells: Sequence[Cell], given: Checking, before: Sequence[Stored]) -> l
             reference = Reference(every, given.preparation, given.inputs, given.seconds, Path(folder))
             for cell, *others in group:
                 speaks_for = sorted(given.keys[each.id] for each in (cell, *others))
-                asked = {
+                settings = {
                     "windows": reference.windows,
                     "seconds": given.seconds,
                     "reference": reference.identity,
                 }
-                kept = _kept(before, given.keys[cell.id], asked, speaks_for)
+                kept = _kept(before, given.keys[cell.id], settings, speaks_for)
                 if kept and plan.is_done(_worth(kept.record), given.fresh, given.retry_failed):
                     found.append(kept)
                     continue
                 given.preparation.say(f"checking the weights of {cell.id}")
-                found.append(_check(cell, given, reference, {"asked": asked, "speaks_for": speaks_for}))
+                found.append(_check(cell, given, reference, {"asked": settings, "speaks_for": speaks_for}))
     return found
 
 
 def _groups(cells: Sequence[Cell]) -> Iterator[list[list[Cell]]]:
-    """Variants that one run of a reference serves, each the cells of one model and variant, longest first."""
+    """Variants that share a reference run; each is a list of the cells of a variant, longest first."""
     variants: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         variants.setdefault((cell.model.name, cell.variant.model_dump_json()), []).append(cell)
@@ -90,41 +90,41 @@ def _groups(cells: Sequence[Cell]) -> Iterator[list[list[Cell]]]:
     yield from groups.values()
 
 
-def _kept(before: Sequence[Stored], key: str, asked: Record, speaks_for: Sequence[str]) -> Stored | None:
-    """The latest record of the same check."""
+def _kept(before: Sequence[Stored], key: str, settings: Record, speaks_for: Sequence[str]) -> Stored | None:
+    """The latest earlier record of the same check."""
     same = [
         each
         for each in before
         if each.record["content_key"] == key
-        and each.record["check"]["asked"] == asked
+        and each.record["check"]["asked"] == settings
         and set(speaks_for) <= set(each.record["check"]["speaks_for"])
     ]
     return max(same, key=lambda each: str(each.record["started_utc"]), default=None)
 
 
 def _worth(record: Record) -> str:
-    """What plan.is_done reads. That there is nothing to compare with is an answer, not a failure."""
+    """The status for plan.is_done. A missing reference is a result, not a failure."""
     return str(record["outcome"]) if agreement.verdict(record)[0] == "failed" else "ok"
 
 
-def _check(cell: Cell, given: Checking, reference: Reference, said: Record) -> Stored:
-    """Run one variant's job, and the reference's if none needed it yet, and keep what came of it."""
+def _check(cell: Cell, given: Checking, reference: Reference, check_facts: Record) -> Stored:
+    """Run one variant's job (and the reference's, if this is the first to need it), and write the record."""
     experiment = given.experiment
-    begun = given.shared | {"kind": "checked", "check": said}
+    begun = given.shared | {"kind": "checked", "check": check_facts}
     begun |= facts.of_repeat(cell, 1, given.keys[cell.id], experiment.device, experiment.gpu)
     inputs = given.inputs(cell)
     if isinstance(inputs, Inputs):
         begun |= facts.of_inputs(cell, inputs, begun)
     running = results.begin(given.folder / cell.model.name / cell.id, begun)
     started, interrupted, outcome, reason = time.monotonic(), False, "ok", None
-    check = dict(said)
+    check = dict(check_facts)
     try:
         if isinstance(inputs, NotReady):
             raise inputs
         if inputs.weights is None:
             raise NoReference(NO_WEIGHTS)
         theirs = reference.logits()
-        check["reference"] = reference.said
+        check["reference"] = reference.description
         check |= _compared(cell, given, inputs, reference, theirs, running.folder)
     except NoReference as lack:
         outcome, reason = "unavailable", str(lack)
@@ -165,8 +165,8 @@ def _unfused(
     folder: Path,
     arrays: Path,
 ) -> Record:
-    """Of fused layers: their logits against those of the same kernel without fusing, `unfused`, or why there
-    are none, `unfused_failure`."""
+    """Compare fused layers with the same kernel unfused. Returns `unfused`, or the reason why that failed in
+    `unfused_failure`."""
     variant = cell.variant.model_copy(
         update={"name": "unfused", "options": cell.variant.options | {"fuse_layers": False}}
     )
@@ -184,24 +184,24 @@ def _unfused(
 def _compared(
     cell: Cell, given: Checking, inputs: Inputs, reference: Reference, theirs: Logits, folder: Path
 ) -> Record:
-    """The variant's logits against the reference's, window by window. Raises NoLogits, NotReady."""
+    """Compare the variant's logits with the reference's, per window. Raises NoLogits, NotReady."""
     ids = given.preparation.prompt(lengthened(cell), inputs.weights)[0]
     if ids != reference.ids or ids[: len(inputs.prompt)] != inputs.prompt:
-        raise NoLogits("error", "its ids for the text differ from the reference's")
+        raise NoLogits("error", "its token ids for the text differ from the reference's")
     windows = [window for window in reference.windows if window[1] - 1 in theirs[1]]
-    ours, said = logits_of(cell, inputs, ids, windows, given.seconds, folder, reference.folder)
+    ours, job_facts = logits_of(cell, inputs, ids, windows, given.seconds, folder, reference.folder)
     try:
         depths = agreement.compare(*theirs, *ours, windows)
     except ValueError as mismatch:
         raise NoLogits("error", str(mismatch)) from mismatch
     except MemoryError as full:
-        raise NoLogits("oom", f"the controller has no memory to compare logits in: {full}") from full
-    compared, ran = [depth["n"] for depth in depths], said.get("ran")
+        raise NoLogits("oom", f"the controller ran out of memory comparing logits: {full}") from full
+    compared, ran = [depth["n"] for depth in depths], job_facts.get("ran")
     return {
         "depths": depths,
         "ran": ran,
         **(_unfused(cell, given, ids, ours, windows, folder, reference.folder) if _fused(ran) else {}),
         "left_out": [window for window in reference.windows if window[1] not in compared],
-        "seconds": said.get("seconds"),
-        "versions": said.get("versions"),
+        "seconds": job_facts.get("seconds"),
+        "versions": job_facts.get("versions"),
     }

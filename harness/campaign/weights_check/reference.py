@@ -1,7 +1,7 @@
-"""The weights that a model's variants are held against, and the job that gives logits of either.
+"""The reference weights of a model, and the job that computes logits.
 
-They are the model's 16-bit ones; of a GPTQ or AWQ checkpoint its own, unpacked, so that what is left is the
-kernel's doing.
+The reference is the model's 16-bit weights. For a GPTQ or AWQ checkpoint it is the checkpoint itself,
+unpacked, so that only the kernel differs.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from harness.worker import launch
 from harness.worker.memory_sampler import vram_reader
 from runners.protocol import Died, Done, Failed
 
-EAGER: dict[str, Scalar] = {"attn": "eager"}  # plain products: what is fused may round otherwise
-FREE_SHARE = 0.6  # of the free memory that a float32 reference's weights may take
+EAGER: dict[str, Scalar] = {"attn": "eager"}  # unfused attention: fused kernels may round differently
+FREE_SHARE = 0.6  # of the free memory: the most that a float32 reference's weights may use
 
 Logits = tuple[NDArray[np.float32], list[int]]
-"""(positions, vocabulary), and the positions."""
+"""Logits (positions, vocabulary), and the positions."""
 
 
 class NoLogits(RuntimeError):
-    """A job ended without logits: `outcome`, and a reason, one sentence."""
+    """A job ended without logits: `outcome`, and the reason in one sentence."""
 
     def __init__(self, outcome: str, reason: str) -> None:
         super().__init__(reason)
@@ -50,9 +50,9 @@ class NoLogits(RuntimeError):
 
 
 class NoReference(RuntimeError):
-    """There is nothing to hold a variant's logits against; the message is the reason, one sentence.
+    """There is no reference to compare a variant's logits with; the message is the reason, one sentence.
 
-    A reference that is there and fails raises NoLogits.
+    A reference that exists but fails raises NoLogits.
     """
 
 
@@ -61,16 +61,16 @@ def windows_of(cell: Cell) -> list[list[int]]:
 
 
 def lengthened(cell: Cell) -> Cell:
-    """The cell with a prompt as long as its whole workload: ids to force, which begin with its prompt."""
+    """The cell with a prompt as long as its workload: the teacher-forced ids, which begin with its prompt."""
     return replace(cell, workload=cell.workload.model_copy(update={"prompt_tokens": cell.tokens}))
 
 
 class Reference:
-    """The 16-bit weights of one model, and their logits once they were needed.
+    """The 16-bit weights of one model, and their logits, computed on first use.
 
-    In transformers where the model has a checkpoint, in float32 if it fits; else its 16- or 32-bit GGUF in
-    llama.cpp. `identity`: what it is known by between campaigns; null where there is none. `unpacked`: it is
-    a packed checkpoint's own weights.
+    Runs in transformers if the model has a checkpoint, in float32 if that fits; else its 16- or 32-bit GGUF
+    runs in llama.cpp. `identity`: identifies the reference across campaigns; null if there is none.
+    `unpacked`: whether it is a packed checkpoint, unpacked.
     """
 
     def __init__(
@@ -81,13 +81,12 @@ class Reference:
         seconds: float,
         folder: Path,
     ) -> None:
-        """`cells`: of one model, all of one length and packing; `inputs`: all that a cell needs, or why it
-        cannot be had; `seconds`: of computing; `folder`: for arrays, until the reference is needed no
-        more."""
+        """`cells`: of one model, with the same length and packing; `inputs`: the Inputs of a cell, or why it
+        cannot run; `seconds`: compute time; `folder`: for arrays, as long as the reference is used."""
         self.windows = windows_of(cells[0])
         self.unpacked = cells[0].packing is not None
         self.folder = folder
-        self.said: Record | None = None
+        self.description: Record | None = None
         self.ids: list[int] = []
         self._preparation, self._inputs, self._seconds = preparation, inputs, seconds
         self._why: list[str] = []
@@ -107,7 +106,7 @@ class Reference:
         }
 
     def logits(self) -> Logits:
-        """Raises NoReference: there is none; NoLogits: it failed, and is not tried again."""
+        """Raises NoReference: there is none; NoLogits: it failed (it is not tried again)."""
         if self._cell is None:
             which = "unpacked" if self.unpacked else "16-bit"
             raise NoReference(f"no {which} weights to compare with ({'; '.join(self._why)})")
@@ -123,7 +122,7 @@ class Reference:
 
     @cached_property
     def _logits(self) -> Logits:
-        assert self._cell is not None  # logits() has seen to it
+        assert self._cell is not None  # checked by logits()
         cell, why = self._sized(self._cell)
         try:
             return self._computed(cell, why)
@@ -142,9 +141,11 @@ class Reference:
         self.ids = preparation.prompt(lengthened(cell), inputs.weights)[0]
         with tempfile.TemporaryDirectory(prefix="harness-check-") as folder:
             log = Path(folder)
-            found, said = logits_of(cell, inputs, self.ids, self.windows, self._seconds, log, self.folder)
+            found, job_facts = logits_of(
+                cell, inputs, self.ids, self.windows, self._seconds, log, self.folder
+            )
         described = facts.of_inputs(cell, inputs, {"model": {"weights": {}}, "workload": {}})
-        self.said = {
+        self.description = {
             "name": f"{cell.variant.stack} {cell.variant.name}" + (", unpacked" if self.unpacked else ""),
             "why": why,
             "stack": cell.variant.stack,
@@ -152,20 +153,20 @@ class Reference:
             "weights": described["model"]["weights"],
             "unpacked": self.unpacked,
             "environment": described["environment"],
-            "versions": said.get("versions"),
-            "seconds": said.get("seconds"),
+            "versions": job_facts.get("versions"),
+            "seconds": job_facts.get("seconds"),
         }
         return found
 
     def _found(self, cells: Sequence[Cell]) -> Cell | None:
-        """The first candidate whose weights and interpreter can be had."""
+        """The first candidate whose weights and interpreter are available."""
         if self.unpacked:
             return self._unpacked(cells[0])
         for candidate in _candidates(cells):
             stack, name = candidate.variant.stack, candidate.variant.name
             try:
                 if self._preparation.fingerprint(candidate) is None:
-                    self._preparation.weights(candidate)  # which says why
+                    self._preparation.weights(candidate)  # raises with the reason
                 self._preparation.interpreter(candidate.header)
                 if stack == "llamacpp" or candidate.model.weights.kind != "synthetic":
                     ready = self._preparation.weights(candidate)
@@ -188,7 +189,7 @@ class Reference:
         return replace(cell, model=model, variant=Variant(stack="hf", name="unpacked", options=EAGER))
 
     def _sized(self, cell: Cell) -> tuple[Cell, str]:
-        """The candidate at the precision that fits, and why it is this one."""
+        """The candidate at the precision that fits in memory, and why."""
         if cell.variant.stack != "hf":
             return cell, "; ".join(self._why)
         ready = self._preparation.weights(cell)
@@ -198,7 +199,7 @@ class Reference:
 
 
 def precision(parameters: int, free: int | None) -> tuple[str, str]:
-    """What a reference is computed in, fp32 or bf16, and why. `free`: bytes; null: nobody knows."""
+    """The reference's dtype, fp32 or bf16, and why. `free`: bytes; null: not known."""
     needed = 4 * parameters
     weights = f"in float32 its weights take {needed / 1e9:.1f} GB"
     if free is None:
@@ -213,21 +214,21 @@ def _in(cell: Cell, dtype: str) -> Cell:
 
 
 def _candidates(cells: Sequence[Cell]) -> Iterator[Cell]:
-    """Where 16-bit weights of a model may be found, best first; none for stacks that load no weights."""
+    """Candidates for a model's 16-bit weights, best first; none for stacks that load no weights."""
     loading = [cell for cell in cells if cell.header.weights != "none"]
     trusted = any(cell.variant.options.get("trust_remote_code") for cell in loading)
     tried: list[tuple[str, str, dict[str, Any]]] = []
     tried.append(("hf", "checkpoint", EAGER | ({"trust_remote_code": True} if trusted else {})))
     options = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
     tried.append(("llamacpp", "as stored", options))
-    smallest_first = sorted(FULL_TYPES, key=element_bytes)  # 32 bits tell no more than the 16 they are from
+    smallest_first = sorted(FULL_TYPES, key=element_bytes)  # f32 made from 16 bits is no more exact
     tried += [("llamacpp", quant, options | {"quant": quant}) for quant in smallest_first]
     for stack, name, given in tried if loading else []:
         yield replace(loading[0], variant=Variant(stack=stack, name=name, options=given))
 
 
 def free_bytes(device_id: str) -> int | None:
-    """Memory that may still be taken there; null where NVML does not tell, as of a part of a GPU."""
+    """Free memory of the device; null if NVML does not report it, as for a MIG instance."""
     import pynvml
 
     if device_id == "cpu":
@@ -249,20 +250,20 @@ def logits_of(
     folder: Path,
     arrays: Path,
 ) -> tuple[Logits, Record]:
-    """Run a `logits` job: its logits, and what it said. `folder`: for its log; `arrays`: for the logits.
+    """Run a `logits` job. Returns its logits and the facts of Done. `folder`: log; `arrays`: logits.
 
     Raises NoLogits.
     """
     (first, prompt_tokens), *deeper = windows
     file = arrays / "logits.npy"
-    asked = {
+    workload = {
         "ids": ids[: windows[-1][1]],
         "prompt_tokens": prompt_tokens,
         "prompt_keep": prompt_tokens - first,
         "windows": [list(window) for window in deeper],
         "seconds": seconds,
     }
-    request = inputs.request(cell, "logits", asked, {"logits": str(file)})
+    request = inputs.request(cell, "logits", workload, {"logits": str(file)})
     try:
         ended = None
         for event in launch.run_job(request, inputs.interpreter, folder, inputs.timeout_s, inputs.threads):
@@ -270,8 +271,8 @@ def logits_of(
         if isinstance(ended, (Failed, Died)):
             raise NoLogits(ended.outcome, ended.reason)
         if not isinstance(ended, Done) or not isinstance(ended.facts.get("positions"), list):
-            raise NoLogits("error", "the worker said nonsense: a logits job without positions")
-        # Loaded at once, so that the next job may write the same file.
+            raise NoLogits("error", "worker protocol error: a logits job without positions")
+        # Loaded now, because the next job may overwrite the file.
         return (np.load(file), ended.facts["positions"]), ended.facts
     except (OSError, ValueError) as damage:
         raise NoLogits("error", f"the job's logits cannot be read: {damage}") from damage

@@ -1,5 +1,5 @@
-"""What on this machine may spoil a measurement: each finding with its effect and what mends it. Changes
-nothing."""
+"""Check this machine for anything that may invalidate a measurement. Each finding has an effect and a fix;
+nothing is changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.machine.doctor.finding import LEVELS, Finding
 from harness.machine.limits import free_memory_bytes
 from harness.stacks.build import Interpreter
 
-__all__ = ["LEVELS", "Finding", "examine", "spoilers"]
+__all__ = ["LEVELS", "Finding", "examine", "run_findings"]
 
 SAMPLE_S = 1.0
 QUICK_SAMPLE_S = 0.3  # 60 ticks of the clock on two CPUs
@@ -22,8 +22,8 @@ QUICK_SAMPLE_S = 0.3  # 60 ticks of the clock on two CPUs
 def examine(
     device: str | None = None, gpu_name: str | None = None, stacks: Collection[str] | None = None
 ) -> list[Finding]:
-    """Everything, the worst first. `device`, `gpu_name`, `stacks`: of a config, where one is looked at; a
-    device that is not here is a finding of the level stop. Without them: the CPU, all GPUs and all stacks."""
+    """All findings, worst first. `device`, `gpu_name`, `stacks`: of a config, if one is given; a missing
+    device is a finding of level stop. Without them: the CPU, all GPUs and all stacks."""
     device_id, stop = None, []
     if device is not None:
         try:
@@ -35,17 +35,17 @@ def examine(
                 Finding("stop", f"device {device}", str(absent), "none of its cells can be measured", fix)
             ]
     states, built = here.environments((device or "cpu").partition(":")[0], stacks)
-    found = [*stop, *_spoilers(device_id, built, SAMPLE_S), here.disk(), here.compiler(), *states]
+    found = [*stop, *_findings(device_id, built, SAMPLE_S), here.disk(), here.compiler(), *states]
     return sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 
-def spoilers(device_id: str, interpreters: Sequence[Interpreter]) -> list[Finding]:
-    """What matters to a run on this device (as harness.machine.device_id has it) under these interpreters.
-    Takes half a second."""
-    return _spoilers(device_id, interpreters, QUICK_SAMPLE_S)
+def run_findings(device_id: str, interpreters: Sequence[Interpreter]) -> list[Finding]:
+    """The findings that affect a run on this device (an id from harness.machine.device_id) with these
+    interpreters. Takes half a second."""
+    return _findings(device_id, interpreters, QUICK_SAMPLE_S)
 
 
-def _spoilers(device_id: str | None, interpreters: Sequence[Interpreter], sample_s: float) -> list[Finding]:
+def _findings(device_id: str | None, interpreters: Sequence[Interpreter], sample_s: float) -> list[Finding]:
     return [
         *sharing.load(sample_s),
         sharing.quota(),

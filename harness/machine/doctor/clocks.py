@@ -1,4 +1,4 @@
-"""What moves the CPU's clock: governor, turbo, and where the power comes from."""
+"""Check what changes the CPU's clock: governor, turbo and power source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.machine.doctor.finding import Finding, ok, unknown, warn
 from harness.system.small_files import text
 
 _CPUS = "sys/devices/system/cpu"
-# Intel's driver has a switch that says off; the others one that says on, of all CPUs or of each policy.
+# Intel's driver has a switch for off; others have one for on, for all CPUs or per policy.
 _TURBO_SWITCHES = (
     ("intel_pstate/no_turbo", "0"),
     ("cpufreq/boost", "1"),
@@ -20,19 +20,19 @@ def governor(root: Path = Path("/")) -> Finding:
     """The governors of all CPUs: docs.kernel.org/admin-guide/pm/cpufreq.html."""
     found = sorted({text(path) or "" for path in root.glob(f"{_CPUS}/cpu[0-9]*/cpufreq/scaling_governor")})
     if not any(found):
-        return unknown("CPU governor", "no cpufreq here (a virtual machine's clock is set outside of it)")
+        return unknown("CPU governor", "no cpufreq here (the host sets the clock of a virtual machine)")
     if found == ["performance"]:
         return ok("CPU governor", "performance")
     return warn(
         "CPU governor",
         ", ".join(found),
-        "clocks follow the load, and latency with them",
+        "clocks follow the load, and so does latency",
         f"echo performance | sudo tee /{_CPUS}/cpu*/cpufreq/scaling_governor",
     )
 
 
 def turbo(root: Path = Path("/")) -> Finding:
-    """Whether CPUs may run above the clock that they hold for ever."""
+    """Whether CPUs may run above their sustained clock."""
     for switch, on in _TURBO_SWITCHES:
         states = [text(path) for path in sorted(root.glob(f"{_CPUS}/{switch}"))]
         if not any(states):
@@ -43,7 +43,7 @@ def turbo(root: Path = Path("/")) -> Finding:
         return warn(
             "CPU turbo",
             "on",
-            "the clock falls as the chip warms up, and a long run's last tokens are slower than its first",
+            "the clock drops as the chip warms up, so a long run's last tokens are slower than its first",
             f"echo {off} | sudo tee /{_CPUS}/{switch}",
         )
     return unknown("CPU turbo", "no switch for it here")
@@ -53,7 +53,7 @@ def power_source(root: Path = Path("/")) -> Finding:
     """On mains or on a battery: docs.kernel.org/power/power_supply_class.html."""
     what, folder = "power source", root / "sys/class/power_supply"
     if not folder.is_dir():
-        return unknown(what, "this system does not tell")
+        return unknown(what, "not reported by this system")
     supplies = [
         {name: text(supply / name) for name in ("type", "scope", "status", "online")}
         for supply in sorted(folder.iterdir())
@@ -65,8 +65,8 @@ def power_source(root: Path = Path("/")) -> Finding:
         return ok(what, "mains (there is no battery)")
     if any(each["status"] == "Discharging" for each in batteries) or (plugs and "1" not in plugs):
         return warn(
-            what, "battery", "clocks are held down to spare the battery", "plug in the power supply, and wait"
+            what, "battery", "clocks are reduced to save the battery", "plug in the power supply, and wait"
         )
     if plugs or any(each["status"] in ("Charging", "Full", "Not charging") for each in batteries):
         return ok(what, "mains")
-    return unknown(what, "there is a battery, and its state is not told")
+    return unknown(what, "there is a battery, but its state is not reported")

@@ -1,5 +1,4 @@
-"""One finding of the doctor: what was looked at, what was found, what it does to a measurement, what mends
-it."""
+"""One finding of the doctor: what was checked, what was found, its effect on a measurement, and the fix."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ LEVELS = ("stop", "warn", "unknown", "ok")  # the worst first
 
 @dataclass(frozen=True)
 class Finding:
-    """`level`: one of LEVELS. `effect`: on a measurement, one sentence; `fix`: the command or act that mends
-    it; both null where there is nothing to mend."""
+    """`level`: one of LEVELS. `effect`: on a measurement, one sentence; `fix`: the command or action that
+    fixes it; both null if there is nothing to fix."""
 
     level: str
     what: str
@@ -22,11 +21,11 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """All of it in one line."""
+        """The finding in one line."""
         return f"{self.what}: {self.found}: {self.effect}; {self.fix}"
 
     def record(self) -> dict[str, Any]:
-        """As a record and --json have it."""
+        """The finding as stored in records and printed by --json."""
         return asdict(self)
 
 
@@ -39,5 +38,5 @@ def warn(what: str, found: str, effect: str, fix: str) -> Finding:
 
 
 def unknown(what: str, found: str, effect: str | None = None, fix: str | None = None) -> Finding:
-    """`found`: a sentence why it cannot be read here."""
+    """`found`: why it cannot be read on this machine, one sentence."""
     return Finding("unknown", what, found, effect, fix)

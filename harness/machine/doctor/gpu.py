@@ -1,4 +1,4 @@
-"""What may spoil a measurement on an NVIDIA GPU, as its driver tells by NVML; other GPUs tell nothing."""
+"""Check NVIDIA GPUs through NVML for what may invalidate a measurement; other GPUs have no checks."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from harness.system.small_files import text
 
 HEADROOM_C = 20.0
 BUSY_PERCENT = 5
-# A context takes hundreds of MB; what the driver reserves for itself is not counted (NVML's MemoryInfo v2).
+# A context takes hundreds of MB; the driver's own reserve is not counted (NVML's MemoryInfo v2).
 UNSEEN_BYTES = 200e6
-HBM_BUS_BITS = 1024  # of one stack; a GDDR card has 512 at most, all chips together
-_SILENT = "the driver does not tell of this GPU"
+HBM_BUS_BITS = 1024  # of one HBM stack; a GDDR card has at most 512 in total
+_SILENT = "not reported by the driver of this GPU"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU behind NVML. `number`: as nvidia-smi -i takes it."""
+    """One GPU, read through NVML. `number`: the index for nvidia-smi -i."""
 
     nvml: Any
     handle: Any
     number: int
 
     def ask(self, function: str, *arguments: Any) -> Any:
-        """What a function of NVML says of this GPU; null where the driver does not."""
+        """The result of an NVML function for this GPU; null if the driver does not support it."""
         try:
             return getattr(self.nvml, function)(self.handle, *arguments)
         except self.nvml.NVMLError:
@@ -44,12 +44,12 @@ class Gpu:
 
 
 def findings(device_id: str | None, root: Path = Path("/"), nvml: Any = None) -> list[Finding]:
-    """Of the GPU that is measured on; of all where that is null, of none on a CPU. `device_id`: as
-    harness.machine.device_id has it. `nvml`: pynvml, or what stands in for it."""
+    """Findings of the GPU of this device; of all GPUs if `device_id` is null; none for a CPU. `device_id`:
+    from harness.machine.device_id. `nvml`: pynvml, or a module with its functions."""
     if device_id is not None and not device_id.startswith(("GPU-", "MIG-")):
         silent = device_id in ("metal", "vulkan", "hip")
-        said = "clocks, heat and other processes are read of NVIDIA GPUs alone"
-        return [unknown(f"{device_id} GPU", said)] if silent else []
+        reason = "clocks, temperature and other processes can be read only on NVIDIA GPUs"
+        return [unknown(f"{device_id} GPU", reason)] if silent else []
     nvml = nvml or importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
@@ -74,11 +74,11 @@ def _gpus(nvml: Any, device_id: str | None) -> Iterator[Gpu]:
 
 
 def _without_driver(root: Path, why: str) -> list[Finding]:
-    """An NVIDIA display device (PCI vendor 10de, class 03) that no driver speaks for; none is no finding."""
+    """A finding if there is an NVIDIA display device (PCI vendor 10de, class 03) without a working driver."""
     for device in root.glob("sys/bus/pci/devices/*"):
         is_display = (text(device / "class") or "").startswith("0x03")
         if is_display and text(device / "vendor") == "0x10de":
-            return [unknown("NVIDIA GPU", f"there is one, and its driver cannot be asked: {why}")]
+            return [unknown("NVIDIA GPU", f"there is one, but its driver does not work: {why}")]
     return []
 
 
@@ -97,40 +97,40 @@ def _persistence(gpu: Gpu) -> Iterator[Finding]:
         yield warn(
             what,
             "off",
-            "between two workers the driver is unloaded, and locked clocks and power limits with it",
+            "the driver is unloaded between two workers, which resets locked clocks and power limits",
             gpu.smi("-pm 1"),
         )
 
 
 def _ecc(gpu: Gpu) -> Iterator[Finding]:
-    """HBM has bits of its own for ECC; on a GDDR card it takes a share of the bandwidth that W is made of."""
+    """HBM has dedicated bits for ECC. On a GDDR card ECC takes memory bandwidth, which bounds B and W."""
     what, modes = gpu.what("ECC"), gpu.ask("nvmlDeviceGetEccMode")
     if modes is None:
         yield unknown(what, _SILENT)
         return
     bus_bits = gpu.ask("nvmlDeviceGetMemoryBusWidth")
     if not modes[0] or (bus_bits or 0) >= HBM_BUS_BITS:
-        yield ok(what, "on, in memory that has bits of its own for it" if modes[0] else "off")
+        yield ok(what, "on, in memory with dedicated ECC bits" if modes[0] else "off")
     elif bus_bits is None:
-        yield unknown(what, "on, and whether that takes bandwidth is not told")
+        yield unknown(what, "on; whether it takes bandwidth is not reported")
     else:
         yield warn(
             what,
             "on",
-            "it takes a share of the memory's bandwidth and size, which others' figures had",
+            "it takes memory bandwidth and capacity, so results do not compare with a GPU without ECC",
             gpu.smi("-e 0") + ", and reboot",
         )
 
 
 def _mig(gpu: Gpu) -> Iterator[Finding]:
-    """No fault: an instance is a device of its own."""
+    """Not a fault: an instance is a separate device."""
     modes = gpu.ask("nvmlDeviceGetMigMode")
     if modes and modes[0]:
         yield ok(gpu.what("MIG"), "on: an instance has a part of the GPU's bandwidth and memory")
 
 
 def _others(gpu: Gpu) -> Iterator[Finding]:
-    """Nobody else may be on it. In a container others' processes are not seen, but what they take is."""
+    """Other processes on the GPU. In a container they are not visible, but their memory and load are."""
     what = gpu.what("other processes")
     lists = [gpu.ask(f"nvmlDeviceGet{kind}RunningProcesses") for kind in ("Compute", "Graphics")]
     memory = gpu.ask("nvmlDeviceGetMemoryInfo", gpu.nvml.nvmlMemory_v2)
@@ -143,14 +143,14 @@ def _others(gpu: Gpu) -> Iterator[Finding]:
     if rates is not None and rates.gpu > BUSY_PERCENT:
         seen.append(f"{rates.gpu}% busy")
     if memory is not None and memory.used > UNSEEN_BYTES:
-        seen.append(f"{memory.used / 1e6:.0f} MB taken")
+        seen.append(f"{memory.used / 1e6:.0f} MB used")
     if not seen:
         yield ok(what, "none")
         return
     yield warn(
         what,
         ", ".join(seen),
-        "they take turns with every token, and memory from the longest context",
+        "they interrupt tokens and take memory from the longest context",
         "close them (nvidia-smi lists them; in a container, the host's), or choose another GPU",
     )
 
@@ -171,29 +171,29 @@ def _display(gpu: Gpu) -> Iterator[Finding]:
     else:
         yield warn(
             what,
-            "a screen is drawn by this GPU",
-            "drawing interrupts tokens, and takes memory from the longest context",
-            "sudo systemctl isolate multi-user.target, or plug the screen in elsewhere",
+            "this GPU drives a screen",
+            "drawing interrupts tokens and takes memory from the longest context",
+            "sudo systemctl isolate multi-user.target, or connect the screen to another GPU",
         )
 
 
 def _clocks(gpu: Gpu) -> Iterator[Finding]:
-    """NVML sets locks of clocks, and has no function that tells of them."""
+    """NVML can lock clocks, but has no function to read the lock."""
     sm, memory = gpu.nvml.NVML_CLOCK_SM, gpu.nvml.NVML_CLOCK_MEM
     now, most = gpu.ask("nvmlDeviceGetClockInfo", sm), gpu.ask("nvmlDeviceGetMaxClockInfo", sm)
     fastest = gpu.ask("nvmlDeviceGetMaxClockInfo", memory)
     mhz = f"; SM {now} MHz now, {most} MHz at most" if None not in (now, most) else ""
     yield unknown(
         gpu.what("locked clocks"),
-        f"the driver does not tell whether they are{mhz}",
-        "clocks that are not locked follow heat and load from one repeat to the next",
-        f"{gpu.smi('-lgc MHZ')} at a clock that it holds"
+        f"the driver does not report whether clocks are locked{mhz}",
+        "unlocked clocks vary with temperature and load between repeats",
+        f"{gpu.smi('-lgc MHZ')} at a clock that it sustains"
         + (f", and -lmc {fastest}" if fastest is not None else ""),
     )
 
 
 def _power_limit(gpu: Gpu) -> Iterator[Finding]:
-    """A condition, as a locked clock is, and no fault at any figure: many lower it to hold a clock."""
+    """Never a fault: like a locked clock it is part of the setup, often lowered to sustain a clock."""
     what, limit = gpu.what("power limit"), gpu.ask("nvmlDeviceGetEnforcedPowerLimit")
     default = gpu.ask("nvmlDeviceGetPowerManagementDefaultLimit")
     if limit is None or default is None:
@@ -206,7 +206,7 @@ def _power_limit(gpu: Gpu) -> Iterator[Finding]:
 def _throttling(gpu: Gpu) -> Iterator[Finding]:
     what = gpu.what("throttling")
     reasons = gpu.ask("nvmlDeviceGetCurrentClocksEventReasons")
-    if reasons is None:  # a driver from before they were called events
+    if reasons is None:  # older drivers have only the older name
         reasons = gpu.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
     violation = gpu.ask("nvmlDeviceGetViolationStatus", gpu.nvml.NVML_PERF_POLICY_THERMAL)
     if reasons is None and violation is None:
@@ -215,36 +215,36 @@ def _throttling(gpu: Gpu) -> Iterator[Finding]:
     active = [name for bit, name in NVML_BITS.items() if (reasons or 0) & bit]
     found = [f"{name} now" for name in active if name not in CONDITIONS]
     if violation is not None and violation.violationTime:
-        found.append(f"by heat for {violation.violationTime / 1e9:.1f} s since the driver was loaded")
+        found.append(f"thermal for {violation.violationTime / 1e9:.1f} s since the driver was loaded")
     if not found:
-        past = "" if violation is not None else "; of before the driver does not tell"
-        now = f"{', '.join(active) or 'none'} now{past}"  # of what is active all is a condition
-        yield ok(what, now if reasons is not None else "none by heat so far")
+        past = "" if violation is not None else "; earlier throttling is not reported"
+        now = f"{', '.join(active) or 'none'} now{past}"  # all active reasons are conditions
+        yield ok(what, now if reasons is not None else "none thermal so far")
         return
     yield warn(
         what,
         ", ".join(found),
-        "the clock falls in the midst of a run",
-        f"better the cooling, or lock a clock that it holds: {gpu.smi('-lgc MHZ')}",
+        "the clock drops during a run",
+        f"improve the cooling, or lock a clock that it sustains: {gpu.smi('-lgc MHZ')}",
     )
 
 
 def _headroom(gpu: Gpu) -> Iterator[Finding]:
     what, nvml = gpu.what("thermal headroom"), gpu.nvml
     now = gpu.ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
-    asked = (nvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
-    limits = [gpu.ask("nvmlDeviceGetTemperatureThreshold", threshold) for threshold in asked]
+    thresholds = (nvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+    limits = [gpu.ask("nvmlDeviceGetTemperatureThreshold", threshold) for threshold in thresholds]
     limit = min((each for each in limits if each), default=None)
     if now is None or limit is None:
-        yield unknown(what, _SILENT if now is None else f"{now} C, and where it is throttled is not told")
+        yield unknown(what, _SILENT if now is None else f"{now} C; its throttle temperature is not reported")
     elif limit - now >= HEADROOM_C:
         yield ok(what, f"{limit - now} C: {now} C of {limit} C")
     else:
         yield warn(
             what,
             f"{limit - now} C: {now} C of {limit} C",
-            "the clock will fall soon after decoding begins",
-            "let it cool, better its cooling, or have repeats wait: protocol.cool_down in the config",
+            "the clock will drop soon after decode begins",
+            "let it cool, improve its cooling, or set protocol.cool_down in the config",
         )
 
 

@@ -1,4 +1,4 @@
-"""Is the CPU throttled, now or since it was started, and how far is it from being so?"""
+"""Check whether the CPU is throttled, now or since boot, and its thermal headroom."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from harness.machine.sensors.sysfs import CPU_CHIPS, CPU_ZONES
 from harness.system.small_files import number, text
 from harness.system.wording import plural
 
-HEADROOM_C = 20.0  # between rest and all cores at work a chip with a small cooler warms by more than that
-# From here on the firmware takes the clock down, below any trip point that the kernel knows:
+HEADROOM_C = 20.0  # from idle to full load, a chip with a small cooler warms by more than this
+# At this temperature the firmware lowers the clock, below any trip point that the kernel knows:
 # https://www.raspberrypi.com/documentation/computers/raspberry-pi.html#frequency-management-and-thermal-control
 PI_LIMIT_C = 80.0
 
 
 def throttling(root: Path = Path("/")) -> Finding:
-    """Now and since boot: by a Raspberry Pi's firmware, else by the counters of Intel's CPUs
+    """Throttling now and since boot: from a Raspberry Pi's firmware, else from the counters of Intel CPUs
     (docs.kernel.org/admin-guide/thermal/intel_thermal_throttle.html)."""
     if shutil.which("vcgencmd") or is_pi(root):
         return _of_pi()
     what, events, ms = "CPU throttling", _most(root, "count"), _most(root, "total_time_ms")
     if events is None:
-        return unknown(what, "no counters of it here")
+        return unknown(what, "no throttle counters on this machine")
     if not events:
         return ok(what, "none since boot")
     return warn(
         what,
         f"{plural(events, 'time')} since boot" + (f", {ms / 1e3:.1f} s together" if ms is not None else ""),
-        "this machine's cooling does not hold its clock, and long runs slow down",
-        "clean or better the cooling; let it cool between repeats: protocol.cool_down in the config",
+        "the cooling does not sustain the clock, so long runs slow down",
+        "clean or improve the cooling; let it cool between repeats: set protocol.cool_down in the config",
     )
 
 
 def _most(root: Path, counted: str) -> int | None:
-    """Of a core or of its package, whichever has more: each CPU tells of its own."""
+    """The highest count of any core or package; each CPU has its own counters."""
     files = root.glob(f"sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/*_throttle_{counted}")
     return max((count for file in files if (count := number(file)) is not None), default=None)
 
@@ -52,9 +52,9 @@ def _of_pi() -> Finding:
     firmware = vcgencmd.board(missing)
     bits = firmware.read().get(vcgencmd.BITS_COLUMN) if firmware else None
     if bits is None:
-        silent = "it fails now and then" if firmware else "there is none on PATH (Debian package raspi-utils)"
+        silent = "it failed" if firmware else "it is not on PATH (Debian package raspi-utils)"
         why = missing.get("vcgencmd get_throttled", silent)
-        return unknown(what, f"vcgencmd get_throttled does not tell: {why}")
+        return unknown(what, f"vcgencmd get_throttled returns nothing: {why}")
     now = [name for bit, name in FIRMWARE_BITS.items() if bits & bit]
     before = [name for bit, name in FIRMWARE_BITS.items() if bits & bit << SINCE_BOOT]
     if not now and not before:
@@ -64,21 +64,21 @@ def _of_pi() -> Finding:
     return warn(
         what,
         f"{'; '.join(parts)} (0x{bits:x})",
-        "the firmware lowers the clock, in spans that no latency shows the cause of",
-        ("power it by the board's own supply" if volts else "cool it by a fan or a larger heat sink")
-        + ", and reboot: that clears what was since boot",
+        "the firmware lowers the clock at times, and latencies do not show why",
+        ("use the board's official power supply" if volts else "add a fan or a larger heat sink")
+        + ", and reboot to clear the state since boot",
     )
 
 
 def headroom(root: Path = Path("/")) -> Finding:
-    """How far the CPU's hottest sensor is from the temperature at which it is throttled."""
+    """The distance of the CPU's hottest sensor from its throttle temperature."""
     what, sensors = "thermal headroom", [*_chips(root), *_zones(root)]
     if not sensors:
         return unknown(what, "no temperature of the CPU can be read here")
     limited = [(limit - now, name, now, limit) for name, now, limit in sensors if limit is not None]
     if not limited:
         name, now, _ = max(sensors, key=lambda sensor: sensor[1])
-        return unknown(what, f"{name} {now:.0f} C, and where it is throttled is not told")
+        return unknown(what, f"{name} {now:.0f} C; its throttle temperature is not reported")
     left, name, now, limit = min(limited)
     found = f"{left:.0f} C: {name} {now:.0f} C of {limit:.0f} C"
     if left >= HEADROOM_C:
@@ -86,8 +86,8 @@ def headroom(root: Path = Path("/")) -> Finding:
     return warn(
         what,
         found,
-        "the CPU will be throttled soon after all cores begin to compute",
-        "let it cool, better its cooling, or have repeats wait: protocol.cool_down in the config",
+        "the CPU will throttle soon after all cores are busy",
+        "let it cool, improve its cooling, or set protocol.cool_down in the config",
     )
 
 
@@ -100,7 +100,7 @@ def _chips(root: Path) -> Iterator[tuple[str, float, float | None]]:
         for reading in sorted(chip.glob("temp*_input")):
             stem = reading.name.removesuffix("_input")
             now = number(reading)
-            # `max` is where fans run at full speed on many boards; it is throttled at `crit`.
+            # On many boards fans reach full speed at `max`; throttling starts at `crit`.
             limits = [number(chip / f"{stem}_{of}") for of in ("crit", "max")]
             if now is not None:
                 limit = next((each / 1e3 for each in limits if each and each > 0), None)
@@ -108,7 +108,7 @@ def _chips(root: Path) -> Iterator[tuple[str, float, float | None]]:
 
 
 def _zones(root: Path) -> Iterator[tuple[str, float, float | None]]:
-    """The same of thermal zones: docs.kernel.org/driver-api/thermal/sysfs-api.html."""
+    """The same for thermal zones: docs.kernel.org/driver-api/thermal/sysfs-api.html."""
     for zone in sorted(root.glob("sys/class/thermal/thermal_zone*")):
         name, now = text(zone / "type") or "", number(zone / "temp")
         if now is None or not CPU_ZONES.search(name):

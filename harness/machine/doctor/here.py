@@ -1,4 +1,4 @@
-"""What there is to work with: disk, compiler, environments of the stacks."""
+"""Check disk space, compiler and the environments of the stacks."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def disk() -> Finding:
     found = f"{free / 1e9:.1f} GB in {cache}"
     if free >= SMALL_DISK_BYTES:
         return ok(what, found)
-    return warn(what, found, "weights and environments may not fit in it", "free some, or set HARNESS_CACHE")
+    return warn(what, found, "weights and environments may not fit", "free some space, or set HARNESS_CACHE")
 
 
 def compiler() -> Finding:
     found = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
     if found is None:
         return warn(
-            "C++ compiler", "none", "llama.cpp cannot be built, and is unavailable", "sudo apt install g++"
+            "C++ compiler", "none", "llama.cpp cannot be built and is unavailable", "sudo apt install g++"
         )
-    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
-    return ok("C++ compiler", said.splitlines()[0] if said else found)
+    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    return ok("C++ compiler", version.splitlines()[0] if version else found)
 
 
 def environments(
     family: str, of: Collection[str] | None = None
 ) -> tuple[list[Finding], Sequence[Interpreter]]:
-    """The environments for a family of devices of some stacks, or of all, and those that are built."""
+    """Findings for the environments of a device family (of some stacks, or all), and the built ones."""
     findings, found = [], []
     for header in stacks().values():
         if of is not None and header.stack not in of:
@@ -49,6 +49,6 @@ def environments(
         built = build.find(environment)
         if built is not None:
             found.append(built)
-        state = "built" if built else "not built yet; the first use does it, and takes minutes"
+        state = "built" if built else "not built yet; the first use builds it, which takes minutes"
         findings.append(ok(f"environment {header.stack}/{environment.name}", state))
     return findings, found

@@ -1,4 +1,5 @@
-"""How an environment was compiled, asked under its own Python: no package is imported, ours neither."""
+"""Read how an environment was compiled. Runs under the environment's Python and imports no package, not even
+ours."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-# Functions of libggml-cpu without their ggml_cpu_has_, and what the kernel calls that in /proc/cpuinfo.
+# Functions ggml_cpu_has_* of libggml-cpu (without the prefix), and the names in /proc/cpuinfo.
 FEATURES = {
     "avx": "avx",
     "avx2": "avx2",
@@ -30,24 +31,24 @@ FEATURES = {
 
 
 def main() -> None:
-    said: dict[str, Any] = {"python_debug": bool(sysconfig.get_config_var("Py_DEBUG"))}
+    build: dict[str, Any] = {"python_debug": bool(sysconfig.get_config_var("Py_DEBUG"))}
     packages = Path(sysconfig.get_path("platlib"))
     version = packages / "torch" / "version.py"
     if version.exists():
         found = re.search(r"^debug = (True|False)$", version.read_text(), re.MULTILINE)
-        said["torch_debug"] = found and found[1] == "True"
+        build["torch_debug"] = found and found[1] == "True"
     for name in ("libggml-cpu.so", "libggml-cpu.dylib"):
         library = packages / "llama_cpp" / "lib" / name
         if library.exists():
-            # What assert() calls, by glibc's name and by macOS's: with NDEBUG nothing does.
+            # The function behind assert() in glibc and macOS; with NDEBUG it is not referenced.
             code = library.read_bytes()
-            said["asserts"] = b"\0__assert_fail\0" in code or b"\0___assert_rtn\0" in code
-            said["features"] = features(library)
-    print(json.dumps(said))
+            build["asserts"] = b"\0__assert_fail\0" in code or b"\0___assert_rtn\0" in code
+            build["features"] = features(library)
+    print(json.dumps(build))
 
 
 def features(library: Path) -> list[str] | None:
-    """What ggml was compiled for, in the kernel's words; null where it does not load."""
+    """The CPU features that ggml was compiled for, by the kernel's names; null if it cannot be loaded."""
     try:
         ggml = ctypes.CDLL(str(library))
         return [theirs for ours, theirs in FEATURES.items() if ggml[f"ggml_cpu_has_{ours}"]()]

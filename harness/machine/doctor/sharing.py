@@ -1,4 +1,4 @@
-"""Who else has the CPUs: other processes, a hypervisor, a quota, sibling threads, Windows."""
+"""Check who shares the CPUs: other processes, a hypervisor, a quota, SMT siblings, Windows."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from harness.machine.limits import cpu_quota
 from harness.system.small_files import text
 
 BUSY_SHARE = 0.10
-STEAL_SHARE = 0.02  # of a second on two CPUs, 1% is two ticks of the clock that counts it
+STEAL_SHARE = 0.02  # in a second on two CPUs, 1% is two clock ticks
 _IDLE = ("idle", "iowait")
 
 Times = Mapping[str, float]
-"""Seconds of all CPUs together since boot by what they were spent on, as psutil.cpu_times names them."""
+"""CPU seconds of all CPUs since boot, by the categories of psutil.cpu_times."""
 
 
 def load(sample_s: float) -> list[Finding]:
-    """Other processes and steal, seen over `sample_s` in which this process sleeps."""
+    """Other processes and steal time, sampled over `sample_s` while this process sleeps."""
     before = psutil.cpu_times()._asdict()
     time.sleep(sample_s)
     after = psutil.cpu_times()._asdict()
@@ -30,34 +30,34 @@ def load(sample_s: float) -> list[Finding]:
 
 
 def in_use(before: Times, after: Times, load_1min: float) -> Finding:
-    """Other processes on the CPUs between two readings."""
+    """CPU use of other processes between two readings."""
     what, share = "CPUs in use by others", busy_share(before, after, (*_IDLE, "steal"))
     if share is None:
-        return unknown(what, "the system's clock of CPU time stands still")
+        return unknown(what, "the system's CPU time counters do not advance")
     found = f"{share:.0%}, load average {load_1min:.1f}"
     if share <= BUSY_SHARE:
         return ok(what, found)
     return warn(
         what,
         found,
-        "threads that wait for a CPU are slowed by far more than that",
-        "see what runs with top, and close it",
+        "threads that wait for a CPU slow down by far more than this share",
+        "find the processes with top, and close them",
     )
 
 
 def busy_share(before: Times, after: Times, idle: Sequence[str] = _IDLE) -> float | None:
-    """Share of all CPUs' time between two readings that was spent on anything but `idle`; null where the
-    system's clock of CPU time stands still."""
+    """Share of CPU time between two readings that was not `idle`; null if the CPU time counters do not
+    advance."""
     spent = _spent(before, after)
     total = sum(spent.values())
     return None if total <= 0 else 1 - sum(spent.get(name, 0) for name in idle) / total
 
 
 def steal(before: Times, after: Times) -> Finding:
-    """Time that a hypervisor gave to others while a CPU here had something to do: proc(5), /proc/stat."""
+    """Steal time: a hypervisor ran others while a CPU here had work to do. See proc(5), /proc/stat."""
     what = "steal time"
     if "steal" not in after:
-        return unknown(what, "this system does not tell")
+        return unknown(what, "not reported by this system")
     spent = _spent(before, after)
     now = spent["steal"] / max(sum(spent.values()), 1e-9)
     busy = sum(seconds for name, seconds in _counted(after) if name not in _IDLE)
@@ -68,8 +68,8 @@ def steal(before: Times, after: Times) -> Finding:
     return warn(
         what,
         found,
-        "other virtual machines take the CPUs, and tokens wait for them at random",
-        "measure on a machine, or on CPUs, of your own",
+        "other virtual machines use the CPUs, which delays tokens at random",
+        "measure on a dedicated machine, or on dedicated CPUs",
     )
 
 
@@ -79,12 +79,12 @@ def _spent(before: Times, after: Times) -> dict[str, float]:
 
 
 def _counted(times: Times) -> Iterator[tuple[str, float]]:
-    """Linux counts a guest's time as user time, too."""
+    """The times without guest time, which Linux also counts as user time."""
     return ((name, seconds) for name, seconds in times.items() if not name.startswith("guest"))
 
 
 def quota(root: Path = Path("/")) -> Finding:
-    """The time that this process may take of the CPUs, by the narrowest of its cgroups:
+    """The CPU quota of this process, the lowest of its cgroups:
     docs.kernel.org/admin-guide/cgroup-v2.html, docs.kernel.org/scheduler/sched-bwc.html."""
     what, folder = "CPU quota", root / "sys/fs/cgroup"
     if not folder.is_dir():
@@ -98,17 +98,17 @@ def quota(root: Path = Path("/")) -> Finding:
     return warn(
         what,
         f"{cpus:.2f} CPUs",
-        "threads beyond it stand still until the next period, up to 100 ms in the midst of a token",
-        "run outside of the container or service that sets it (--cpus, CPUQuota)",
+        "threads beyond the quota stall until the next period, up to 100 ms in the middle of a token",
+        "run outside the container or service that sets it (--cpus, CPUQuota)",
     )
 
 
 def sibling_threads(root: Path = Path("/")) -> Finding:
-    """SMT is no fault: a run takes one thread a core."""
+    """SMT is not a fault: a run uses one thread per core."""
     state = text(root / "sys/devices/system/cpu/smt/active")
     if state not in ("0", "1"):
-        return unknown("SMT", "this system does not tell")
-    return ok("SMT", "on; a run takes one thread a core" if state == "1" else "off")
+        return unknown("SMT", "not reported by this system")
+    return ok("SMT", "on; a run uses one thread per core" if state == "1" else "off")
 
 
 def windows(root: Path = Path("/")) -> list[Finding]:
@@ -118,8 +118,8 @@ def windows(root: Path = Path("/")) -> list[Finding]:
     return [
         warn(
             "WSL",
-            "Linux in a virtual machine beside Windows",
-            "Windows takes CPUs and memory unseen, and no clock or temperature can be read",
-            "measure under Linux itself",
+            "Linux in a virtual machine on Windows",
+            "Windows uses CPUs and memory invisibly, and no clock or temperature can be read",
+            "measure under native Linux",
         )
     ]

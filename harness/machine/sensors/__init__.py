@@ -1,4 +1,4 @@
-"""Temperature, clocks, throttling and energy of the machine along the tokens, read from the controller."""
+"""Sample temperature, clocks, throttling and energy of the machine during a run, from the controller."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ ROOT = Path("/")
 
 
 class SensorSampler:
-    """Samples the sensors of the machine once an interval, in a thread of its own that sleeps between
-    samples; `columns` and `summary()` are whole once it was left.
+    """Samples the machine's sensors once per interval, in a separate thread that sleeps in between. `columns`
+    and `summary()` are complete after `__exit__`.
 
-    Times are CLOCK_MONOTONIC in ns, the clock of the worker's stamps. A sensor that is not here is a sentence
-    in `missing`; one that cannot be read at a time is null then. Where there is none, nothing is sampled.
+    Times are CLOCK_MONOTONIC in ns, the clock of the worker's timestamps. Each missing sensor adds a sentence
+    to `missing`; a failed reading is null. Without sensors nothing is sampled.
     """
 
     def __init__(self, gpu_uuid: str | None, root: Path = ROOT, interval_s: float = INTERVAL_S) -> None:
-        """`gpu_uuid`: of the device, null for a CPU. `root`: where /sys is."""
+        """`gpu_uuid`: the device's, null for a CPU. `root`: the folder that contains sys."""
         self.columns: dict[str, list[int | None]] = {}
         self.energy: dict[str, dict[str, Any]] = {}
-        """Of the columns that count energy: `name`, and `range_uj`, at which it begins anew; null: never."""
+        """By energy column: `name`, and `range_uj`, at which the counter wraps; null: never."""
         self._sources: dict[str, str] = {}
         self._missing: dict[str, str] = {}
         self._cost_ns = 0
@@ -45,12 +45,12 @@ class SensorSampler:
         self._thread.join()
 
     def read_now(self) -> None:
-        """Have the thread read every sensor at once, those included that it reads less often."""
+        """Make the thread read all sensors now, including those with a longer interval."""
         self._wake.set()
 
     def summary(self) -> dict[str, Any]:
-        """Where each column is read, what cannot be read and why, and what reading cost: CPU time of the
-        thread, ns, its own start and the search for sensors included, vcgencmd's processes apart."""
+        """The source of each column, missing sensors with the reason, and the cost: CPU time of the thread in
+        ns, including its start and the search for sensors, without vcgencmd's processes."""
         return {
             "sources": self._sources,
             "missing": self._missing,
@@ -73,7 +73,7 @@ class SensorSampler:
             number, woken = 0, True
             while True:
                 self._wake.clear()
-                stopping = self._stop.is_set()  # one that comes after this look ends the wait below at once
+                stopping = self._stop.is_set()  # a stop after this check ends the wait below at once
                 self._sample([each for each in sources if woken or number % each.every == 0])
                 self._cost_ns = time.thread_time_ns() - begun
                 if stopping:
@@ -92,8 +92,8 @@ class SensorSampler:
 def find(
     gpu_uuid: str | None, root: Path, opened: contextlib.ExitStack, missing: dict[str, str]
 ) -> list[Source]:
-    """What can be read here, open until `opened` is closed; `missing` gets a sentence for each that
-    cannot."""
+    """The sensors that can be read on this machine, open until `opened` is closed. Adds a sentence to
+    `missing` for each that cannot."""
     board = vcgencmd.board(missing)
     found = [
         sysfs.temperature(root, opened, missing),
@@ -101,7 +101,7 @@ def find(
         sysfs.throttling(root, opened, missing),
         rapl.counters(root, opened, missing),
         nvml.gpu(gpu_uuid, opened, missing) if gpu_uuid is not None else None,
-        board,  # last: a process, and the others' values would be late for their stamp
+        board,  # last: it starts a process, which would delay the other readings
     ]
     if board is not None and vcgencmd.BITS_COLUMN in board.columns:
         missing.pop(sysfs.THROTTLING, None)

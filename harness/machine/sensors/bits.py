@@ -1,8 +1,8 @@
-"""What each bit says of throttling: those of a Raspberry Pi's firmware, and NVML's reasons. Pure."""
+"""Meanings of the throttle bits of a Raspberry Pi's firmware and of NVML. Pure."""
 
 from __future__ import annotations
 
-# Bits of now; the same have occurred since boot 16 bits above.
+# Bits for now; the same bits shifted left by 16: since boot.
 # https://www.raspberrypi.com/documentation/computers/os.html#get_throttled
 UNDER_VOLTAGE = "under-voltage"
 FIRMWARE_BITS = {
@@ -12,8 +12,8 @@ FIRMWARE_BITS = {
     1 << 3: "soft temperature limit",
 }
 SINCE_BOOT = 16
-# https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html; idle, and clocks as asked for,
-# are none.
+# https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html; idle and
+# application clocks are not throttling.
 NVML_BITS = {
     0x04: "software power cap",
     0x08: "hardware slowdown",
@@ -21,4 +21,4 @@ NVML_BITS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
-CONDITIONS = ("software power cap",)  # how the device is set up, as its clock is: known, and no fault
+CONDITIONS = ("software power cap",)  # part of the device's setup, like its clock: not a fault

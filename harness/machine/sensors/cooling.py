@@ -1,4 +1,4 @@
-"""Waiting before a repeat until the device has cooled down, as far as it does in the time given."""
+"""Wait before a repeat until the device has cooled down, or a time limit has passed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ POLL_S = 1.0
 
 
 class Cooling:
-    """Cools before the repeats of one campaign, and says once where it cannot."""
+    """Waits before the repeats of one campaign. Reports once if it cannot read a temperature."""
 
     def __init__(self, to_c: float, at_most_s: float, say: Callable[[str], None]) -> None:
-        """`to_c`: degrees Celsius at which a repeat may begin; `at_most_s`: to wait for that, before each."""
+        """`to_c`: degrees Celsius at which a repeat may begin; `at_most_s`: time limit of each wait."""
         self._to_c, self._at_most_s, self._say = to_c, at_most_s, say
-        self._said = False
+        self._reported = False
 
     def wait(self, device_id: str, root: Path = Path("/"), poll_s: float = POLL_S) -> dict[str, Any]:
-        """Wait. Returns `from_c` and `to_c`, degrees as it began and ended, `waited_s`, and `reached`; or
-        `missing`, a sentence, where no temperature can be read. `device_id`: as harness.machine.device_id
-        has it; the CPU's temperature is none of a GPU that NVML does not know."""
+        """Wait. Returns `from_c` and `to_c` (degrees at the start and the end), `waited_s`, and `reached`; or
+        `missing`, a sentence, if no temperature can be read. `device_id`: from harness.machine.device_id.
+        Never uses the CPU's temperature for a GPU that NVML cannot read."""
         missing: dict[str, str] = {}
         if device_id != "cpu" and not device_id.startswith(("GPU-", "MIG-")):
-            return self._cannot(f"of a {device_id} device no temperature can be read, only of an NVIDIA GPU")
+            return self._cannot(
+                f"the temperature of a {device_id} device cannot be read, only an NVIDIA GPU's"
+            )
         with ExitStack() as opened:
             if device_id == "cpu":
                 source, column, unit = sysfs.temperature(root, opened, missing), sysfs.TEMPERATURE_COLUMN, 1e3
@@ -38,7 +40,7 @@ class Cooling:
                 what = "GPU temperature"
             now_c = _degrees(source, column, unit)
             if now_c is None:
-                return self._cannot(f"{what} cannot be read: {missing.get(what, 'its sensor gave nothing')}")
+                return self._cannot(f"{what} cannot be read: {missing.get(what, 'its sensor has no value')}")
             from_c, begun = now_c, time.monotonic()
             waited_s = 0.0
             if now_c > self._to_c:
@@ -47,15 +49,15 @@ class Cooling:
                 time.sleep(min(poll_s, self._at_most_s - waited_s))
                 waited_s = time.monotonic() - begun
                 if (read := _degrees(source, column, unit)) is None:
-                    return self._cannot(f"{what} could not be read any more after {waited_s:.0f} s")
+                    return self._cannot(f"{what} could no longer be read after {waited_s:.0f} s")
                 now_c = read
         reached = now_c <= self._to_c
         return {"from_c": from_c, "to_c": now_c, "waited_s": round(waited_s, 3), "reached": reached}
 
     def _cannot(self, why: str) -> dict[str, Any]:
-        if not self._said:
+        if not self._reported:
             self._say(f"no cooling down: {why}")
-        self._said = True
+        self._reported = True
         return {"missing": why}
 
 

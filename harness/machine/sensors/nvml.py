@@ -1,4 +1,4 @@
-"""What NVML says of a GPU: clocks, temperature, power, why its clocks are held down, and its energy."""
+"""Read a GPU through NVML: clocks, temperature, power, throttle reasons and energy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from harness.machine.sensors.source import Source
 
 TEMPERATURE_COLUMN = "gpu_temp_degrees_c"
 ENERGY_COLUMN = "gpu_energy_mj"
-# Columns by what is missing where NVML cannot tell it, and how to ask (library, device).
-_ASKED: dict[str, tuple[str, Callable[[Any, Any], int]]] = {
+# By column: the name used in `missing`, and the query (library, device).
+_QUERIES: dict[str, tuple[str, Callable[[Any, Any], int]]] = {
     "gpu_sm_clock_mhz": ("GPU clock", lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
     "gpu_memory_clock_mhz": (
         "GPU memory clock",
@@ -29,21 +29,21 @@ _ASKED: dict[str, tuple[str, Callable[[Any, Any], int]]] = {
 
 
 def gpu(uuid: str, opened: ExitStack, missing: dict[str, str], library: Any = None) -> Source | None:
-    """The values that this device supports. `library`: what has pynvml's functions."""
+    """The queries that this device supports. `library`: pynvml, or a module with its functions."""
     nvml = library or import_module("pynvml")
     try:
         nvml.nvmlInit()
         opened.callback(nvml.nvmlShutdown)
         device = nvml.nvmlDeviceGetHandleByUUID(uuid)
     except nvml.NVMLError as failure:
-        missing.update(dict.fromkeys((what for what, _ in _ASKED.values()), f"NVML: {failure}"))
+        missing.update(dict.fromkeys((what for what, _ in _QUERIES.values()), f"NVML: {failure}"))
         return None
-    asked = dict(_ASKED)
-    for column, (what, ask) in _ASKED.items():
+    queries = dict(_QUERIES)
+    for column, (what, ask) in _QUERIES.items():
         try:
             ask(nvml, device)
         except nvml.NVMLError as failure:  # mostly NotSupported
-            del asked[column]
+            del queries[column]
             missing[what] = f"NVML: {failure}"
 
     def value(ask: Callable[[Any, Any], int]) -> int | None:
@@ -53,14 +53,14 @@ def gpu(uuid: str, opened: ExitStack, missing: dict[str, str], library: Any = No
             return None
 
     def read() -> dict[str, int | None]:
-        return {column: value(ask) for column, (_, ask) in asked.items()}
+        return {column: value(ask) for column, (_, ask) in queries.items()}
 
-    energy = {ENERGY_COLUMN: {"name": "gpu", "range_uj": None}} if ENERGY_COLUMN in asked else {}
-    return Source(dict.fromkeys(asked, f"NVML of {uuid}"), read, energy=energy) if asked else None
+    energy = {ENERGY_COLUMN: {"name": "gpu", "range_uj": None}} if ENERGY_COLUMN in queries else {}
+    return Source(dict.fromkeys(queries, f"NVML of {uuid}"), read, energy=energy) if queries else None
 
 
 def _reasons(nvml: Any, device: Any) -> int:
-    """Drivers before R535 have them under their older name."""
+    """Drivers before R535 have only the older function name."""
     try:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(device))
     except nvml.NVMLError_FunctionNotFound:

@@ -1,4 +1,4 @@
-"""Energy counters of a CPU's packages and of its DRAM (RAPL), as the kernel's powercap has them."""
+"""Read the energy counters of CPU packages and DRAM (RAPL) from the kernel's powercap."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ENERGY = "CPU energy"
 _ZONE = re.compile(r"intel-rapl:(\d+)(:\d+)?")
 _WANTED = re.compile(r"package-[\w-]+|dram|psys")
 UNREADABLE = (
-    "RAPL's counters are for root alone (since CVE-2020-8694): "
+    "only root can read RAPL's counters (since CVE-2020-8694): "
     "sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj, until the next boot"
 )
 
 
 def counters(root: Path, opened: ExitStack, missing: dict[str, str]) -> Source | None:
-    """Microjoules since some moment, which begin anew at a range of their own. Of all or none: a machine
-    whose second package cannot be read would seem to need half."""
+    """Counters in microjoules, each with its own range at which it wraps. All packages or none: with one of
+    two unreadable, the energy would be half of the real one."""
     files: dict[str, Number] = {}
     columns: dict[str, str] = {}
     energy: dict[str, dict[str, Any]] = {}

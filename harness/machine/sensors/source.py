@@ -1,4 +1,4 @@
-"""A source of readings: which columns it fills, how often, from where; and numbers of sysfs, opened once."""
+"""A source of sensor readings: its columns, their interval and origin; and sysfs numbers, opened once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Source:
-    """`columns`: name -> where it is read. `every`: read at each such sample. `energy`: of the columns that
-    count energy, `name` and `range_uj`."""
+    """`columns`: name -> where it is read. `every`: read at every n-th sample. `energy`: by energy column,
+    `name` and `range_uj`."""
 
     columns: dict[str, str]
     read: Callable[[], dict[str, int | None]]
@@ -25,15 +25,15 @@ class Source:
 
 
 class Number:
-    """A file of sysfs that holds a whole number, opened once: opening it anew costs more than reading it."""
+    """A sysfs file that holds an integer. Opened once, because reopening costs more than reading."""
 
     def __init__(self, path: Path, opened: ExitStack) -> None:
-        """Raises OSError when it is not there or not ours to read. Closed with `opened`."""
+        """Raises OSError if it does not exist or is not readable. Closed with `opened`."""
         self._file = os.open(path, os.O_RDONLY)
         opened.callback(os.close, self._file)
 
     def read(self) -> int | None:
-        """Null when it cannot be read now (a CPU that went offline), or holds no number."""
+        """The number; null if it cannot be read now (e.g. a CPU that went offline) or is not a number."""
         try:
             return int(os.pread(self._file, 64, 0))
         except (OSError, ValueError):
@@ -41,7 +41,7 @@ class Number:
 
 
 def number(path: Path, opened: ExitStack) -> Number | None:
-    """The file, if it is there, can be read and holds a number now."""
+    """The file, opened; null if it does not exist, cannot be read or holds no number."""
     try:
         found = Number(path, opened)
     except OSError:
@@ -50,10 +50,10 @@ def number(path: Path, opened: ExitStack) -> Number | None:
 
 
 def known(numbers: Sequence[Number]) -> list[int]:
-    """What those that can be read now say."""
+    """The values of the numbers that can be read now."""
     return [value for each in numbers if (value := each.read()) is not None]
 
 
 def spread(items: Sequence[_Item], most: int) -> Sequence[_Item]:
-    """At most so many, evenly from all."""
+    """At most `most` items, evenly spaced."""
     return items[:: max(1, math.ceil(len(items) / most))]

@@ -1,4 +1,4 @@
-"""What the kernel says of the CPU in /sys: its temperature, its clock, and how often it was too hot."""
+"""Read the CPU's temperature, clock and throttle counters from /sys."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ CLOCK = "CPU clock"
 THROTTLING = "CPU throttling"
 TEMPERATURE_COLUMN = "cpu_temp_millidegrees_c"
 
-# Types of thermal zones that are a CPU's: x86_pkg_temp, cpu-thermal (a Raspberry Pi's), soc-thermal.
+# Types of CPU thermal zones: x86_pkg_temp, cpu-thermal (a Raspberry Pi's), soc-thermal.
 CPU_ZONES = re.compile(r"x86_pkg_temp|cpu|soc", re.IGNORECASE)
-# Of hwmon, by driver: labels of the sensor of a whole package. Tctl may have an offset; Tdie has none.
+# Package sensors of hwmon: labels by driver. Tctl may have an offset; Tdie has none.
 CPU_CHIPS = {
     "coretemp": ("Package id",),
     "k10temp": ("Tdie", "Tctl"),
     "zenpower": ("Tdie", "Tctl"),
     "cpu_thermal": ("",),
 }
-# A reading may interrupt the CPU that it is of (x86 before Linux 5.18), and each is an open file.
+# A reading may interrupt the CPU it belongs to (x86 before Linux 5.18), and each is an open file.
 MOST_CLOCKS = 16
 MOST_CORES = 64
 
 
 def temperature(root: Path, opened: ExitStack, missing: dict[str, str]) -> Source | None:
-    """The hottest of the CPU's thermal zones, else of its hwmon sensors."""
+    """The hottest of the CPU's thermal zones; without any, of its hwmon sensors."""
     for found in (_zones(root, opened), _hwmon(root, opened)):
         if found:
             files = [each for _, each in found]
@@ -61,7 +61,7 @@ def _hwmon(root: Path, opened: ExitStack) -> list[tuple[str, Number]]:
             for path in sorted(chip.glob("temp*_input"))
         }
         for label in CPU_CHIPS.get(name, ()):
-            wanted = [path for path, says in inputs.items() if says.startswith(label)]
+            wanted = [path for path, label_text in inputs.items() if label_text.startswith(label)]
             if files := [(path, file) for path in wanted if (file := number(path, opened))]:
                 found += [
                     (f"/sys/class/hwmon/{chip.name}/{path.name} ({name})", file) for path, file in files
@@ -71,7 +71,7 @@ def _hwmon(root: Path, opened: ExitStack) -> list[tuple[str, Number]]:
 
 
 def clock(root: Path, opened: ExitStack, missing: dict[str, str]) -> Source | None:
-    """The slowest and the fastest of the CPUs, as cpufreq has them; of very many an even part."""
+    """The lowest and highest clock of the CPUs from cpufreq; of many CPUs, an evenly spaced subset."""
     policies = sorted((root / "sys/devices/system/cpu/cpufreq").glob("policy*"), key=_place)
     watched = spread(policies, MOST_CLOCKS)
     files = [file for each in watched if (file := number(each / "scaling_cur_freq", opened))]
@@ -91,9 +91,9 @@ def clock(root: Path, opened: ExitStack, missing: dict[str, str]) -> Source | No
 
 
 def throttling(root: Path, opened: ExitStack, missing: dict[str, str]) -> Source | None:
-    """How the counters of thermal_throttle (an Intel CPU's) rose since the sample before, of the core and of
-    the package where they rose most. The kernel adds the time of a throttle when it ends (Linux,
-    drivers/thermal/intel/therm_throt.c); before Linux 5.6 it counted events alone."""
+    """The rise of the thermal_throttle counters (Intel CPUs) since the previous sample, for the core and the
+    package with the largest rise. The kernel adds the time of a throttle when it ends (Linux,
+    drivers/thermal/intel/therm_throt.c); before Linux 5.6 it counted only events."""
     cpus = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*"), key=_place)
     cores = {text(cpu / "topology/thread_siblings_list") or cpu.name: cpu for cpu in reversed(cpus)}
     packages = {text(cpu / "topology/physical_package_id") or "0": cpu for cpu in reversed(cpus)}
@@ -108,8 +108,8 @@ def throttling(root: Path, opened: ExitStack, missing: dict[str, str]) -> Source
                 groups[column] = there
     if not groups:
         missing[THROTTLING] = (
-            "no thermal_throttle counters in /sys (an Intel CPU's), nor bits of a Raspberry Pi's firmware: "
-            "a throttled CPU would not be seen"
+            "no thermal_throttle counters in /sys (Intel CPUs) and no Raspberry Pi firmware: "
+            "throttling of the CPU cannot be detected"
         )
         return None
     before: dict[Number, int] = {}

@@ -1,4 +1,4 @@
-"""What a Raspberry Pi's firmware says: its true clock, and whether it throttles now or did since boot."""
+"""Read a Raspberry Pi's firmware: its real clock, and throttling now and since boot."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ import subprocess
 
 from harness.machine.sensors.source import Source
 
-# Each reading is a process: some 5 ms of one core on a Pi 4, two each five seconds, 0.05% of its four cores.
+# Each reading starts a process: 5 ms of one core on a Pi 4. Two every five seconds are 0.05% of four cores.
 EVERY = 5
 TIMEOUT_S = 2.0
-BITS_COLUMN = "pi_throttled_bits"  # harness.machine.sensors.bits has what each says
-_ASKED = {
+BITS_COLUMN = "pi_throttled_bits"  # see harness.machine.sensors.bits
+_QUERIES = {
     BITS_COLUMN: (("get_throttled",), re.compile(r"throttled=(0x[0-9a-fA-F]{1,8})\b")),
     "pi_arm_clock_hz": (("measure_clock", "arm"), re.compile(r"frequency\(\d+\)=(\d{1,12})\b")),
 }
 
 
 def board(missing: dict[str, str]) -> Source | None:
-    """The `vcgencmd` on PATH; null without one. What fails at the first look is asked no more, and `missing`
-    says why; what fails later is null then."""
+    """The `vcgencmd` on PATH; null without one. A query that fails at first is dropped, with the reason in
+    `missing`; one that fails later is null."""
     program = shutil.which("vcgencmd")
     if program is None:
         return None
-    asked = {}
-    for column, (words, form) in _ASKED.items():
-        value, failure = _asked(program, words, form)
+    queries = {}
+    for column, (words, form) in _QUERIES.items():
+        value, failure = _query(program, words, form)
         if value is None:
             missing[f"vcgencmd {' '.join(words)}"] = failure
         else:
-            asked[column] = words, form
+            queries[column] = words, form
 
     def read() -> dict[str, int | None]:
-        return {column: _asked(program, words, form)[0] for column, (words, form) in asked.items()}
+        return {column: _query(program, words, form)[0] for column, (words, form) in queries.items()}
 
-    columns = {column: f"vcgencmd {' '.join(words)}" for column, (words, _) in asked.items()}
+    columns = {column: f"vcgencmd {' '.join(words)}" for column, (words, _) in queries.items()}
     return Source(columns, read, EVERY) if columns else None
 
 
-def _asked(program: str, words: tuple[str, ...], form: re.Pattern[str]) -> tuple[int | None, str]:
-    """The number that it answers with, or null and why it is none."""
-    said, failure = _said([program, *words])
-    found = form.search(said)
-    return (int(found[1], 0), "") if found else (None, failure or f"it said {said.strip()[:100]!r}")
+def _query(program: str, words: tuple[str, ...], form: re.Pattern[str]) -> tuple[int | None, str]:
+    """The number in its output, or null and the reason."""
+    output, failure = _output([program, *words])
+    found = form.search(output)
+    return (int(found[1], 0), "") if found else (None, failure or f"it printed {output.strip()[:100]!r}")
 
 
-def _said(command: list[str]) -> tuple[str, str | None]:
-    """What it printed, and why that is nothing; it runs as long as TIMEOUT_S."""
+def _output(command: list[str]) -> tuple[str, str | None]:
+    """The output of the command, or the reason why there is none. Runs for at most TIMEOUT_S."""
     try:
         ran = subprocess.run(
             command,

@@ -74,7 +74,7 @@ def test_a_variant_that_is_no_series_is_told_and_the_rest_is_analysed(harness, t
     assert "is -60 ms" in odd["unusable"]
     assert "is 0 ms" in none["unusable"]
     assert "not a number" in words["unusable"]
-    assert "odd: unusable, because the latency at n = 26 is -60 ms" in harness("fit", log).out
+    assert "odd: unusable: the latency at n = 26 is -60 ms" in harness("fit", log).out
 
 
 @pytest.mark.parametrize(

@@ -406,7 +406,7 @@ def test_a_file_of_an_unknown_architecture_is_told_by_its_bytes(harness, llamacp
     assert row["weight_bytes_per_token"] == streamed
     assert row["B_ms"] == pytest.approx(streamed / 1008e9 * 1e3)
     assert row["kv_bytes_per_token"] is None
-    assert "bytes are all that can be told" in harness("theory", odd, "--machine", "rtx-4090").out
+    assert "so only bytes are shown" in harness("theory", odd, "--machine", "rtx-4090").out
     assert "as stored alone" in harness("theory", odd, "--bpw", "4").err
 
 

@@ -237,6 +237,6 @@ def _print(gathered: Gathered, as_json: bool, busiest: BusyProcess | None = None
     disturbed = {why for row in gathered.repeats if row["disturbed"] for why in row["reasons"]}
     for row in gathered.cells:
         if row["workload"] == "grow" and row["max_ctx"]:
-            console.print(f"{row['name']}: {tables.grown(row)}", style="dim", markup=False)
+            console.print(f"{row['name']}: {tables.growth(row)}", style="dim", markup=False)
         for reason in [why for why in row["reasons"] if why not in disturbed]:
             console.print(f"{row['name']}: {reason}", style="yellow", markup=False)

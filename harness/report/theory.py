@@ -56,10 +56,10 @@ def reached(row: Row) -> str:
 
 
 def span(ridges: list[int | None] | None) -> str:
-    """`99 to 553`; `>= 99` without an upper end."""
+    """`99 to 553`; `99 or more` without an upper end."""
     if not ridges:
         return "-"
-    return f">= {ridges[0]}" if ridges[1] is None else f"{ridges[0]} to {ridges[1]}"
+    return f"{ridges[0]} or more" if ridges[1] is None else f"{ridges[0]} to {ridges[1]}"
 
 
 COUNTS: Columns = (

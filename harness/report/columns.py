@@ -94,7 +94,7 @@ def slow_from(row: Row, key: str) -> str:
 
 
 def tokens(row: Row, key: str) -> str:
-    """A dash for none: of a reported row no series is known."""
+    """A dash if unknown: a reported row has no series."""
     return number(row, key, "{:,.0f}") if row.get(key) else NONE
 
 

@@ -192,9 +192,9 @@ def test_a_table_shows_the_prompt_two_fixed_depths_and_the_deepest_of_each_check
 
     deep = check(25, 300, 2_100, 4_200, 8_400, 10_000)
     shown = [25, 300, 2_100, 10_000]
-    assert report.headings([deep])[2:-2] == [f"{of} n={n:,}" for n in shown for of in ("off", "same first")]
+    assert report.headings([deep])[2:-2] == [f"{of} n={n:,}" for n in shown for of in ("error", "top-1")]
     late = report.headings([deep, check(25, 300, 2_100, 4_200), check()])
-    assert [heading for heading in late if "off" in heading][-2:] == ["off n=4,200", "off n=10,000"]
+    assert [heading for heading in late if "error" in heading][-2:] == ["error n=4,200", "error n=10,000"]
 
 
 def test_logits_are_compared_in_64_bits_one_position_at_a_time():

@@ -299,7 +299,7 @@ def test_the_parts_of_a_real_llama_cpp_sum_to_what_it_holds(harness, tmp_path, l
         assert row["not_measured"] == "its cache is allocated when it is loaded"
     table = harness("memory", "results").out
     assert f"~{found['read']['peak']['parts']['compute'] / 1e6:,.1f}" in table
-    assert "~: told by nobody" in table
+    assert "~: inferred" in table
 
 
 def test_the_parts_of_a_real_transformers_sum_to_what_it_holds(

@@ -114,7 +114,7 @@ def test_init_writes_a_config_of_this_machine_once(harness, tmp_path):
     assert cpu in (written := (tmp_path / "harness.yaml").read_text())
     assert harness("validate", "harness.yaml").code == 0
     again = harness("init", "harness.yaml")
-    assert (again.code, "exists already" in again.err) == (2, True)
+    assert (again.code, "already exists" in again.err) == (2, True)
     assert (tmp_path / "harness.yaml").read_text() == written
     assert harness("init", "nowhere/c.yaml").err == (
         "harness: nowhere/c.yaml: cannot be written: No such file or directory\n"
@@ -190,7 +190,7 @@ def test_list_passes_over_a_damaged_record_and_says_so(harness, config, tmp_path
     (damaged / "record.json").write_text("{")
     ran = harness("list", "--json")
     assert len(ran.json) == 1
-    assert "passed over" in ran.err
+    assert "skipped" in ran.err
 
 
 def test_env_list_has_every_declared_environment(harness):
@@ -211,7 +211,7 @@ def test_env_create_builds_once_and_says_where(harness):
     [
         (("synth", "qwen1.5-05b"), "did you mean qwen1.5-0.5b"),
         (("synth", "tiny-qwen2", "--quant", "Q4_K_M"), "did you mean q4_k_m"),
-        (("synth", "tiny-qwen2", "--format", "hf", "--quant", "f16"), "--quant is of --format gguf"),
+        (("synth", "tiny-qwen2", "--format", "hf", "--quant", "f16"), "--quant needs --format gguf"),
         (("synth", "tiny-qwen2", "--format", "onnx"), "invalid choice"),
         (("env", "check", "llamacp"), "unknown stack llamacp"),
         (("synth", "tiny-qwen2", "--seed", "-1"), "must be at least 0"),
@@ -241,7 +241,7 @@ def test_a_cache_that_cannot_be_used_is_one_sentence(harness, config, tmp_path):
     for command in (("run", config({})), ("env", "create", "fake")):
         ran = harness(*command, HARNESS_CACHE=str(tmp_path / "file"))
         assert ran.code == 2
-        assert "see HARNESS_CACHE" in ran.err
+        assert "set HARNESS_CACHE" in ran.err
         assert len(ran.err.splitlines()) == 1
 
 
@@ -271,7 +271,9 @@ def test_a_dry_run_counts_weights_as_each_stack_holds_them(harness, tmp_path):
     bf16, fp32, nf4, static, q8_0 = lines
     assert bf16["weights"] == "synthesize checkpoint"
     assert bf16["disk_bytes"] == 2 * 619_570_176
-    assert [line["weights"] for line in (fp32, nf4, static)] == ["synthetic, made already or above"] * 3
+    assert [line["weights"] for line in (fp32, nf4, static)] == [
+        "synthetic, made already or by a cell above"
+    ] * 3
     assert q8_0["weights"] == "convert f16, quantize q8_0"
     kv = 2 * 24 * 1024 * 2  # bytes a token, in 16 bits
     growing = 125 * kv * 25 // 24  # one layer of a cache that grows is held twice
@@ -320,7 +322,7 @@ def test_of_what_is_interrupted_it_is_said_that_the_same_command_goes_on(
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "what was finished is kept, the same command goes on" in err
+    assert "finished work is kept, run the same command to continue" in err
 
 
 def test_a_dry_run_of_cells_that_cannot_be_ends_with_1_and_says_so_last(harness, tmp_path):

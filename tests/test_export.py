@@ -174,10 +174,10 @@ def test_only_ok_repeats_are_exported_and_the_others_are_told(grown: Nights, har
     grown.add(1, cell="a", outcome="oom", reason="out of memory")
     ran = harness("export", grown.root, "--to", "llama-bench")
     assert ran.code == 0
-    assert "harness: left out: 2 oom\n" in ran.err
+    assert "harness: skipped: 2 oom\n" in ran.err
     assert len(ran.json) == 6
     ran = harness("export", grown.root, "--to", "csv")
-    assert ran.err == "harness: left out: 2 oom\n"
+    assert ran.err == "harness: skipped: 2 oom\n"
     assert len(list(csv.DictReader(io.StringIO(ran.out)))) == 6
 
 
@@ -232,13 +232,17 @@ def test_what_others_published_is_exported_as_lines_and_tokens_but_is_no_test_of
     [
         (["nowhere", "--to", "csv"], 2, "nowhere: no such results folder"),
         (["empty", "--to", "csv"], 2, "empty: no records"),
-        (["results", "--to", "parquet"], 2, "--to parquet writes no text: give it a file by -o FILE"),
+        (
+            ["results", "--to", "parquet"],
+            2,
+            "--to parquet is binary and cannot go to standard output; set -o FILE",
+        ),
         (
             ["results", "--to", "parquet", "-o", "-"],
             2,
-            "--to parquet writes no text: give it a file by -o FILE",
+            "--to parquet is binary and cannot go to standard output; set -o FILE",
         ),
-        (["results", "--to", "csv", "-o", "a/b.csv"], 2, "a/b.csv: cannot be written: a is no folder"),
+        (["results", "--to", "csv", "-o", "a/b.csv"], 2, "a/b.csv: cannot be written: a is not a folder"),
         (["results", "--to", "csv", "-o", "empty"], 2, "empty: cannot be written: it is a folder"),
         *(
             (["results", "--to", to, "-o", "x"], 1, "results: nothing to export: 4 oom")

@@ -74,7 +74,7 @@ def test_a_variant_that_is_no_series_is_told_and_the_rest_is_analysed(harness, t
     assert "is -60 ms" in odd["unusable"]
     assert "is 0 ms" in none["unusable"]
     assert "not a number" in words["unusable"]
-    assert "odd: unusable, because the latency at n = 26 is -60 ms" in harness("fit", log).out
+    assert "odd: unusable: the latency at n = 26 is -60 ms" in harness("fit", log).out
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_mistake_of_the_command_line_is_one_sentence_and_ends_with_2(harness, 
         (b'{"a": [1, 2', "it is no JSON"),
         (b'{"n": 1, "latency_ms": 1}\n{"n": 2', "damaged in line 2"),
         (b"[1, 2]", "it is JSON, but not of objects"),
-        (b"latency_ms\n12\n", "it has 1 token only, and a line takes 3"),
+        (b"latency_ms\n12\n", "only 1 token; a line needs 3"),
         (b"n,latency_ms\n1,60\n\n2,12\n3,fast\n", "latency_ms in line 5 is 'fast', not a number"),
         (b"n,latency_ms\n1,60\n2,nan\n3,12\n", "latency_ms in line 3 is 'nan', not a number"),
         (b"n,latency_ms\n1,60\n2,\n3,12\n", "latency_ms in line 3 is empty"),

@@ -260,8 +260,8 @@ def test_packed_weights_are_planned_to_the_byte_and_made_once_for_each_packing(h
     assert {name: line["weights"] for (_, name), line in lines.items()} == {
         "exllamav2-4": "synthesize checkpoint, pack gptq-int4",
         "exllamav2-8": "pack gptq-int8",
-        "torch-4": "synthetic, made already or above",
-        "torch-8": "synthetic, made already or above",
+        "torch-4": "synthetic, made already or by a cell above",
+        "torch-8": "synthetic, made already or by a cell above",
         "awq": "pack awq-int4",
     }
     stored = sum(packed_bytes(of_shape(SHAPES["qwen1.5-0.5b"]), GPTQ).values())
@@ -311,7 +311,7 @@ def test_a_gpu_that_is_not_here_is_said_once_beside_one_line_a_cell(harness, tmp
     said, counted, last = ran.err.splitlines()
     assert counted == "harness: 2 cells"
     assert (ran.code, last) == (1, "harness: of 2 cells, 1 will not fit (exit code 1)")
-    assert said.endswith("; planned for the RTX 4090, which has 25.8 GB")
+    assert said.endswith("; the forecast is for the RTX 4090 with 25.8 GB")
     int8, nf4 = ran.out.splitlines()
     assert int8.endswith("(will not fit: 25.8 GB on the RTX 4090, 0.8 GB of them reserved)")
     assert nf4.endswith("time ?")
@@ -369,13 +369,13 @@ def test_known_failures_are_left_out_when_asked_and_each_is_said(harness, config
     ran = harness("run", path, "--skip-known-failures")
     assert ran.code == 0
     assert records(tmp_path / "results").keys() == {"good"}
-    said = [line for line in ran.err.splitlines() if "left out" in line]
+    said = [line for line in ran.err.splitlines() if "skipped" in line]
     assert len(said) == 2
     assert any(".short." in line and line.endswith(f": {SHORT}") for line in said)
     assert any(".failing." in line and line.endswith(": the fake failed, as asked") for line in said)
     nothing = harness("run", path, "--skip-known-failures", "--only", "*short*")
     assert nothing.code == 2
-    assert nothing.err.splitlines()[-1].endswith("nothing is left to run: all of it is known to fail")
+    assert nothing.err.splitlines()[-1].endswith("nothing to run: every cell is known to fail")
 
 
 def test_a_record_whose_known_failure_is_no_list_of_texts_is_passed_over(harness, config, tmp_path):

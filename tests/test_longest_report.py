@@ -167,9 +167,9 @@ def test_what_is_more_than_the_memory_holds_is_said_to_be_not_held_and_is_not_th
     assert {column.text(row, column.key) for row in beyond} == {"429.5%, not held"}
     column = next(column for column in longest.COLUMNS if column.key == "published_n_ctx")
     assert {column.text(row, column.key) for row in beyond} == {"100,000+, not held"}
-    (said,) = longest.remarks("qwen1.5-14b", rows)
-    assert said.startswith("more than the memory holds")
-    assert all(variant in said for variant in ("gemm-fused", "exllama-fused", "exllamav2-fused"))
+    (note,) = longest.notes("qwen1.5-14b", rows)
+    assert note.startswith("longer than the memory holds")
+    assert all(variant in note for variant in ("gemm-fused", "exllama-fused", "exllamav2-fused"))
     told = dict(summary.per_model(study))
     assert "longest context: llamacpp q2_k (20,479 tokens);" in told["qwen1.5-14b"]
 
@@ -245,8 +245,8 @@ def test_a_search_without_an_answer_tells_what_became_of_it_and_no_length():
     assert (row["n_ctx"], row["how"], row["share"]) == (None, None, None)
     assert longest.COLUMNS[0].text(row, "n_ctx") == "oom"
     assert allocated["how"] == "allocation"
-    assert chapter.remarks["qwen1.5-0.5b"] == [
-        "q8, why no longer: at 4352 tokens: killed at the memory budget of 1.00 GiB (cgroup v1)"
+    assert chapter.notes["qwen1.5-0.5b"] == [
+        "q8, limit: at 4352 tokens: killed at the memory budget of 1.00 GiB (cgroup v1)"
     ]
     assert summary.counts(study) == "2 searches for the longest context: 1 oom, 1 ok."
     assert summary.failures(study) == [("oom: not even 256 tokens fit: killed", [failed["name"]])]

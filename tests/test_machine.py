@@ -67,7 +67,7 @@ def test_measure_gives_rates_of_named_kernels_of_which_the_best_counts(harness, 
     ran = harness("machine", "--measure", "--json", HARNESS_CACHE=str(tmp_path / "nothing built"))
     assert ran.code == 0
     cpu = ran.json[0]
-    reason = "a stack's own kernels may multiply faster, and none is built: "
+    reason = "the kernels of a stack may be faster, but none is built; run: "
     assert cpu["note"] == f"{reason}harness env create llamacpp --device cpu"
     assert is_the_best(cpu["read_bytes_per_s"], cpu["read_kernel"], cpu["read_kernels"])
     assert is_the_best(cpu["matrix_flops_per_s"], cpu["matrix_kernel"], cpu["matrix_kernels"])
@@ -90,7 +90,7 @@ def test_a_gpu_without_an_environment_says_how_to_build_one(harness, tmp_path):
     assert gpu["device"] == family
     assert gpu["read_bytes_per_s"] is None
     create = f"harness env create llamacpp --device {family}"
-    assert gpu["note"] == f"no stack's environment for it is built: {create}"
+    assert gpu["note"] == f"no stack is built for this device; run: {create}"
 
 
 def test_a_device_that_a_campaign_holds_is_not_measured(harness):

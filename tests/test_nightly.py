@@ -164,10 +164,10 @@ def test_a_mistake_is_one_sentence_and_starts_nothing(nightly, tmp_path, argumen
 @pytest.mark.parametrize(
     ("variable", "given", "said"),
     [
-        ("FAIL_ON", "slower:2%,memory:2%", "a threshold is a number of percent"),
-        ("FAIL_ON", "slower:2% speed:2%", "it must begin with one of"),
+        ("FAIL_ON", "slower:2%,memory:2%", "the threshold must be a percentage"),
+        ("FAIL_ON", "slower:2% speed:2%", "must begin with one of"),
         ("FAIL_ON", "--x", "expected one argument"),
-        ("BASELINE", "14", "it is last:N, as in last:14"),
+        ("BASELINE", "14", "must be last:N, as in last:14"),
     ],
 )
 def test_a_comparison_asked_wrongly_ends_it_before_anything_is_measured(

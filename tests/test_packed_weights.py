@@ -515,10 +515,10 @@ def test_synth_packs_and_says_the_exact_sizes(harness, hf_interpreter):
     [
         (
             ("--format", "gptq", "--quant", "q4_0"),
-            "--quant is of --format gguf; a checkpoint is packed in 4 bits",
+            "--quant needs --format gguf; a checkpoint is packed in 4 bits",
         ),
-        (("--format", "awq", "--bits", "8"), "--bits is of --format gptq; AWQ has 4"),
-        (("--bits", "4"), "--bits is of --format gptq"),
+        (("--format", "awq", "--bits", "8"), "--bits needs --format gptq; AWQ always has 4"),
+        (("--bits", "4"), "--bits needs --format gptq"),
     ],
 )
 def test_what_synth_cannot_make_is_a_sentence(harness, options, sentence):

@@ -274,12 +274,12 @@ def test_checks_of_weights_stand_in_a_table_of_their_own_and_an_evil_name_is_onl
     reader.page.get_by_role("link", name="Same model?").click()
     section = reader.page.locator("#agreement")
     assert section.locator("tbody tr").first.locator("td").all_text_contents() == [
-        *("hf fp32", "1.42%", "96% (1 near)", "NaN", "96% (1 near)", "6%", "agrees")
+        *("hf fp32", "1.42%", "96% (1 near tie)", "NaN", "96% (1 near tie)", "6%", "agrees")
     ]
     assert section.locator("tr.bad th").text_content() == f"m {EVIL}"
     assert section.locator("li").all_text_contents() == [
         f"m {EVIL}: another model",
-        f"not compared, as it would have taken too long: m {EVIL}: n = 2,100",
+        f"not compared, over the time limit: m {EVIL}: n = 2,100",
     ]
     assert reader.page.evaluate("document.documentElement.scrollWidth") == 390
     assert reader.page.locator("img[src=x]").count() == 0

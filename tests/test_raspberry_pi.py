@@ -179,20 +179,20 @@ def test_the_time_is_that_of_every_repeat_and_of_waiting_for_it_to_cool():
 def test_a_run_knows_beforehand_how_long_it_takes_where_it_was_measured_before(tmp_path):
     experiment = configs.load(PROFILES / "rpi4-4gb.yaml", [])
     cells = plan.cells(experiment)
-    assert dry_run.beforehand(experiment, cells, tmp_path) is None  # nobody knows this machine's memory
+    assert dry_run.estimate(experiment, cells, tmp_path) is None  # nobody knows this machine's memory
     said = []
     for when, gb_per_s in (("20260101T000000.000000Z", 99), ("20260102T000000.000000Z", 40)):
         folder = tmp_path / machine.facts()["slug"] / "m" / "c" / when
         folder.mkdir(parents=True)
         record = GOLDEN | {"bandwidth_probes": [{"read_bytes_per_s": gb_per_s * 1e9}]}
         (folder / "record.json").write_text(json.dumps(record))
-        said.append(dry_run.beforehand(experiment, cells, tmp_path))
+        said.append(dry_run.estimate(experiment, cells, tmp_path))
     assert (
-        "for 6 repeats and up to 12 min to cool down if all is measured anew, by 99.0 GB/s, as measured here "
-        "before; prep" in said[0]
+        "for 6 repeats and up to 12 min to cool down if nothing is measured yet, at 99.0 GB/s, measured here "
+        "before; excludes preparation" in said[0]
     )
-    assert "by 40.0 GB/s" in said[1]  # the latest
-    assert dry_run.beforehand(experiment, cells[:0], tmp_path) is None
+    assert "at 40.0 GB/s" in said[1]  # the latest
+    assert dry_run.estimate(experiment, cells[:0], tmp_path) is None
 
 
 def test_a_run_says_first_how_long_it_takes(harness, llamacpp_interpreter, tmp_path):
@@ -208,8 +208,8 @@ def test_a_run_says_first_how_long_it_takes(harness, llamacpp_interpreter, tmp_p
     ran = harness("run", "c.yaml")
     first = ran.err.splitlines()[0]
     assert first == (
-        "harness: about 2 s for 1 repeat if all is measured anew, by 41.4 GB/s, as measured here before; "
-        "preparation apart"
+        "harness: about 2 s for 1 repeat if nothing is measured yet, at 41.4 GB/s, measured here before; "
+        "excludes preparation"
     )
 
 

@@ -82,7 +82,7 @@ def test_a_row_tells_each_part_the_rest_with_its_share_and_what_was_published_of
     peak = texts("At its peak", row)
     assert (peak["unattributed MB"], peak["total MB"], peak["compute MB"]) == ("-35 (-5.0%)", "700", "240")
     assert (peak["B/token"], peak["B/token by theory"], peak["of theory"]) == ("-", "98,304", "-")
-    assert memory.remarks("qwen1.5-0.5b", [row]) == [
+    assert memory.notes("qwen1.5-0.5b", [row]) == [
         "llamacpp q4_0: -5.0% of the memory at its peak is unattributed"
     ]
 
@@ -95,10 +95,10 @@ def test_a_part_that_is_what_was_left_over_is_marked_and_has_no_rest_beside_it()
     told = texts("At its peak", row)
     assert (told["compute MB"], told["weights MB"], told["unattributed MB"]) == ("~240", "389", "-")
     assert "~" not in "".join(texts("Once loaded", row).values())
-    assert chapter.remarks == {"qwen1.5-0.5b": []}
+    assert chapter.notes == {"qwen1.5-0.5b": []}
     (drawn,) = chapter.figures["qwen1.5-0.5b"]
     assert drawn.rows[1] == ["llamacpp q4_0, peak", "389", "-", "~240", "-", "-", "71", "-", "700"]
-    assert "~: told by nobody" in memory.MEANING
+    assert "~: inferred" in memory.MEANING
 
 
 def test_the_slope_is_told_against_theory():

@@ -242,7 +242,7 @@ def test_a_folder_of_damaged_records_and_series_lists_what_can_be_listed(tmp_pat
             (folder / "tokens.parquet").write_bytes(damaged_series(parquet, series))
     out, err = listed(root, *form)
     assert all(line.startswith("harness: ") for line in err)
-    over = sum(line.startswith("harness: passed over: ") for line in err)
+    over = sum(line.startswith("harness: skipped: ") for line in err)
     assert over <= len(damages)
     if form:
         assert len(json.loads(out)) == len(damages) - over
@@ -257,7 +257,7 @@ def test_the_command_lists_what_is_whole_and_names_what_it_passes_over(harness, 
     ran = harness("list", tmp_path / "some", "--json")
     assert ran.code == 0
     assert len(ran.json) == 2
-    assert [line.startswith("harness: passed over: ") for line in ran.err.splitlines()].count(True) == 1
+    assert [line.startswith("harness: skipped: ") for line in ran.err.splitlines()].count(True) == 1
 
 
 @given(damage=st.integers(0, 10**6) | patches(10**6, max_size=20))

@@ -262,7 +262,7 @@ def test_a_disturbed_repeat_is_measured_again_at_the_end_of_its_round(harness, c
     assert len(records(tmp_path / "results")) == 5
     exported = harness("export", "results", "--to", "csv")
     assert len(exported.out.splitlines()) == 1 + 4
-    assert "left out: 1 disturbed" in exported.err
+    assert "skipped: 1 disturbed" in exported.err
     (of_folder,) = side(str(tmp_path / "results"), tmp_path).campaigns.values()
     assert len(of_folder) == 4
     assert found[0]["started_utc"] not in {each.record["started_utc"] for each in of_folder}

@@ -406,8 +406,8 @@ def test_a_file_of_an_unknown_architecture_is_told_by_its_bytes(harness, llamacp
     assert row["weight_bytes_per_token"] == streamed
     assert row["B_ms"] == pytest.approx(streamed / 1008e9 * 1e3)
     assert row["kv_bytes_per_token"] is None
-    assert "bytes are all that can be told" in harness("theory", odd, "--machine", "rtx-4090").out
-    assert "as stored alone" in harness("theory", odd, "--bpw", "4").err
+    assert "so only bytes are shown" in harness("theory", odd, "--machine", "rtx-4090").out
+    assert "only the stored weights are known" in harness("theory", odd, "--bpw", "4").err
 
 
 def test_tied_weights_count_and_stream_once(harness):
@@ -444,7 +444,7 @@ def test_a_users_own_shapes_and_machines_come_from_yaml(harness, tmp_path):
         (["gibberish"], "unknown model (and no file) gibberish; see harness theory --list-models"),
         (["qwen1.5-7b", "--machine", "rtx-4091"], "did you mean rtx-4090"),
         (["qwen1.5-7b", "--rate", "fp32"], "--rate needs a --machine"),
-        (["qwen1.5-7b", "--length", "4096"], "--length is of --kv-read full or window"),
+        (["qwen1.5-7b", "--length", "4096"], "--length needs --kv-read full or window"),
         (["qwen1.5-7b", "--draft-length", "4"], "need --acceptance"),
         (["qwen1.5-7b", "--tensors"], "--tensors needs --quant"),
         (["--bpw", "4", "qwen1.5-7b"], "is not a number; name models before options"),

@@ -14,12 +14,12 @@ from harness.cli.progress import Progress
 from harness.dataset.gather import Gathered
 from harness.report import agreement
 
-AS_IT_SHOULD = ("agrees", "unchecked")  # of the latter nothing is known to be wrong
+PASSING = ("agrees", "unchecked")  # unchecked: nothing is known to be wrong
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, then print the table or one array. Not ok when a variant is wrong, or there were no logits of it
-    or of its reference; such a check is made again."""
+    """Check, then print the table or one array. Not ok when a variant is wrong, or when its logits or
+    those of its reference are missing; such a check runs again next time."""
     seconds = campaign.CHECK_SECONDS if arguments.seconds is None else arguments.seconds
     if not 0 < seconds <= 1e6:
         print(f"harness: --seconds {seconds:g}: must be above 0 and at most 1e6", file=sys.stderr)
@@ -30,10 +30,10 @@ def run(arguments: argparse.Namespace) -> int:
         return NOT_STARTED
     root = (arguments.out or Path("results")).absolute()
     command_line, fresh = arguments.command_line, arguments.fresh
-    asked = campaign.RunOptions(root, arguments.config, command_line, fresh=fresh, retry_failed=True)
+    request = campaign.RunOptions(root, arguments.config, command_line, fresh=fresh, retry_failed=True)
     progress = Progress()
     try:
-        stored = campaign.check_weights(experiment, chosen, asked, progress, seconds)
+        stored = campaign.check_weights(experiment, chosen, request, progress, seconds)
     except (campaign.DeviceBusy, campaign.Stopped) as stop:
         print(f"harness: {stop}", file=sys.stderr)
         return NOT_OK
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         console = Console(width=200, soft_wrap=True, highlight=False)
         console.print(agreement.terminal(checks))
-        for said in agreement.told(checks):
-            console.print(said, style="yellow", markup=False)
+        for note in agreement.notes(checks):
+            console.print(note, style="yellow", markup=False)
         print(f"records: {root}")
-    return OK if all(check["verdict"] in AS_IT_SHOULD for check in checks) else NOT_OK
+    return OK if all(check["verdict"] in PASSING for check in checks) else NOT_OK

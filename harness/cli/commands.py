@@ -1,4 +1,4 @@
-"""What each subcommand does: reads its arguments, calls the module that knows, prints."""
+"""The subcommands: read arguments, call the module that does the work, print."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return dry_run.show(experiment, chosen, arguments.json)
     root = (arguments.out or Path("results")).absolute()
-    if said := dry_run.beforehand(experiment, chosen, root):
-        print(f"harness: {said}", file=sys.stderr)
-    asked = campaign.RunOptions(
+    if estimate := dry_run.estimate(experiment, chosen, root):
+        print(f"harness: {estimate}", file=sys.stderr)
+    request = campaign.RunOptions(
         root=root,
         config_path=arguments.config,
         command_line=arguments.command_line,
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         wait=arguments.wait,
     )
     try:
-        stored = campaign.run(experiment, chosen, asked, progress := Progress())
+        stored = campaign.run(experiment, chosen, request, progress := Progress())
     except (campaign.DeviceBusy, campaign.Stopped) as stop:
         print(f"harness: {stop}", file=sys.stderr)
         return NOT_OK
@@ -58,12 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     gathered = Gathered(stored)
     _print(gathered, arguments.json, progress.busiest)
-    # A run of some cells must not take the place of the page of all.
+    # A run of some cells must not overwrite the page of all cells.
     name = experiment.name + ("-only" if arguments.only else "")
     page = (root if arguments.out else Path("reports")) / f"{name}.html"
     try:
         document.write(page, gathered.study(name))
-    except ResultsError as refusal:  # all is measured: this is not "nothing was started"
+    except ResultsError as refusal:  # everything is measured, so this is not NOT_STARTED
         print(f"harness: {refusal}", file=sys.stderr)
         return NOT_OK
     print(f"records: {root}\nreport: {page.absolute()}", file=sys.stderr if arguments.json else sys.stdout)
@@ -72,14 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_weights(arguments: argparse.Namespace) -> int:
-    """Hold every variant's logits against the 16-bit reference."""
+    """Compare the logits of every variant with the 16-bit reference."""
     from harness.cli import check as command
 
     return command.run(arguments)
 
 
 def max_ctx(arguments: argparse.Namespace) -> int:
-    """Search the longest context of every variant."""
+    """Search for the longest context of every variant."""
     from harness.cli import max_ctx as command
 
     return command.run(arguments)
@@ -94,14 +94,14 @@ def list(arguments: argparse.Namespace) -> int:
 
 
 def memory(arguments: argparse.Namespace) -> int:
-    """Print where the memory of the cells of a results folder goes."""
+    """Print the memory use of the cells of a results folder, part by part."""
     from harness.cli import memory as command
 
     return command.show(arguments.dir, arguments.json)
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Write a page, or tables alone, of results folders."""
+    """Write a page, or print tables, of results folders."""
     from harness.cli import report as command
 
     return command.make(arguments)
@@ -115,7 +115,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def validate(arguments: argparse.Namespace) -> int:
-    """Say that a config is right, and list its cells."""
+    """Check a config and list its cells."""
     experiment = config.load(arguments.config, arguments.set, look_for_weights=True)
     cells = plan.cells(experiment)
     repeats = plural(experiment.protocol.repeats, "repeat")
@@ -133,11 +133,13 @@ def init(arguments: argparse.Namespace) -> int:
 
 
 def synth(arguments: argparse.Namespace) -> int:
-    """Make synthetic weights and print where they are."""
+    """Make synthetic weights and print their paths."""
     from harness.cli import synth as command
 
-    asked = command.Asked(arguments.shape, arguments.format, arguments.quant, arguments.bits, arguments.seed)
-    return command.make(asked, arguments.json)
+    request = command.SynthRequest(
+        arguments.shape, arguments.format, arguments.quant, arguments.bits, arguments.seed
+    )
+    return command.make(request, arguments.json)
 
 
 def env(arguments: argparse.Namespace) -> int:
@@ -148,42 +150,42 @@ def env(arguments: argparse.Namespace) -> int:
 
 
 def machine(arguments: argparse.Namespace) -> int:
-    """Print what this machine is and, if asked to, what it can do at most."""
+    """Describe this machine and, with --measure, its peak rates."""
     from harness.cli import machine as command
 
     return command.show(arguments.measure, arguments.json)
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Print what on this machine may spoil a measurement."""
+    """Print what on this machine may disturb measurements."""
     from harness.cli import doctor as command
 
     return command.show(arguments.config, arguments.json)
 
 
 def history(arguments: argparse.Namespace) -> int:
-    """Write every cell over time as a page, and print its steps."""
+    """Write a page with every cell over time, and print the step changes."""
     from harness.cli import history as command
 
     return command.show(arguments.dir, arguments.output, arguments.json)
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write the ok repeats of a results folder in the format of others."""
+    """Write the ok repeats of a results folder in the format of another tool."""
     from harness.cli import export as command
 
     return command.make(arguments.dir, arguments.to, arguments.output)
 
 
 def stored_in(folder: Path) -> Iterator[Stored]:
-    """The records of a results folder; those that cannot be read are said. Raises ResultsError."""
+    """The records of a results folder; prints those that cannot be read. Raises ResultsError."""
     results.check_folder(folder)
-    unreadable: Any = lambda damage: print(f"harness: passed over: {damage}", file=sys.stderr)  # noqa: E731
+    unreadable: Any = lambda damage: print(f"harness: skipped: {damage}", file=sys.stderr)  # noqa: E731
     return results.records(folder, unreadable)
 
 
 def chosen_of(cells: Sequence[plan.Cell], globs: Sequence[str]) -> Sequence[plan.Cell]:
-    """The cells that --only asks for; where there are none it is said."""
+    """The cells that match --only; prints a message if there are none."""
     chosen = plan.select(cells, globs)
     if not chosen:
         hint = f"matches none of {plural(len(cells), 'cell')}, such as {cells[0].id}"
@@ -192,14 +194,14 @@ def chosen_of(cells: Sequence[plan.Cell], globs: Sequence[str]) -> Sequence[plan
 
 
 def _able(experiment: Experiment, cells: Sequence[plan.Cell]) -> Sequence[plan.Cell]:
-    """The cells that are not known to fail; of the others each is said, with why."""
+    """The cells that are not known to fail; prints the others with the reasons."""
     failures = forecast.known_failures(experiment, cells)
     for cell_id, reasons in failures.items():
         if reasons:
-            print(f"harness: left out {cell_id}: {'; '.join(reasons)}", file=sys.stderr)
+            print(f"harness: skipped {cell_id}: {'; '.join(reasons)}", file=sys.stderr)
     able = [cell for cell in cells if not failures[cell.id]]
     if not able:
-        print("harness: nothing is left to run: all of it is known to fail", file=sys.stderr)
+        print("harness: nothing to run: every cell is known to fail", file=sys.stderr)
     return able
 
 
@@ -222,21 +224,21 @@ def _print(gathered: Gathered, as_json: bool, busiest: BusyProcess | None = None
 
     from harness.report import tables
 
-    # A narrow terminal wraps a line; it must not cut figures off.
+    # A narrow terminal wraps lines; it must not truncate figures.
     console = Console(width=200, soft_wrap=True, highlight=False)
     console.print(tables.terminal(gathered.cells))
-    if said := tables.bandwidth(gathered.repeats):
-        console.print(said, style="dim")
+    if peak := tables.bandwidth(gathered.repeats):
+        console.print(peak, style="dim")
     checked = [row["weights_check"] for row in gathered.cells if row.get("weights_check")]
     if checked:
         counts = ", ".join(f"{word} {checked.count(word)}" for word in dict.fromkeys(checked))
         console.print(f"logits against the 16-bit reference: {counts}", style="dim")
     if any(row["weights"] == "synthetic" for row in gathered.cells):
-        console.print("synthetic weights: sizes are exact, latency nearly so", style="dim")
-    # Why repeats stayed disturbed is one sentence for all of them.
+        console.print("synthetic weights: sizes are exact, latencies almost exact", style="dim")
+    # The reason for disturbed repeats is printed once for all of them.
     disturbed = {why for row in gathered.repeats if row["disturbed"] for why in row["reasons"]}
     for row in gathered.cells:
         if row["workload"] == "grow" and row["max_ctx"]:
-            console.print(f"{row['name']}: {tables.grown(row)}", style="dim", markup=False)
+            console.print(f"{row['name']}: {tables.growth(row)}", style="dim", markup=False)
         for reason in [why for why in row["reasons"] if why not in disturbed]:
             console.print(f"{row['name']}: {reason}", style="yellow", markup=False)

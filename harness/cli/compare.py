@@ -1,4 +1,4 @@
-"""`harness compare`: what changed between two sets of runs, and whether that is a regression to fail for."""
+"""`harness compare`: changes between two sets of runs, and whether one is a regression that fails."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from harness.results import ResultsError
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 
 
-class Misasked(ValueError):
-    """The command line asks for what cannot be done; the message is one sentence."""
+class InvalidArguments(ValueError):
+    """The arguments are invalid; the message is one sentence."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare, print, and say by the exit code whether a regression failed, or something was not compared.
-    Raises ResultsError when nothing can be."""
+    """Compare and print; the exit code tells whether a regression failed or something was not compared.
+    Raises ResultsError if nothing can be compared."""
     try:
         fail_on = _thresholds(arguments.fail_on)
         base, new = _sides(arguments)
-    except Misasked as mistake:
+    except InvalidArguments as mistake:
         print(f"harness: {mistake}", file=sys.stderr)
         return NOT_STARTED
     found = compare(base, new, fail_on)
@@ -41,21 +41,21 @@ def _thresholds(given: Sequence[str]) -> dict[str, float]:
     for each in given:
         family, share = threshold(each)
         if family in found:
-            raise Misasked(f"--fail-on {each}: {family} has a threshold already")
+            raise InvalidArguments(f"--fail-on {each}: {family} already has a threshold; give it once")
         found[family] = share
     return found
 
 
 def threshold(given: str) -> tuple[str, float]:
-    """`slower:2%` as the family of figures and the share. Raises Misasked."""
+    """`slower:2%` as the family of figures and the share. Raises InvalidArguments."""
     family, _, percent = given.partition(":")
     if family not in FAMILIES:
-        raise Misasked(f"--fail-on {given}: it must begin with one of {', '.join(FAMILIES)}, as in slower:2%")
+        raise InvalidArguments(
+            f"--fail-on {given}: must begin with one of {', '.join(FAMILIES)}, as in slower:2%"
+        )
     number = _PERCENT.fullmatch(percent)
     if number is None or not math.isfinite(float(number[1])):
-        raise Misasked(
-            f"--fail-on {given}: a threshold is a number of percent and the sign, as in {family}:2%"
-        )
+        raise InvalidArguments(f"--fail-on {given}: the threshold must be a percentage, as in {family}:2%")
     return family, float(number[1]) / 100
 
 
@@ -63,15 +63,17 @@ def _sides(arguments: argparse.Namespace) -> tuple[sides.Side, sides.Side]:
     given, results = arguments.of, arguments.results
     if arguments.baseline is None:
         if len(given) != 2:
-            raise Misasked("compare takes two results folders or days, or one with --baseline last:N")
+            raise InvalidArguments(
+                "compare takes two results folders or days, or one folder with --baseline last:N"
+            )
         if Path(given[0]).resolve() == Path(given[1]).resolve():
-            raise Misasked(f"{given[0]} is compared with itself")
+            raise InvalidArguments(f"{given[0]}: base and new are the same folder; give two different ones")
         return sides.side(given[0], results), sides.side(given[1], results)
     count = re.fullmatch(r"last:([1-9]\d{0,3})", arguments.baseline)
     if count is None:
-        raise Misasked(f"--baseline {arguments.baseline}: it is last:N, as in last:14")
+        raise InvalidArguments(f"--baseline {arguments.baseline}: must be last:N, as in last:14")
     if len(given) > 1:
-        raise Misasked("with --baseline compare takes one results folder at most")
+        raise InvalidArguments("with --baseline, compare takes at most one results folder")
     return sides.rolling(Path(given[0]) if given else results, int(count[1]))
 
 
@@ -93,7 +95,7 @@ def _show(found: Comparison, form: str | None, output: Path | None) -> None:
 
 
 def _on_github(found: Comparison, path: Path) -> None:
-    """Annotations on stdout, the tables in the job's summary where there is one, figures in a file."""
+    """Print annotations, append the tables to the job summary if there is one, write figures to a file."""
     print("\n".join(gha.commands(found)))
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(summary).open("a", encoding="utf-8") as lines:
@@ -119,6 +121,6 @@ def _judge(found: Comparison) -> int:
         print(f"harness: nothing was compared: {'; '.join(why)}", file=sys.stderr)
         return NOT_STARTED
     if not found.whole:
-        print("harness: not all was compared", file=sys.stderr)
+        print("harness: some cells were not compared", file=sys.stderr)
         return NOT_OK
     return OK

@@ -1,4 +1,4 @@
-"""`harness doctor`: what on this machine may spoil a measurement, and what mends it."""
+"""`harness doctor`: what on this machine may disturb measurements, and how to fix it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.machine.doctor import Finding
 
 
 def show(config_path: Path | None, as_json: bool) -> int:
-    """Print the findings; of a config's device, where one is given. Fails where that is not here."""
+    """Print the findings, with a config only for its device. Fails if this machine lacks that device."""
     if config_path is None:
         findings = doctor.examine()
     else:
@@ -37,5 +37,6 @@ def _lines(findings: Sequence[Finding]) -> list[str]:
     lines = []
     for finding in findings:
         lines.append(f"{finding.level:<7}  {finding.what:<{width}}  {finding.found}")
-        lines += [f"{'':9}{said}" for said in (finding.effect, finding.fix and f"fix: {finding.fix}") if said]
+        details = (finding.effect, finding.fix and f"fix: {finding.fix}")
+        lines += [f"{'':9}{detail}" for detail in details if detail]
     return lines

@@ -1,4 +1,4 @@
-"""What a run would take: one line per cell, from the config alone. Needs no environment and no weights."""
+"""Forecast of a run: one line per cell, from the config alone. Needs no environment and no weights."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from harness.system.wording import plural
 from harness.theory.shapes import Shape, parameters
 
 NOT_OK_AS = ("will_fail", "will_be_refused", "will_not_fit")
-LATEST = 20  # records looked at for a probe of the bandwidth: a run without probes has none in any
+LATEST = 20  # newest records searched for a bandwidth probe; all records of a run have one, or none has
 
 
 def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
-    """Print the lines, or one array. A device that is not here is said once. NOT_OK if a cell cannot be."""
+    """Print the lines, or one array; names a missing device once. NOT_OK if a cell
+    would fail, be refused or not fit."""
     here = Here(experiment)
     if absent := here.device.absent:
         name, has = here.device.name, here.device.memory_bytes
-        planned = f"; planned for {name}, which has {has / 1e9:.1f} GB" if has else ""
+        planned = f"; the forecast is for {name} with {has / 1e9:.1f} GB" if has else ""
         print(f"harness: {absent}{planned}", file=sys.stderr)
     lines = [here.line(cell) for cell in cells]
     if as_json:
@@ -59,12 +60,12 @@ def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
     return NOT_OK
 
 
-def beforehand(experiment: Experiment, cells: Sequence[Cell], root: Path) -> str | None:
-    """How long a run of these cells takes, roughly, in a sentence; null where that cannot be known yet. What
-    is kept from before is not looked up for it, and counts.
+def estimate(experiment: Experiment, cells: Sequence[Cell], root: Path) -> str | None:
+    """Estimated time of a run of these cells, in one sentence; null if unknown. Measured
+    cells count too.
 
-    Memory is not read for it, which the campaign does anyway: what it was last seen to read here, as the
-    records below `root` have it, or what the board is known for, has to do.
+    Runs no bandwidth probe, as the campaign does that anyway: uses the latest one in the records below
+    `root`, or the data sheet of the board.
     """
     device = forecast.device_of(experiment)
     if device.family != "cpu" or (known := _known_bandwidth(root / machine.facts()["slug"])) is None:
@@ -73,41 +74,41 @@ def beforehand(experiment: Experiment, cells: Sequence[Cell], root: Path) -> str
     threads = experiment.protocol.threads or machine.physical_cores()
     seconds = []
     for cell in cells:
-        with contextlib.suppress(weights.WeightsError):  # it has no repeat that takes time
+        with contextlib.suppress(weights.WeightsError):  # such a cell runs no repeat
             found = forecast.forecast_cell(cell, forecast.local_weights(cell), device, threads, bandwidth)
             seconds += [] if found.seconds is None or found.failures else [found.seconds]
     if not seconds:
         return None
-    takes = f"{duration_of(seconds, experiment)} if all is measured anew"
-    return f"{takes}, by {bandwidth / 1e9:.1f} GB/s, {source}; preparation apart"
+    takes = f"{duration_of(seconds, experiment)} if nothing is measured yet"
+    return f"{takes}, at {bandwidth / 1e9:.1f} GB/s, {source}; excludes preparation"
 
 
 def duration_of(seconds: Sequence[float], experiment: Experiment) -> str:
-    """The time of all repeats of cells that take so long each, in words."""
+    """The time of all repeats, in words. `seconds`: of one repeat of each cell."""
     repeats, cooling = experiment.protocol.repeats, experiment.protocol.cool_down
     count = len(seconds) * repeats
-    said = f"about {_duration(sum(seconds) * repeats)} for {plural(count, 'repeat')}"
-    return f"{said} and up to {_duration(count * cooling.at_most_s)} to cool down" if cooling else said
+    time = f"about {_duration(sum(seconds) * repeats)} for {plural(count, 'repeat')}"
+    return f"{time} and up to {_duration(count * cooling.at_most_s)} to cool down" if cooling else time
 
 
 def _known_bandwidth(results_here: Path) -> tuple[float, str] | None:
-    """Bytes/s that this machine reads, and who says so; null where nobody does."""
-    # Folders are named by the time at which a repeat began.
+    """Read bandwidth of this machine in bytes/s, and its source; null if unknown."""
+    # Folder names are start times of repeats.
     newest = sorted(results_here.glob("*/*/*/record.json"), key=lambda each: each.parent.name)[-LATEST:]
     for path in reversed(newest):
         with contextlib.suppress(ResultsError):
             record = results.read(path)
             seen = traffic.ceiling_bytes_per_s([record])
             if seen is not None and record.get("device") == "cpu":
-                return seen, "as measured here before"
+                return seen, "measured here before"
     board = traffic.board(machine.facts()["cpu"])
-    return (board.bandwidth_bytes_per_s, f"as known of a {board.name}") if board else None
+    return (board.bandwidth_bytes_per_s, f"as specified for a {board.name}") if board else None
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where weights come from, in words; bytes to be written, null where that cannot be known yet; those that
-    are here; why they cannot be had."""
+    """`words`: where the weights come from. `disk_bytes`: still to write, null if unknown. `ready`: existing
+    weights. `lacks`: why they are unavailable."""
 
     words: str
     disk_bytes: float | None = None
@@ -116,22 +117,21 @@ class Source:
 
 
 class Here:
-    """This machine as a plan meets it: its device, its bandwidth, and which files are made or planned
-    already."""
+    """This machine: the device, its bandwidth, and files that exist or that an earlier cell makes."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.device = forecast.device_of(experiment)
         self._threads = experiment.protocol.threads or machine.physical_cores()
         self._planned: set[Path] = set()
         self._bandwidth: float | None = None
-        # A probe would spoil what another campaign is measuring.
+        # A probe would disturb the measurements of another campaign.
         if self.device.family == "cpu" and not is_busy("cpu"):
-            with contextlib.suppress(machine.ProbeError):  # then there is no estimate of the time
+            with contextlib.suppress(machine.ProbeError):  # without a probe there is no time estimate
                 self._bandwidth = machine.read_bandwidth(self._threads)["read_bytes_per_s"]
 
     def line(self, cell: Cell) -> dict[str, Any]:
-        """One cell: `weights` in words, bytes still to be written to disk, memory, seconds a repeat; why it
-        will fail, be refused or not fit, all of which the note has."""
+        """One cell: `weights` in words, bytes still to write to disk, memory, seconds per repeat; why it
+        will fail, be refused or not fit. The note has all reasons."""
         source = self._source(cell)
         found = forecast.forecast_cell(cell, source.ready, self.device, self._threads, self._bandwidth)
         refused = [each.reason for each in found.broken if each.refuses]
@@ -158,12 +158,12 @@ class Here:
         try:
             ready = forecast.local_weights(cell)
         except weights.WeightsError as missing:
-            return Source("none to be had", 0, lacks=[str(missing)])
+            return Source("none available", 0, lacks=[str(missing)])
         if cell.weights_format == "none" or source is None:
             return Source("no weights", 0)
         if source.kind == "synthetic" and shape:
             words, disk = self._made(cell, weights.synthetic_name(shape, source.seed), shape, source.seed)
-            return Source(words or "synthetic, made already or above", disk)
+            return Source(words or "synthetic, made already or by a cell above", disk)
         name = source.path or source.file or ""
         if ready is not None:
             return self._given(cell, f"hub {source.repo}" if source.repo else name, ready)
@@ -174,11 +174,11 @@ class Here:
         return Source(place, forecast.bytes_of_shape(cell, shape) if stored else 2 * parameters(shape))
 
     def _given(self, cell: Cell, words: str, ready: Ready) -> Source:
-        """Weights that are here, and what is made of them."""
+        """Existing weights, and the files that are made from them."""
         packs = cell.packing is not None and ready.packing is None
         if packs or (cell.weights_format == "gguf" and ready.format == "hf"):
             shape = checkpoint.read(ready.path, needs_shape=False).shape
-            if shape is None:  # it will be told when it is to be made
+            if shape is None:  # the conversion will report it
                 return Source(words, None, ready)
             steps, disk = self._made(cell, ready.fingerprint, shape, seed=None)
             return Source(f"{words}, {steps}" if steps else words, disk, ready)
@@ -189,9 +189,9 @@ class Here:
         return Source(f"{words}, quantize {cell.quant}", size, ready)
 
     def _made(self, cell: Cell, name: str, shape: Shape, seed: int | None) -> tuple[str, float]:
-        """What is still to be made for a cell, after the cells before it, in words; its bytes.
+        """The files still to make for a cell, after the cells before it, in words; their bytes.
 
-        `name`: what tells the checkpoint from others. `seed`: of a synthetic one; null: it is here.
+        `name`: identifies the checkpoint. `seed`: of a synthetic one; null: it exists.
         """
         steps: list[tuple[str, Path, float]] = []
         if seed is not None:
@@ -213,7 +213,7 @@ class Here:
                 word = "convert" if made == source else "quantize"
                 steps.append((f"{word} {made}", path, weights.synthetic_bytes(shape, made)))
         missing: list[tuple[str, Path, float]] = []
-        for step in reversed(steps):  # what is there needs nothing before it
+        for step in reversed(steps):  # an existing file needs none of the steps before it
             if step[1].exists() or step[1] in self._planned:
                 break
             missing.insert(0, step)

@@ -21,8 +21,8 @@ PROBE_TIMEOUT_S = 120.0
 
 
 def run(action: str, names: list[str], device: str | None, as_json: bool) -> int:
-    """Do `action` (list, create, check) for the stacks named, or all, and one device family, or all (create:
-    cpu). Checking fails on an environment that does not work and, of a named device, on one not built."""
+    """Run `action` (list, create, check) for the named stacks (default: all) and a device family (default:
+    all; create: cpu). `check` fails on a broken environment and, with `device`, on one that is not built."""
     for name in names:
         if name not in stacks():
             print(f"harness: unknown stack {name}; there are {', '.join(stacks())}", file=sys.stderr)
@@ -96,7 +96,7 @@ def _state(environment: Environment, check: bool) -> dict[str, Any]:
 
 
 def _lines(line: dict[str, Any]) -> Iterator[str]:
-    """An environment as text: what it is, which of its compiled modules load, which kernels run here."""
+    """An environment as text: its state, and which compiled modules and kernels work here."""
     yield f"{line['stack']}/{line['environment']}: {line['state']}"
     for key in ("python", "devices", "system_info", "problem"):
         if line.get(key):

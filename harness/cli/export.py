@@ -1,4 +1,4 @@
-"""`harness export`: the ok repeats of a results folder, in a format that others read."""
+"""`harness export`: the ok repeats of a results folder, in the format of another tool."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from harness.results.files import write_whole
 
 
 def make(folder: Path, to: str, output: str | None) -> int:
-    """Write the file, or standard output, and say what was left out and why; not ok where nothing could be
+    """Write the file or standard output, and print what was skipped and why; not ok if nothing could be
     exported. Raises ResultsError: no folder, no records, or the file cannot be written."""
     target = None if output in (None, "-") else Path(str(output))
     if to == "parquet" and target is None:
-        print("harness: --to parquet writes no text: give it a file by -o FILE", file=sys.stderr)
+        print(
+            "harness: --to parquet is binary and cannot go to standard output; set -o FILE", file=sys.stderr
+        )
         return NOT_STARTED
-    if target is not None and (why := _no_place(target)):  # before minutes of reading
+    if target is not None and (why := _unwritable(target)):  # before minutes of reading
         raise ResultsError(f"{target}: cannot be written: {why}")
     chosen = Chosen(stored_in(folder), llama_bench.fits if to == "llama-bench" else lambda row: "")
     if to == "parquet" and target is not None:
@@ -35,17 +37,17 @@ def make(folder: Path, to: str, output: str | None) -> int:
             write_whole(target, text.encode())
         if rows:  # what compare-llama-bench.py takes for its -b and -c
             print(f"harness: builds: {', '.join(llama_bench.builds(rows))}", file=sys.stderr)
-    return _told(chosen, done, folder)
+    return _summarize(chosen, done, folder)
 
 
-def _no_place(target: Path) -> str:
-    """Why no file can be written there; empty where one can."""
+def _unwritable(target: Path) -> str:
+    """The reason why no file can be written there; empty if one can."""
     if target.is_dir():
         return "it is a folder"
-    return "" if target.parent.is_dir() else f"{target.parent} is no folder"
+    return "" if target.parent.is_dir() else f"{target.parent} is not a folder"
 
 
-def _told(chosen: Chosen, done: bool, folder: Path) -> int:
+def _summarize(chosen: Chosen, done: bool, folder: Path) -> int:
     for warning in chosen.warnings:
         print(f"harness: {warning}", file=sys.stderr)
     if not chosen.seen and not chosen.left_out:
@@ -55,5 +57,5 @@ def _told(chosen: Chosen, done: bool, folder: Path) -> int:
         print(f"harness: {folder}: nothing to export: {left_out or 'no series'}", file=sys.stderr)
         return NOT_OK
     if left_out:
-        print(f"harness: left out: {left_out}", file=sys.stderr)
+        print(f"harness: skipped: {left_out}", file=sys.stderr)
     return OK

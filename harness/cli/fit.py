@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from harness.dataset.study import Study
 
 Row = dict[str, Any]
-LEAST_TOKENS = 3  # the first, and two for a line
+LEAST_TOKENS = 3  # the first token, and two for a line
 
 
 class Mistake(ValueError):
-    """The command line makes no sense; the message is one sentence."""
+    """The command line is invalid; the message is one sentence."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print one object per series, as a table or JSON; write the page and the picture that were asked for.
+    """Print one row per series, as a table or JSON; write the page and the picture, if requested.
 
-    A mistake of the command line is one sentence and exit code 2, a log that cannot be used one and 1.
+    An invalid command line prints one sentence and exits with 2, an unusable log with 1.
     """
     path: Path = arguments.log
     options = Options(arguments.latency_column, arguments.time_column, arguments.group_column, arguments.unit)
@@ -46,8 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
         bpw = _bpw(arguments.bpw)
         theory = _theory(arguments.model, arguments.machine, UNITS[arguments.units])
         log = _read(path, options)
-        if strangers := bpw.keys() - log.series.keys():
-            raise Mistake(unknown("variant", min(strangers), log.series))
+        if unmatched := bpw.keys() - log.series.keys():
+            raise Mistake(unknown("variant", min(unmatched), log.series))
     except (Mistake, LogError) as mistake:
         return refused(mistake)
     rows = analysed(log, theory, bpw)
@@ -76,18 +76,18 @@ def study(path: Path) -> Study:
         raise OptionError(f"{question}, with `harness fit`") from question
     rows = analysed(log, None, {})
     if all(row["unusable"] for row in rows):
-        raise LogError(f"{path}: no series can be used: {rows[0]['unusable']}")
+        raise LogError(f"{path}: no usable series: {rows[0]['unusable']}")
     return fits.study(path.name, rows, log)
 
 
 def refused(mistake: Mistake | LogError) -> int:
-    """Say what is wrong, and return the exit code: 1 for a log that cannot be used, else 2."""
+    """Print the error and return the exit code: 1 for an unusable log, else 2."""
     print(f"harness: {printable(str(mistake))}", file=sys.stderr)
     return NOT_STARTED if isinstance(mistake, (Mistake, OptionError)) else NOT_OK
 
 
 def _read(path: Path, options: Options) -> Log:
-    """Raises LogError, the file's name in its message."""
+    """Read a log. Raises LogError with the file name in its message."""
     try:
         return read(path, options)
     except LogError as error:
@@ -112,23 +112,23 @@ def _draw(path: Path, log: Log, rows: list[Row], page: Path | None, picture: Pat
 
 
 class Theory:
-    """A model on a machine: what its ceiling allows at some bits per weight."""
+    """A model on a machine: the limit of B and W at some bits per weight."""
 
     def __init__(self, shape: Shape, machine: Machine, units: Units) -> None:
         self._shape, self._units = shape, units
         self._ceiling = floors.Ceiling(machine.bandwidth_bytes_per_s * units.giga / 1e9, machine.flops)
 
     def limit(self, bpw: float | None) -> Limit:
-        """B is 0 where the bits per weight are not known."""
-        asked = demand.of_bits(self._shape, bpw or 16, norms=self._units.norms)
-        W = floors.W_tokens_per_s(asked, self._ceiling)
+        """The limit; B is 0 if the bits per weight are unknown."""
+        required = demand.of_bits(self._shape, bpw or 16, norms=self._units.norms)
+        W = floors.W_tokens_per_s(required, self._ceiling)
         slope_ms = 1e3 / W if W else None
-        B_ms = floors.B_s(asked, self._ceiling) * 1e3 if bpw else 0.0
+        B_ms = floors.B_s(required, self._ceiling) * 1e3 if bpw else 0.0
         return Limit(B_ms + (slope_ms or 0) * self._units.first_token_in_B * bool(bpw), slope_ms)
 
 
 def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row]:
-    """A row per series and request, in the order of the log; one that is no series says why in `unusable`."""
+    """One row per series and request, in the order of the log; `unusable` is the reason without a fit."""
     cut = {name: latency.without_end(each.n, each.ms) for name, each in log.series.items()}
     same = identical({name: ms for name, (_, ms, _) in cut.items() if len(ms) > 1})
     longest = max((len(ms) for _, ms, _ in cut.values()), default=0)
@@ -147,7 +147,9 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
         raised = [flag for flag in flags(each, limit, longest) if flag.code != "drift" or name not in changes]
         died = cut[name][2]
         if died is not None:
-            raised.append(Flag("died", f"zeros from n = {died} on, taken as its end", invalidates=None))
+            raised.append(
+                Flag("died", f"zeros from n = {died} on, treated as the end of the series", invalidates=None)
+            )
         raised += [by_name[name] for by_name in (same, changes) if name in by_name]
         row |= latency.row(each) | {"flags": [flag.row() for flag in raised]}
         rows.append(row | (_against(row, limit) if limit else {}))
@@ -155,7 +157,7 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
 
 
 def _analysis(read: Series, n: Floats, ms: Floats) -> Analysis | str:
-    """The analysis of a series, or why there is none."""
+    """The analysis of a series, or the reason why there is none."""
     if read.fault:
         return read.fault
     try:
@@ -164,7 +166,7 @@ def _analysis(read: Series, n: Floats, ms: Floats) -> Analysis | str:
         return str(reason)
     if len(ms) < LEAST_TOKENS:
         count = f"{len(ms)} token{'s' if len(ms) > 1 else ''}"
-        return f"it has {count} only, and a line takes {LEAST_TOKENS}"
+        return f"only {count}; a line needs {LEAST_TOKENS}"
     return found
 
 
@@ -182,7 +184,7 @@ def _totals(name: str, request: Request, with_theory: bool) -> Row:
 
 
 def _against(row: Row, limit: Limit) -> Row:
-    """The limit beside what was measured; ratios are shares of the ceiling that were reached."""
+    """The limits, and the shares of the limits that were reached."""
     B, W, bits = row["B_ms"], row["W_tokens_per_ms"], row["bpw"]
     B_share, W_share = limit.shares(B, W, row["W_identifiable"])
     return {
@@ -195,7 +197,7 @@ def _against(row: Row, limit: Limit) -> Row:
 
 
 def _empty(with_theory: bool) -> Row:
-    """The figures of a row that has none."""
+    """A row without figures."""
     none = latency.row(Analysis(n_tokens=0)) | {"n_tokens": None, "flags": []}
     theory = dict.fromkeys(("B_theory_ms", "W_theory", "B_ratio", "W_ratio", "B_as_w16_ms"))
     return none | (theory if with_theory else {})

@@ -1,4 +1,4 @@
-"""`harness history`: every cell over time, with the steps that its figures took, as a page and a table."""
+"""`harness history`: every cell over time and step changes of its figures, as a page and a table."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from harness.results import ResultsError
 
 
 def show(folder: Path, target: Path, as_json: bool) -> int:
-    """Write the page and print the steps, the latest first; not ok where no night has a figure. Raises
-    ResultsError: no folder, no records, or no page can be written."""
+    """Write the page and print the steps, the latest first; not ok if no night has a figure. Raises
+    ResultsError: no folder, no records, or the page cannot be written."""
     history = nights.history(stored_in(folder))
     for warning in history.warnings:
         print(f"harness: {warning}", file=sys.stderr)
@@ -28,7 +28,7 @@ def show(folder: Path, target: Path, as_json: bool) -> int:
             f"harness: {name}: no figure in {page.counted(count, 'night')}; the last: {why}", file=sys.stderr
         )
     if not history.series:
-        print(f"harness: {folder}: no night of any cell has a figure, so there is no page", file=sys.stderr)
+        print(f"harness: {folder}: no night of any cell has a figure; no page was written", file=sys.stderr)
         if as_json:
             print("[]")
         return NOT_OK
@@ -40,8 +40,8 @@ def show(folder: Path, target: Path, as_json: bool) -> int:
         _print(found)
     else:
         figures = page.counted(len(history.series), "figure")
-        said = "each on one level" if page.enough(history) else f"too few to tell: a step takes {page.FEWEST}"
-        print(f"no steps: {figures} over {page.counted(history.campaigns, 'campaign')}, {said}")
+        reason = "no change" if page.enough(history) else f"too few: detecting a step needs {page.FEWEST}"
+        print(f"no steps: {figures} over {page.counted(history.campaigns, 'campaign')}, {reason}")
     print(f"history: {target.absolute()}", file=sys.stderr if as_json else sys.stdout)
     return OK
 
@@ -50,7 +50,7 @@ def _print(found: Sequence[Step]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    # A narrow terminal wraps a line; it must not cut figures off.
+    # A narrow terminal wraps lines; it must not truncate figures.
     console = Console(width=250, soft_wrap=True, highlight=False, markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("since", "cell", "figure", "verdict"):

@@ -1,4 +1,4 @@
-"""`harness init`: a first config for this machine, commented, to be changed."""
+"""`harness init`: write a first, commented config for this machine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from harness import machine, shipped
 from harness.cli import NOT_STARTED, OK
 from harness.system.wording import plural
 
-ROOM_FOR_1_8B = 8e9  # bytes: 3.7 GB in 16 bits, the context, and what CUDA and torch take themselves
+ROOM_FOR_1_8B = 8e9  # bytes: 3.7 GB of 16-bit weights, the context, and the overhead of CUDA and torch
 BF16_SINCE = 8.0  # compute capability; older GPUs emulate it
 
 _FILE = """\
 # yaml-language-server: $schema={schema}
 # Made by `harness init` for {found}
-#   {create}    once; builds what the variants run in
-#   harness run {name} --dry-run    what it takes, and what would fail
+#   {create}    once; builds the environments of the variants
+#   harness run {name} --dry-run    forecast: disk, memory, time, failures
 #   harness run {name}
 device: {device}
 
@@ -45,13 +45,13 @@ _GPU = """\
 
 
 def make(path: Path) -> int:
-    """Write the config of this machine and say what was found. An existing file stays as it is."""
+    """Write the config and print the machine found. Never overwrites a file."""
     facts = machine.facts()
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text(facts, str(path)))
     except FileExistsError:
-        print(f"harness: {path}: exists already; give another name: harness init FILE", file=sys.stderr)
+        print(f"harness: {path}: already exists; choose another name: harness init FILE", file=sys.stderr)
         return NOT_STARTED
     except OSError as refusal:
         print(f"harness: {path}: cannot be written: {refusal.strerror}", file=sys.stderr)
@@ -69,13 +69,12 @@ def found(facts: dict[str, Any]) -> str:
 
 
 def text(facts: dict[str, Any], name: str) -> str:
-    """The config of a machine with these facts, in this file: of its first NVIDIA GPU, else its
-    CPU."""
+    """The config for a machine with these facts: for its first NVIDIA GPU, else its CPU. `name`: the file."""
     known = {"schema": shipped.schema(), "found": found(facts), "create": _create(facts), "name": name}
     if not facts["gpus"]:
         threads = facts["physical_cores"]
-        protocol = f"  # threads: {threads}       # default: the cores to use here\n"
-        protocol += "  # memory_budget: 4GiB  # of a worker, weights included; default: all there is\n"
+        protocol = f"  # threads: {threads}       # default: the physical cores\n"
+        protocol += "  # memory_budget: 4GiB  # of a worker, weights included; default: all memory\n"
         return _FILE.format(**known, device="cpu", protocol=protocol, shape="qwen1.5-0.5b", variants=_CPU)
     gpu = facts["gpus"][0]
     dtype = "bf16" if float(gpu["compute_capability"] or 0) >= BF16_SINCE else "fp16"

@@ -1,4 +1,4 @@
-"""`harness machine`: what this machine is, and with --measure what it can do at most."""
+"""`harness machine`: this machine, and with --measure its peak rates."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ RATES = (
 
 
 def show(measure: bool, as_json: bool) -> int:
-    """Print each device: the CPU, then the GPUs. Measuring holds them all, as a campaign does: one that runs
-    on any of them would be slowed."""
+    """Print each device: the CPU, then the GPUs. Measuring locks all of them, as a campaign does, because it
+    would slow a campaign on any of them."""
     rows = list(_devices())
     failed = False
     if measure:
@@ -46,7 +46,7 @@ def show(measure: bool, as_json: bool) -> int:
                     progress.say(f"measuring {row['name'] or row['device']}")
                     failed = not _measure(row, progress) or failed
         except DeviceBusy as busy:
-            reason = str(busy).partition(";")[0]  # what follows is of an option that `run` has
+            reason = str(busy).partition(";")[0]  # the rest names an option of `run`
             print(f"harness: {reason}; nothing was measured", file=sys.stderr)
             return NOT_OK
         progress.clear()
@@ -55,7 +55,7 @@ def show(measure: bool, as_json: bool) -> int:
     else:
         print("\n".join(line for row in rows for line in _lines(row)))
         if len(rows) == 1:
-            print("GPU: none that is known here")
+            print("GPU: none found")
     return NOT_OK if failed else OK
 
 
@@ -71,7 +71,7 @@ def cpu() -> Row:
 
 
 def _devices() -> Iterator[Row]:
-    """One row a device, no rates yet. `device`: as a record names it; `family`: as a config does."""
+    """One row per device, without rates. `device`: as in a record; `family`: as in a config."""
     empty: Row = dict.fromkeys(("device", "family", "name", "memory_bytes", *FACTS, *RATES, "note"))
     facts = machine.facts()
     system = {
@@ -91,23 +91,23 @@ def _devices() -> Iterator[Row]:
             yield empty | {"device": machine.device_id(family, None), "family": family}
         except machine.DeviceError:
             continue
-        return  # a second one would be the same GPU by another way
+        return  # a second family would be the same GPU again
 
 
 def _measure(row: Row, progress: Progress) -> bool:
-    """Fill in the rates; false when a probe failed. What is not there to measure with is a note."""
+    """Fill in the rates; false if a probe failed. A missing environment is a note."""
     threads, built = machine.physical_cores(), probes.measuring(_built(row["family"]))
     try:
         if row["family"] == "cpu":
             _fill(row, read=machine.read_bandwidth(threads))
             _fill(row, matrix=probes.cpu_matrix_rate(threads, built, progress.say))
             if not built:
-                row["note"] = f"a stack's own kernels may multiply faster, and none is built: {_create(row)}"
+                row["note"] = f"the kernels of a stack may be faster, but none is built; run: {_create(row)}"
         elif built:
-            said = probes.through_stack(built[0], row["device"], threads, ["read", "matrix"])
-            _fill(row, said["read"], said["matrix"])
+            rates = probes.through_stack(built[0], row["device"], threads, ["read", "matrix"])
+            _fill(row, rates["read"], rates["matrix"])
         else:
-            row["note"] = f"no stack's environment for it is built: {_create(row)}"
+            row["note"] = f"no stack is built for this device; run: {_create(row)}"
     except ProbeError as failure:
         row["note"] = str(failure)
         return False
@@ -139,7 +139,7 @@ def _lines(row: Row) -> Iterator[str]:
     if row["family"] == "cpu":
         yield f"CPU: {row['name']}, {row['architecture']}"
         cores = (
-            f"{plural(row['physical_cores'], 'core')} to use ({plural(row['logical_cpus'], 'logical CPU')})"
+            f"{plural(row['physical_cores'], 'usable core')} ({plural(row['logical_cpus'], 'logical CPU')})"
         )
         cache = row["last_level_cache_bytes"]
         yield f"  {cores}, last-level cache {f'{cache / 2**20:.0f} MiB' if cache else 'unknown'}, {memory}"

@@ -1,4 +1,4 @@
-"""`harness max-ctx`: per variant the longest context that fits, predicted and proved."""
+"""`harness max-ctx`: predict and verify the longest context of each variant."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not chosen:
         return NOT_STARTED
     root = (arguments.out or Path("results")).absolute()
-    asked = campaign.RunOptions(
+    request = campaign.RunOptions(
         root,
         arguments.config,
         arguments.command_line,
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     progress = Progress()
     try:
-        stored = campaign.run(experiment, chosen, asked, progress)
+        stored = campaign.run(experiment, chosen, request, progress)
     except (campaign.DeviceBusy, campaign.Stopped) as stop:
         print(f"harness: {stop}", file=sys.stderr)
         return NOT_OK
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _searching(experiment: Experiment, no_fill: bool) -> Experiment:
-    """The experiment with its searches alone; with one of all its variants where it has none."""
+    """The experiment with only its searches; without any, a search of all its variants."""
     given = [each for each in experiment.workloads if isinstance(each, MaxCtx)] or [MaxCtx()]
     if no_fill:
         given = list(dict.fromkeys(each.model_copy(update={"fill": False}) for each in given))
@@ -61,7 +61,7 @@ def _searching(experiment: Experiment, no_fill: bool) -> Experiment:
 
 
 def show(searches: Sequence[Row]) -> None:
-    """The table, and under it what ended each search."""
+    """Print the table, then why each search ended."""
     from rich.console import Console
     from rich.table import Table
 
@@ -69,7 +69,15 @@ def show(searches: Sequence[Row]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("cell", overflow="fold")
     table.add_column("status", no_wrap=True)
-    for heading in ("longest n_ctx", "proved by", "predicted", "limit MB", "probes", "search s", "filling s"):
+    for heading in (
+        "longest n_ctx",
+        "verified by",
+        "predicted",
+        "limit MB",
+        "probes",
+        "search s",
+        "filling s",
+    ):
         table.add_column(heading, justify="right")
     for row in searches:
         figures = (
@@ -84,9 +92,9 @@ def show(searches: Sequence[Row]) -> None:
         table.add_row(row["name"], row["status"], *figures, style=None if row["status"] == "ok" else "yellow")
     console.print(table)
     for row in searches:
-        why = row["reasons"] if row["reasons"] else [row["not_filled"], row["limit_reason"]]
-        for said in filter(None, why):
-            console.print(f"{row['name']}: {said}", style="dim", markup=False)
+        reasons = row["reasons"] if row["reasons"] else [row["not_filled"], row["limit_reason"]]
+        for reason in filter(None, reasons):
+            console.print(f"{row['name']}: {reason}", style="dim", markup=False)
 
 
 def _number(value: float | None, unit: float = 1) -> str:

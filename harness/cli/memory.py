@@ -1,4 +1,4 @@
-"""`harness memory`: where the memory of each cell goes, once loaded and at the peak."""
+"""`harness memory`: memory of each cell by part, after loading and at the peak."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 def show(folder: Path, as_json: bool) -> int:
-    """Print the table, or one array. Raises ResultsError for what is no folder."""
+    """Print the table, or one array. Raises ResultsError if there is no such folder."""
     gathered = Gathered(list(stored_in(folder)))
     rows = gathered.memory
     for warning in gathered.warnings:
@@ -33,13 +33,13 @@ def _print(rows: Sequence[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    # A narrow terminal wraps a line; it must not cut figures off.
+    # A narrow terminal wraps lines; it must not truncate figures.
     console = Console(width=220, soft_wrap=True, highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("cell", overflow="fold")
     for heading in ("status", "at"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("file", "total", *PARTS, "unattributed", "KV B/token", "in theory"):
+    for heading in ("file", "total", *PARTS, "unattributed", "KV B/token", "by theory"):
         table.add_column(heading, justify="right")
     for row in rows:
         moments = [(at, row[at]) for at in ("loaded", "peak") if row[at]] or [("-", None)]
@@ -55,18 +55,20 @@ def _print(rows: Sequence[Row]) -> None:
                 _count(row["kv_bytes_per_token"]) if last else "",
             )
     console.print(table)
-    console.print("MB of 1e6 bytes; what no part claims is unattributed, in % of the total", style="dim")
+    console.print("MB are 1e6 bytes; unattributed: total minus the parts, in % of the total", style="dim")
     if any(row[at] and row[at]["by_difference"] for row in rows for at in ("loaded", "peak")):
-        console.print("~: told by nobody, what the others leave over; no rest beside it", style="dim")
+        console.print(
+            "~: inferred: total minus the reported parts; unattributed is then unknown", style="dim"
+        )
 
 
 def _figures(moment: Row | None) -> list[str]:
     if moment is None:
         return ["-"] * (len(PARTS) + 2)
     rest, share = moment["unattributed_bytes"], moment["unattributed_share"]
-    said = "-" if rest is None else _mb(rest) + ("" if share is None else f" ({share:.1%})")
+    unattributed = "-" if rest is None else _mb(rest) + ("" if share is None else f" ({share:.1%})")
     parts = ("~" * (part in moment["by_difference"]) + _mb(moment["parts"][part]) for part in PARTS)
-    return [_mb(moment["total_bytes"]), *parts, said]
+    return [_mb(moment["total_bytes"]), *parts, unattributed]
 
 
 def _mb(value: int | None) -> str:

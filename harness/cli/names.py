@@ -1,4 +1,4 @@
-"""Names that are not known, as one sentence with the closest that are."""
+"""Messages for unknown names, with the closest known ones."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ MOST_LISTED = 24
 
 
 def printable(text: str) -> str:
-    """What a file says, without the characters that steer a terminal."""
+    """Text from a file, with terminal control characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def shortened(name: str) -> str:
-    """What was typed, as a message quotes it."""
+    """A name from the command line, shortened for a message."""
     return printable(name if len(name) <= 60 else name[:57] + "...")
 
 
 def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> str:
-    """`unknown model qwen1.5-7; did you mean qwen1.5-7b?`, else all there are, else how to list them."""
+    """`unknown model qwen1.5-7; did you mean qwen1.5-7b?`, else all known names, else how to list them."""
     names = list(known)
     shown = shortened(name)
-    # Comparing is quadratic in length, and nothing we know is that long.
+    # Comparing is quadratic in length, and no known name is that long.
     near = difflib.get_close_matches(name.lower(), names, 3) if len(name) <= 64 else []
     if near:
         hint = f"; did you mean {' or '.join(near)}?"

@@ -1,4 +1,4 @@
-"""Shows a campaign's progress on standard error: a live line on a terminal, a line per repeat elsewhere."""
+"""Progress of a campaign on standard error: a live line on a terminal, else a line per repeat."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from harness.plan import Cell
 from harness.results import Stored, series
 from harness.system.wording import plural
 
-SAY_AGAIN_S = 10.0
-LIFE_EVERY_S = 60.0  # of a long repeat, where nothing is drawn
+REPEAT_MESSAGE_S = 10.0
+HEARTBEAT_S = 60.0  # between lines about a long repeat, without a terminal
 
 
 class Progress:
@@ -24,34 +24,34 @@ class Progress:
         self._live = sys.stderr.isatty()
         self._place, self._name = "", ""
         self._new_tokens = 0
-        self._topic, self._said = "", 0.0
+        self._topic, self._printed_s = "", 0.0
         self.busiest: BusyProcess | None = None
 
     def say(self, line: str) -> None:
-        """A passing remark. On a terminal it is replaced by the next one; elsewhere those that begin alike,
-        up to a colon, are said every ten seconds."""
+        """Show a transient message. On a terminal the next one replaces it; elsewhere messages with the same
+        text before the colon are printed at most every ten seconds."""
         if self._live:
             self._draw(line)
             return
         topic, now = line.partition(":")[0], time.monotonic()
-        if topic != self._topic or now >= self._said + SAY_AGAIN_S:
-            self._topic, self._said = topic, now
+        if topic != self._topic or now >= self._printed_s + REPEAT_MESSAGE_S:
+            self._topic, self._printed_s = topic, now
             print(line, file=sys.stderr, flush=True)
 
     def warn(self, line: str) -> None:
-        """A remark that stays."""
+        """Print a message that stays."""
         self.clear()
         print(line, file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Take the passing remark off a terminal, before something is printed."""
+        """Clear the live line of a terminal, before something is printed."""
         if self._live:
             self._draw("")
 
     def repeat_begins(self, number: int, of: int, cell: Cell, repeat: int, attempt: int) -> None:
         again = f", attempt {attempt}" if attempt > 1 else ""
         self._place, self._name = f"[{number}/{of}]", f"{cell.id} #{repeat}{again}"
-        self._said = time.monotonic()
+        self._printed_s = time.monotonic()
         self._new_tokens = int(cell.workload.new_tokens or 0)
         if self._live:
             self._draw(f"{self._place} loading and warming up  {self._name}")
@@ -60,8 +60,8 @@ class Progress:
         done = f"{count}/{plural(self._new_tokens, 'token')}, {latency_ns / 1e6:.2f} ms"
         if self._live:
             self._draw(f"{self._place} {done}  {self._name}")
-        elif time.monotonic() >= self._said + LIFE_EVERY_S:
-            self._said = time.monotonic()
+        elif time.monotonic() >= self._printed_s + HEARTBEAT_S:
+            self._printed_s = time.monotonic()
             print(f"{self._place} {done}  {self._name}", file=sys.stderr, flush=True)
 
     def repeat_ends(self, stored: Stored) -> None:
@@ -75,7 +75,7 @@ class Progress:
             line += f", {statistics.median(rest) / 1e6:.2f} ms/token" if rest else ""
         if attempts_left(stored.record, found):
             line += ": disturbed, measured again later"
-        elif found.disturbed and stored.record["attempt"] > 1:  # the summary says by what
+        elif found.disturbed and stored.record["attempt"] > 1:  # the summary names the cause
             line += ": disturbed again"
         elif reasons:
             line += f": {'; '.join(reasons)}"

@@ -1,5 +1,5 @@
-"""What has been reached of a ceiling: the fastest decode of the same model, weights and machine that is
-published, or was measured here."""
+"""The share of a ceiling reached by the fastest decode of the same model, weights and machine, published or
+measured here."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from harness.theory.machine import Machine
 from harness.theory.shapes import Shape
 
 Row = dict[str, Any]
-RESULTS = Path("results")  # where the user stands
-NEWEST = 60  # records of a model that are looked at
-_BITS = {"w16": 16, "w8": 8, "w4": 4}  # forms that stand for whatever has so many bits
+RESULTS = Path("results")  # relative to the working directory
+NEWEST = 60  # records of a model that are read
+_BITS = {"w16": 16, "w8": 8, "w4": 4}  # forms of the weights that stand for any type with this many bits
 
 
 def add(row: Row, records: Sequence[Row], machine: Machine) -> None:
     """Set `reached`: tokens_per_s, `share` of the ceiling at the same context, `stack`, `variant`, `source`;
-    null where nobody has measured it, or the ceiling is not known. `records`: see of_model."""
+    null without a measurement or a known ceiling. `records`: see of_model."""
     B_ms, W = row["B_ms"], row["W_tokens_per_ms"]
     if B_ms is None:
         return
@@ -44,7 +44,7 @@ def add(row: Row, records: Sequence[Row], machine: Machine) -> None:
 
 
 def of_model(model: str, shape: Shape) -> Iterator[Row]:
-    """The records of a model of this name and shape, published and own. What cannot be read is left out."""
+    """The records of a model of this name and shape, published and own. Skips unreadable ones."""
     published = (shipped.HERE / shipped.PUBLISHED).glob(f"*/{model}/*/record.json")
     own = sorted(RESULTS.glob(f"*/{model}/*/*/record.json"), key=lambda path: path.parent.name)
     for path in [*published, *own[-NEWEST:]]:
@@ -66,8 +66,8 @@ def _is_on(record: Row, machine: Machine) -> bool:
 
 
 def _has(record: Row, weights: str) -> bool:
-    """Whether its weights are those of a row. Fused layers of the published study are left out: past their
-    2,048 tokens they lost what they held."""
+    """Whether its weights are those of a row. Excludes fused layers of the published study: their cache drops
+    tokens past 2,048."""
     reported = record.get("reported") or {}
     quant = record["variant"] if reported else (record.get("loaded") or {}).get("quant")
     if weights in _BITS:
@@ -83,7 +83,7 @@ def _bits(quant: str | None) -> int | None:
 
 
 def _speed(record: Row) -> tuple[float, float, str] | None:
-    """Tokens per second, the context at which, and who says so; null of what is no measurement."""
+    """Tokens per second, the context they were measured at, and the source; null if it is no measurement."""
     if reported := record.get("reported"):
         source = record["source"]["title"]
         return (1e3 / reported["B_ms"], 0.0, source) if reported.get("B_ms") else None

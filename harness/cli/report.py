@@ -1,4 +1,4 @@
-"""`harness report`: a page, or the tables alone, from folders of records; no GPU and no stack is needed."""
+"""`harness report`: a page or tables from results folders; needs no GPU and no stack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from harness.results import ResultsError, Stored
 
 
 def make(arguments: argparse.Namespace) -> int:
-    """Print the tables, or write the page and say where. Raises ResultsError when nothing can be shown."""
+    """Print the tables, or write the page and print its path. Raises ResultsError if there is
+    nothing to show."""
     if any(path.is_file() for path in arguments.dir):
         try:
             study, name = _of_log(arguments.dir, arguments.baseline)
@@ -46,29 +47,29 @@ def make(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _of_records(folders: list[Path], beside: Path | None) -> tuple[Study, str]:
-    """A Study of folders of records, and what its page is called."""
+def _of_records(folders: list[Path], baseline_folder: Path | None) -> tuple[Study, str]:
+    """The Study of results folders, and the name of its page."""
     gathered = _gathered(folders)
-    baseline = _gathered([beside]) if beside else None
+    baseline = _gathered([baseline_folder]) if baseline_folder else None
     title = ", ".join(folder.resolve().name for folder in folders)
     first = [*gathered.cells, *gathered.checks, *gathered.searches][0]
     return gathered.study(title, baseline), first["machine"]
 
 
-def _of_log(paths: list[Path], beside: Path | None) -> tuple[Study, str]:
-    """A Study of one log of any tool, and what its page is called. Raises LogError."""
-    if len(paths) > 1 or beside:
-        raise ResultsError("a log is shown alone: give one file, or folders of records, and no --baseline")
+def _of_log(paths: list[Path], baseline_folder: Path | None) -> tuple[Study, str]:
+    """The Study of one log of any tool, and the name of its page. Raises LogError."""
+    if len(paths) > 1 or baseline_folder:
+        raise ResultsError("a log cannot be combined: give one log without --baseline, or results folders")
     return fit.study(paths[0]), paths[0].name.split(".")[0]
 
 
 def _gathered(folders: list[Path]) -> Gathered:
-    """The records of some folders. Raises ResultsError: a folder that is none, or not one record in them."""
+    """The records of some folders. Raises ResultsError if one is not a folder, or if there are no records."""
     stored: list[Stored] = []
     damages: list[str] = []
     for folder in folders:
         results.check_folder(folder)
-        stored += results.records(folder, lambda damage: damages.append(f"passed over: {damage}"))
+        stored += results.records(folder, lambda damage: damages.append(f"skipped: {damage}"))
     if not stored:
         for damage in damages:
             print(f"harness: {damage}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`harness synth`: synthetic weights by hand, through the same cache that campaigns use."""
+"""`harness synth`: make synthetic weights in the cache that campaigns use."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from harness.theory.names import NotUnderstood
 from harness.theory.packed import FORMATS, Packing
 
 STACK = "llamacpp"  # the stack that owns GGUF
-PACKER = "hf"  # of those that load checkpoints, all of which have the job that packs
+PACKER = "hf"  # any stack that loads checkpoints can pack them
 
 
 @dataclass(frozen=True)
-class Asked:
+class SynthRequest:
     """`form`: gguf, hf, gptq or awq. `quants`: of GGUF files, null: f16. `bits`: of GPTQ, null: 4."""
 
     shape: str
@@ -36,16 +36,16 @@ class Asked:
     seed: int
 
 
-def make(asked: Asked, as_json: bool) -> int:
+def make(request: SynthRequest, as_json: bool) -> int:
     """Make a checkpoint, or one GGUF per quantization; print paths, as JSON with exact sizes."""
-    if wrong := _mistake(asked):
+    if wrong := _mistake(request):
         print(f"harness: {wrong}", file=sys.stderr)
         return NOT_STARTED
     progress = Progress()
     preparation = Preparation("cpu", None, None, progress.say)
     made = []
     try:
-        for ready in _made(preparation, asked):
+        for ready in _made(preparation, request):
             made.append(_row(ready))
             if not as_json:
                 progress.clear()
@@ -58,39 +58,39 @@ def make(asked: Asked, as_json: bool) -> int:
     return OK
 
 
-def _mistake(asked: Asked) -> str | None:
-    """What is wrong with the command line, in a sentence."""
+def _mistake(request: SynthRequest) -> str | None:
+    """The mistake in the command line, in one sentence; null if there is none."""
     choices = [str(choice) for choice in stacks()[STACK].options["quant"].choices]
     try:
-        names.model(asked.shape)
+        names.model(request.shape)
     except NotUnderstood as why:
-        return why.sentence("shape", shortened(asked.shape))
-    for quant in asked.quants or ():
+        return why.sentence("shape", shortened(request.shape))
+    for quant in request.quants or ():
         if quant not in choices:
             return unknown("quantization", quant, choices)
-    if asked.quants and asked.form != "gguf":
-        is_what = "bf16" if asked.form == "hf" else f"packed in {asked.bits or 4} bits"
-        return f"--quant is of --format gguf; a checkpoint is {is_what}"
-    if asked.bits and asked.form != "gptq":
-        return "--bits is of --format gptq" + ("; AWQ has 4" if asked.form == "awq" else "")
-    if not 0 <= asked.seed < 2**63:
-        return f"--seed {asked.seed}: must be at least 0 and below 2**63"
+    if request.quants and request.form != "gguf":
+        is_what = "bf16" if request.form == "hf" else f"packed in {request.bits or 4} bits"
+        return f"--quant needs --format gguf; a checkpoint is {is_what}"
+    if request.bits and request.form != "gptq":
+        return "--bits needs --format gptq" + ("; AWQ always has 4" if request.form == "awq" else "")
+    if not 0 <= request.seed < 2**63:
+        return f"--seed {request.seed}: must be at least 0 and below 2**63"
     return None
 
 
-def _made(preparation: Preparation, asked: Asked) -> Iterator[Ready]:
+def _made(preparation: Preparation, request: SynthRequest) -> Iterator[Ready]:
     """Raises NotReady."""
-    known = names.model(asked.shape)
-    model = Model(name=known.name, shape=known.shape, weights=Weights(seed=asked.seed))
-    if asked.form in FORMATS:
-        packing = Packing(asked.form, asked.bits or 4)
+    known = names.model(request.shape)
+    model = Model(name=known.name, shape=known.shape, weights=Weights(seed=request.seed))
+    if request.form in FORMATS:
+        packing = Packing(request.form, request.bits or 4)
         loading = [header.stack for header in stacks().values() if header.weights not in ("gguf", "none")]
         yield preparation.packed(_cell(model, _built([PACKER, *loading], PACKER)), packing)
-    elif asked.form == "hf":
+    elif request.form == "hf":
         loading = [header.stack for header in stacks().values() if header.weights != "none"]
         yield preparation.checkpoint(_cell(model, _built([STACK, *loading], STACK)))
     else:
-        for quant in asked.quants or [SOURCE_QUANT]:
+        for quant in request.quants or [SOURCE_QUANT]:
             yield _gguf(preparation, model, quant)
 
 
@@ -106,7 +106,7 @@ def _cell(model: Model, stack: str) -> Cell:
 
 
 def _built(names: Iterable[str], otherwise: str) -> str:
-    """The first of these stacks whose environment is there already; they all make the same."""
+    """The first of these stacks with an existing environment; all make the same files."""
     for name in names:
         environment = stacks()[name].environment_for("cpu")
         if environment and build.find(environment):

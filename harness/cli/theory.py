@@ -1,4 +1,4 @@
-"""`harness theory`: what hardware allows, from a name or a file's header, before anything runs."""
+"""`harness theory`: limits of the hardware for a model name or the header of a file, before anything runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BITS = (16.0, 8.0, 4.0)
 
 
 class Model(NamedTuple):
-    """A model as asked for. `stored`: the form its files have; `shape`: null where they do not tell it."""
+    """A requested model. `stored`: the form in its files; `shape`: null if the files do not define it."""
 
     given: str
     name: str
@@ -40,7 +40,7 @@ class Model(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was asked for. A mistake is one sentence and exit code 2."""
+    """Print the requested output. A mistake prints one sentence and exits with 2."""
     try:
         if arguments.published:
             return _published(arguments)
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _known(own: Path | None) -> tuple[dict[str, Shape], dict[str, Machine]]:
-    """Shapes and machines by name, the user's own before ours."""
+    """Shapes and machines by name; those of the user override the built-in ones."""
     if own is None:
         return SHAPES, MACHINES
     from harness.config.mistakes import ConfigError
@@ -72,7 +72,7 @@ def _known(own: Path | None) -> tuple[dict[str, Shape], dict[str, Machine]]:
 def _rows(
     arguments: argparse.Namespace, shapes: Mapping[str, Shape], machines: Mapping[str, Machine]
 ) -> list[Row]:
-    """A row per model, machine and form of the weights, in the order asked for."""
+    """One row per model, machine and form of the weights, in the requested order."""
     if not arguments.models:
         raise Mistake(
             "name a model or a file: harness theory qwen1.5-7b --machine rtx-4090 (or --list-models)"
@@ -112,7 +112,7 @@ def _ask(arguments: argparse.Namespace) -> Ask:
     if has_length and arguments.length is None:
         raise Mistake(f"--kv-read {arguments.kv_read} needs --length")
     if arguments.length is not None and not has_length:
-        raise Mistake("--length is of --kv-read full or window")
+        raise Mistake("--length needs --kv-read full or window")
     for option in ("chunk", "rate", "memory"):
         if getattr(arguments, option) and not arguments.machine:
             raise Mistake(f"--{option} needs a --machine")
@@ -136,7 +136,7 @@ def _ask(arguments: argparse.Namespace) -> Ask:
 
 
 def _model(given: str, arguments: argparse.Namespace, shapes: Mapping[str, Shape]) -> Model:
-    """A model by its name or its files, with the forms that its weights are asked in."""
+    """A model by its name or its files, with the requested forms of its weights."""
     if known := theory_names.model(given, shapes):
         shape: Shape | None = known.shape
         assert shape is not None
@@ -146,16 +146,16 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Mapping[str, Shape
     else:
         name, shape, tied, stored = _file(given)
         if arguments.tied:
-            raise Mistake(f"{given}: --tied is for names; a file says itself whether it is tied")
+            raise Mistake(f"{given}: --tied is only for model names; a file defines whether it is tied")
     if shape is None and (arguments.bpw or arguments.quant):
-        raise Mistake(f"{given}: its shape is not known, so its weights are known as stored alone")
+        raise Mistake(f"{given}: unknown shape, so only the stored weights are known; drop --bpw and --quant")
     forms = [Form(f"{bits:g} bits", bits) for bits in arguments.bpw]
     for quant in theory_names.quants(arguments.quant):
         as_published = arguments.units == PUBLISHED.name
         assert shape is not None
         forms.append(Form(quant, tensors=tuple(gguf_types.quantized(shape, quant, as_published))))
     if arguments.tensors and not (arguments.quant or stored):
-        raise Mistake(f"{given}: --tensors needs --quant, or a file that has tensors")
+        raise Mistake(f"{given}: --tensors needs --quant, or a file with tensors")
     if not forms:
         forms = [stored] if stored else [Form(f"w{bits:g}", bits) for bits in BITS]
     return Model(given, name, shape, tied, forms, stored)
@@ -180,7 +180,7 @@ def _file(given: str) -> tuple[str, Shape | None, bool, Form | None]:
 
 
 def _this_machine() -> Machine:
-    """This machine's CPU: memory as installed, bandwidth and matrix rate measured now."""
+    """The CPU of this machine: usable memory, and bandwidth and matrix rate measured now."""
     from harness.campaign import DeviceBusy
     from harness.cli.machine import cpu
     from harness.machine import ProbeError
@@ -225,7 +225,7 @@ def _print(arguments: argparse.Namespace, rows: list[Row]) -> int:
 
 
 def _flat(row: Row) -> Row:
-    """A row as CSV has it: nested figures as columns of their own, lists of objects left out."""
+    """A row for CSV: nested figures become columns, lists of objects are dropped."""
     flat: Row = {}
     for key, value in row.items():
         if key == "prefill_knees":
@@ -269,7 +269,7 @@ def _list(arguments: argparse.Namespace, shapes: Mapping[str, Shape], machines: 
 
 
 def _published(arguments: argparse.Namespace) -> int:
-    """One table as CSV, the form it was published in, so that it can be compared with `diff`; or all."""
+    """Print one published table, or all, as CSV, to compare with `diff`."""
     from harness.theory import llama_arithmetic, published
 
     tables = published.TABLES | llama_arithmetic.TABLES

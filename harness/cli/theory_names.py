@@ -1,4 +1,4 @@
-"""What the words on `harness theory`'s command line name: models or files, machines, quantizations."""
+"""Resolve names on the command line of `harness theory`: models or files, machines, quantizations."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ THIS, ALL = "this", "all"
 
 
 class Mistake(ValueError):
-    """What was asked makes no sense; the message is one sentence."""
+    """The command line is invalid; the message is one sentence."""
 
 
 def sort(arguments: argparse.Namespace, shapes: Mapping[str, Shape], known: Mapping[str, Machine]) -> None:
-    """Join a machine's words that the shell has split; move models after --machine or --quant."""
+    """Join machine names that the shell has split; move models given after --machine or --quant."""
 
     def is_machine(name: str) -> bool:
         return name.lower() == THIS or _stands(lambda: machine_names.machines(name, known))
@@ -42,7 +42,7 @@ def sort(arguments: argparse.Namespace, shapes: Mapping[str, Shape], known: Mapp
 
 
 def _stands(resolve: Callable[[], object]) -> bool:
-    """Whether a name stands for something, or for several things."""
+    """Whether a name is known, or ambiguous."""
     try:
         resolve()
     except NotUnderstood as why:
@@ -53,7 +53,7 @@ def _stands(resolve: Callable[[], object]) -> bool:
 def machines(
     given: Iterable[str], known: Mapping[str, Machine], memory: float | None, this: Callable[[], Machine]
 ) -> dict[str, Machine]:
-    """The machines by name; says so of a name that stands for several. `this` measures this machine."""
+    """The machines by name; prints a message for a name of several. `this` measures this machine."""
     found: dict[str, Machine] = {}
     for name in given:
         if name.lower() == THIS and THIS not in known:
@@ -69,7 +69,7 @@ def machines(
 
 
 def model(given: str, shapes: Mapping[str, Shape]) -> names.Model | None:
-    """A known model; null of a file."""
+    """A known model; null for a file."""
     path = Path(given)
     is_file = path.exists() or path.suffix in (".gguf", ".json", ".safetensors")
     if given and is_file and given.lower() not in shapes:
@@ -77,13 +77,13 @@ def model(given: str, shapes: Mapping[str, Shape]) -> names.Model | None:
     try:
         return names.model(given, shapes, "give its config.json or --from")
     except NotUnderstood as why:
-        if "/" in given:  # a path that is not there, as its reader says
+        if "/" in given:  # a missing path, which the reader of the file reports
             return None
         raise Mistake(why.sentence("model (and no file)", shortened(given))) from why
 
 
 def quants(given: Iterable[str]) -> list[str]:
-    """The types in lower case; `all` is each of them."""
+    """The types in lower case, with `all` expanded."""
     found = [quant.lower() for quant in given]
     if strange := next((quant for quant in found if quant not in (*QUANTS, ALL)), None):
         raise Mistake(unknown("quantization", strange, QUANTS))

@@ -1,4 +1,4 @@
-"""What `harness theory` can be asked; parsing alone, so that --help answers at once."""
+"""Options of `harness theory`; only parsing, so that --help is fast."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "models",
         nargs="*",
         metavar="MODEL",
-        help="a name (--list-models), of the hub or of Ollama too, a .gguf, a folder, or a config.json",
+        help="a name (--list-models, or of the hub or Ollama), a .gguf, a folder, or a config.json",
     )
     add = parser.add_argument
     add(
@@ -26,15 +26,15 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="NAME",
-        help="names (--list-machines), or `this`: this machine's CPU, its bandwidth and rate measured now",
+        help="names (--list-machines), or `this`: the CPU here, with bandwidth and rate measured now",
     )
     add(
         "--memory",
         type=_memory,
         metavar="SIZE",
-        help="of the machines, as sold: chooses a size, or sets another; 16GB is 16 GiB",
+        help="memory of the machines, as sold: selects a variant, or sets another size; 16GB is 16 GiB",
     )
-    form = parser.add_argument_group("form of the weights (default: 16, 8 and 4 bits; of a file: as stored)")
+    form = parser.add_argument_group("form of the weights (default: 16, 8 and 4 bits; for a file: as stored)")
     form.add_argument(
         "--bpw", nargs="+", type=_bits, default=[], metavar="BITS", help="bits per weight, e.g. 4.85"
     )
@@ -43,57 +43,82 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="TYPE",
-        help="llama.cpp's types, by its rules, e.g. q4_k_m; or all",
+        help="quantization types of llama.cpp, e.g. q4_k_m; or all",
     )
-    form.add_argument("--tied", action="store_true", help="the lm_head is the input embedding")
     form.add_argument(
-        "--tensors", action="store_true", help="also list every tensor: type, bytes, bytes streamed per step"
+        "--tied", action="store_true", help="the lm_head shares its weights with the input embedding"
+    )
+    form.add_argument(
+        "--tensors", action="store_true", help="also list every tensor: type, bytes, bytes read per step"
     )
     cache = parser.add_argument_group("KV cache")
     cache.add_argument(
-        "--kv-bits", type=_bits, default=16, metavar="BITS", help="of an element (default: 16)"
+        "--kv-bits", type=_bits, default=16, metavar="BITS", help="bits per element (default: 16)"
     )
     cache.add_argument(
         "--kv-read",
         choices=("grows", "padded256", "full", "copied", "window"),
         default="grows",
-        help="how a step reads it (grows)",
+        help="how a decode step reads it (default: grows)",
     )
     cache.add_argument(
-        "--length", type=_count, metavar="N", help="tokens of a static cache (full) or of a window (window)"
+        "--length", type=_count, metavar="N", help="tokens of a static cache (full) or of the window (window)"
     )
-    at = parser.add_argument_group("where (counts of tokens may have k or M: 32k is 32,768)")
+    at = parser.add_argument_group("context and prompt (token counts accept k and M: 32k is 32,768)")
     at.add_argument(
-        "--context", type=_count, default=10_000, metavar="N", help="decode also at this position (10000)"
+        "--context",
+        type=_count,
+        default=10_000,
+        metavar="N",
+        help="also show decode at this position (default: 10000)",
     )
-    at.add_argument("--prompt", type=_count, default=25, metavar="N", help="tokens of prefill (25)")
-    at.add_argument("--chunk", nargs="+", type=_count, default=[], metavar="N", help="prefill in chunks of N")
+    at.add_argument("--prompt", type=_count, default=25, metavar="N", help="prompt tokens (default: 25)")
+    at.add_argument(
+        "--chunk",
+        nargs="+",
+        type=_count,
+        default=[],
+        metavar="N",
+        help="also show prefill in chunks of N tokens",
+    )
     at.add_argument(
         "--kv-block",
         type=_count,
         metavar="N",
-        help="prefill: tokens that share one reading of the cache (default: a chunk; 1: as the study has it)",
+        help="prefill tokens that share one read of the KV cache (default: a chunk; 1: as in the study)",
     )
-    at.add_argument("--rate", metavar="NAME", help="a machine's rate to count computing at, e.g. fp16-tensor")
+    at.add_argument("--rate", metavar="NAME", help="compute rate of the machine to use, e.g. fp16-tensor")
     draft = parser.add_argument_group("speculative decoding")
-    draft.add_argument("--acceptance", type=_share, metavar="P", help="of a drafted token, 0 to 1")
-    draft.add_argument("--draft-length", type=_count, metavar="N", help="tokens per round (4)")
     draft.add_argument(
-        "--draft-cost", type=_share, metavar="C", help="time of a draft step over a decode step's (0)"
+        "--acceptance", type=_share, metavar="P", help="acceptance rate of a drafted token, 0 to 1"
     )
-    add("--units", choices=["si", "published"], default="si", help="published: the study's binary ones (si)")
-    add("--from", dest="own", type=Path, metavar="FILE", help="YAML with shapes and machines of your own")
+    draft.add_argument(
+        "--draft-length", type=_count, metavar="N", help="drafted tokens per round (default: 4)"
+    )
+    draft.add_argument(
+        "--draft-cost",
+        type=_share,
+        metavar="C",
+        help="time of a draft step over the time of a decode step (default: 0)",
+    )
+    add(
+        "--units",
+        choices=["si", "published"],
+        default="si",
+        help="published: binary units, as in the study (default: si)",
+    )
+    add("--from", dest="own", type=Path, metavar="FILE", help="YAML file with your own shapes and machines")
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--list-models", action="store_true", help="the names known")
+    instead.add_argument("--list-models", action="store_true", help="list the known models")
     instead.add_argument(
-        "--list-machines", action="store_true", help="the names known, with the source of each figure"
+        "--list-machines", action="store_true", help="list the known machines, with the source of each figure"
     )
     instead.add_argument(
-        "--published", metavar="TABLE", help="a table of the published study again, by our formulas; or `all`"
+        "--published", metavar="TABLE", help="recompute a table of the published study; or `all`"
     )
     shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--csv", action="store_true", help="the rows as CSV")
-    shape.add_argument("--json", action="store_true", help="one array, one object per row")
+    shape.add_argument("--csv", action="store_true", help="print the rows as CSV")
+    shape.add_argument("--json", action="store_true", help="print one JSON array, one object per row")
 
 
 def _bits(text: str) -> float:

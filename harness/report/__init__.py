@@ -1,1 +1,1 @@
-"""Rows and series -> what a person reads: a terminal table, one HTML page. Rebuilt from results/ alone."""
+"""Rows and series -> terminal tables and one HTML page. Rebuilt from results/ alone."""

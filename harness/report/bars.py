@@ -1,4 +1,4 @@
-"""Figures of B and W: a bar a variant with its interval, beside the limits."""
+"""Figures of B and W: one bar per variant with its confidence interval and its limits."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from harness.report.columns import hidden, interval
 from harness.report.drawing import FAINT, INK, Figure, Mark, Named, Trace, layout, plain
 
 BAR_HEIGHT = 24
-TICK = 24  # characters of a name beside its bar
+TICK = 24  # characters of the name of a bar
 CEILINGS = {"": "limit by the data sheet", "_measured": "limit measured here"}
 
 
 def bars(model: str, named: Named, marks: Mapping[str, Mark]) -> list[Figure]:
-    """B, and W, of each variant with its interval, beside the limits."""
+    """B and W of each variant with the confidence interval and the limits."""
     drawn = (
-        _bars(
-            model, named, marks, "B", "B_ms", "B_ci95_ms", "B: latency at zero context, ms", limit=_B_limit
-        ),
+        _bars(model, named, marks, "B", "B_ms", "B_ci95_ms", "B: TPOT at zero context, ms", limit=_B_limit),
         _bars(
             *(model, named, marks, "W", "W_tokens_per_ms", "W_ci95"),
-            "W: tokens of context per further ms",
+            "W: tokens of context per further ms of TPOT",
             limit=_W_limit,
         ),
     )
@@ -30,14 +28,14 @@ def bars(model: str, named: Named, marks: Mapping[str, Mark]) -> list[Figure]:
 
 def _B_limit(row: Row, which: str) -> float | None:
     B_ms, ratio = figure(row, "B_ms"), figure(row, f"B{which}_ratio")
-    said = figure(row, "B_theory_ms") if not which else None
-    return said if said is not None else B_ms * ratio if B_ms is not None and ratio is not None else None
+    theory = figure(row, "B_theory_ms") if not which else None
+    return theory if theory is not None else B_ms * ratio if B_ms is not None and ratio is not None else None
 
 
 def _W_limit(row: Row, which: str) -> float | None:
     W, ratio = figure(row, "W_tokens_per_ms"), figure(row, f"W{which}_ratio")
-    said = figure(row, "W_theory_tokens_per_ms") if not which else None
-    return said if said is not None else W / ratio if W is not None and ratio else None
+    theory = figure(row, "W_theory_tokens_per_ms") if not which else None
+    return theory if theory is not None else W / ratio if W is not None and ratio else None
 
 
 def _bars(
@@ -63,7 +61,7 @@ def _bars(
             "x": values,
             "marker": {
                 "color": [marks[row["name"]].colour for _, row in named],
-                "opacity": 0.6,  # what lies on it is seen
+                "opacity": 0.6,  # overlays stay visible
                 "pattern": {"shape": ["/" if row.get("status") == "invalid" else "" for _, row in named]},
             },
             "error_x": {
@@ -80,12 +78,12 @@ def _bars(
         }
     ]
     limits = {which: [limit(row, which) for _, row in named] for which in CEILINGS}
-    beside = [figure(row.get("baseline"), key) for _, row in named]
+    baselines = [figure(row.get("baseline"), key) for _, row in named]
     overlays = {}
     for points, word, symbol, sign in (
         (limits[""], CEILINGS[""], "line-ns-open", "|"),
         (limits["_measured"], CEILINGS["_measured"], "x-thin-open", "x"),
-        (beside, "baseline", "diamond-open", "◇"),
+        (baselines, "baseline", "diamond-open", "◇"),
     ):
         if any(point is not None for point in points):
             data.append(_ticks(names, points, word, symbol))
@@ -127,14 +125,14 @@ def _bars(
             margin={"l": 50, "r": 16, "t": 8, "b": 30},
             bargap=0.35,
         ),
-        ["variant", name, "95% interval", *CEILINGS.values(), "baseline"],
+        ["variant", name, "95% CI", *CEILINGS.values(), "baseline"],
         [
             [
                 label,
-                _told(value, digits) if value is not None else _why(row, key),
+                _number(value, digits) if value is not None else _why(row, key),
                 interval(row, interval_key, digits),
-                *(_told(limits[which][place], digits) for which in CEILINGS),
-                _told(beside[place], digits),
+                *(_number(limits[which][place], digits) for which in CEILINGS),
+                _number(baselines[place], digits),
             ]
             for place, ((label, row), value) in enumerate(zip(named, values, strict=True))
         ],
@@ -145,19 +143,23 @@ def _bars(
 
 
 def _drawn(ends: Sequence[float | None], overlays: Mapping[str, str]) -> str:
-    """What stands at the bars; many a published figure has neither interval nor limit."""
-    whiskers = ", with 95% intervals (an open end has no whisker)" if any(e is not None for e in ends) else ""
-    return whiskers + (f", beside: {', '.join(overlays)}" if overlays else "")
+    """The overlays of the bars, in words; many published figures have neither interval nor limit."""
+    whiskers = (
+        ", with 95% confidence intervals (an open end has no whisker)"
+        if any(e is not None for e in ends)
+        else ""
+    )
+    return whiskers + (f", compared with: {', '.join(overlays)}" if overlays else "")
 
 
 def short(label: str) -> str:
-    """Both ends of a long name, as variants differ in the last."""
+    """Both ends of a long name: variants differ at the end."""
     half = TICK // 2
     return label if len(label) <= TICK else f"{label[: half - 1]}…{label[-half:]}"
 
 
 def _shown(row: Row, key: str) -> float | None:
-    """The figure, unless it is a W that cannot be told."""
+    """The figure; null for a W that is not identifiable."""
     return None if key == "W_tokens_per_ms" and hidden(row) else figure(row, key)
 
 
@@ -169,7 +171,7 @@ def _over(low: float | None, high: float | None) -> float:
     return max(0.0, high - low) if low is not None and high is not None else 0.0
 
 
-def _told(value: float | None, digits: int) -> str:
+def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 

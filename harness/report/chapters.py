@@ -1,4 +1,4 @@
-"""Chapters: tables, remarks and figures of one matter, model by model, for the page and as lines of text."""
+"""Chapters: tables, notes and figures on one topic, model by model, for the page and as lines of text."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from harness.report.drawing import Figure
 
 @dataclass(frozen=True)
 class Chapter:
-    """`meaning`: what the figures are. `tables`: heading -> columns. By model, `rows`: of each table, with a
-    `name` that no other has; `remarks`: sentences; `figures`."""
+    """`meaning`: explains the figures. `tables`: heading -> columns. By model, `rows`: of each table, each
+    with a unique `name`; `notes`: sentences; `figures`."""
 
     title: str
     meaning: str
     tables: Mapping[str, Sequence[Column]]
     rows: Mapping[str, Sequence[Row]]
-    remarks: Mapping[str, Sequence[str]]
+    notes: Mapping[str, Sequence[str]]
     figures: Mapping[str, Sequence[Figure]]
 
 
@@ -38,9 +38,9 @@ def section(name: str, chapter: Chapter) -> Iterable[str]:
             if chosen:
                 yield f"<h4>{escape(heading)}</h4>" if len(chapter.tables) > 1 else ""
                 named = zip(labels(rows, model), rows, strict=True)
-                lines = ((label, row, None) for label, row in named if _told(row, chosen))
+                lines = ((label, row, None) for label, row in named if _has_figures(row, chosen))
                 yield markup.table(f"{model}: {heading}", chosen, lines)
-        yield markup.listed(map(escape, chapter.remarks.get(model, ())))
+        yield markup.listed(map(escape, chapter.notes.get(model, ())))
         yield "<div class=figures>"
         yield from (markup.figure(each, name) for each in chapter.figures.get(model, ()))
         yield "</div>"
@@ -48,7 +48,7 @@ def section(name: str, chapter: Chapter) -> Iterable[str]:
 
 
 def lines(chapter: Chapter) -> Iterable[tuple[str, Sequence[Column], Sequence[Row]]]:
-    """Of each table that has something to tell: its heading, its columns, and the rows of all models."""
+    """For each table that has figures: its heading, its columns, and the rows of all models."""
     rows = [row for of_model in chapter.rows.values() for row in of_model]
     for heading, every in chapter.tables.items():
         chosen = columns.used(every, rows)
@@ -56,10 +56,10 @@ def lines(chapter: Chapter) -> Iterable[tuple[str, Sequence[Column], Sequence[Ro
             yield (
                 f"{chapter.title}: {heading}" if len(chapter.tables) > 1 else chapter.title,
                 chosen,
-                [row for row in rows if _told(row, chosen)],
+                [row for row in rows if _has_figures(row, chosen)],
             )
 
 
-def _told(row: Row, chosen: Sequence[Column]) -> bool:
-    """Whether a table has anything to tell of a row."""
+def _has_figures(row: Row, chosen: Sequence[Column]) -> bool:
+    """Whether a table has a figure for a row."""
     return any(column.text(row, column.key) != columns.NONE for column in chosen)

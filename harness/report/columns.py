@@ -1,4 +1,4 @@
-"""The study's tables: which figure stands in which column, how it is written, and what it means."""
+"""The tables of the page: the columns, how each figure is formatted, and its meaning."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from harness.report.contexts import held
 
 Text = Callable[[Row, str], str]
 NONE = "-"
-NOT_HELD = ", not held"  # beside a length that the memory cannot hold
-W_SAID = (
-    "tokens of context per further ms; not identifiable: the slope cannot be told from none; not applicable: "
-    "a static cache is read whole at every step"
+NOT_HELD = ", not held"  # follows a length that the memory cannot hold
+W_MEANING = (
+    "tokens of context per further ms of TPOT; not identifiable: slope not distinguishable from zero; "
+    "not applicable: every step reads the whole of a static cache"
 )
 
 
@@ -42,8 +42,8 @@ def word(row: Row, key: str) -> str:
 
 
 def state(row: Row) -> str:
-    """`ok 3/3`, or what became of it; `ok 3/3 (2 disturbed)` where the machine disturbed two attempts;
-    `reported` where someone published it."""
+    """The status: `ok 3/3`; `ok 3/3 (2 disturbed)` where other processes disturbed two attempts; `reported`
+    for a published figure."""
     status = str(row.get("status"))
     if row.get("kind") == "reported":
         return "reported" if status == "ok" else f"reported {status}"
@@ -57,7 +57,7 @@ def state(row: Row) -> str:
 
 
 def hidden(row: Row) -> bool:
-    """Whether there is a line, but no slope to be told from none."""
+    """Whether there is a line whose slope is not distinguishable from zero."""
     return row.get("W_identifiable") is False and figure(row, "B_ms") is not None
 
 
@@ -72,7 +72,7 @@ def W_share(row: Row, key: str) -> str:
 
 
 def W_declared_share(row: Row, key: str) -> str:
-    """Only where the cache is read more than once: else it is the share of the ideal."""
+    """Only where each step copies the cache; elsewhere it equals W_share."""
     return W_share(row, key) if row.get("kv_read") == "copied" else NONE
 
 
@@ -94,19 +94,19 @@ def slow_from(row: Row, key: str) -> str:
 
 
 def tokens(row: Row, key: str) -> str:
-    """A dash for none: of a reported row no series is known."""
+    """A dash if unknown: a reported row has no series."""
     return number(row, key, "{:,.0f}") if row.get(key) else NONE
 
 
 def longest(row: Row, key: str) -> str:
-    """`36,076`; `100,000+` where a target was reached and nothing beyond was tried; `not held` beside what
-    the memory cannot hold."""
+    """`36,076`; `100,000+` where a target was reached and nothing longer was tried; `not held` where
+    the memory cannot hold that many tokens."""
     return number(row, key, "{:,.0f}") + "+" * bool(row.get("max_ctx_is_target")) + NOT_HELD * (not held(row))
 
 
 def segments(row: Row, key: str) -> str:
-    """`26 to 2,048: B 12.10, W 900; 2,049 to 9,999: B 14.10, flat`; a single segment is the line of the
-    other table."""
+    """`26 to 2,048: B 12.10, W 900; 2,049 to 9,999: B 14.10, flat`; a dash for a single segment, which is
+    the line of the speed table."""
     found: Sequence[Mapping[str, object]] = row.get(key) or []
     if len(found) < 2:
         return NONE
@@ -132,20 +132,20 @@ def flags(row: Row, key: str) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """`text`: how a cell is written. `telling`: a failed cell says here what became of it."""
+    """`text`: formats a cell. `shows_failure`: a failed cell shows its status here."""
 
     heading: str
     key: str
     text: Text
     meaning: str
-    telling: bool = False
+    shows_failure: bool = False
     numeric: bool = True
 
 
 def _number(
-    heading: str, key: str, form: str, meaning: str, unit: float = 1.0, telling: bool = False
+    heading: str, key: str, form: str, meaning: str, unit: float = 1.0, shows_failure: bool = False
 ) -> Column:
-    return Column(heading, key, partial(number, form=form, unit=unit), meaning, telling)
+    return Column(heading, key, partial(number, form=form, unit=unit), meaning, shows_failure)
 
 
 def _mb(heading: str, key: str, meaning: str) -> Column:
@@ -153,111 +153,143 @@ def _mb(heading: str, key: str, meaning: str) -> Column:
 
 
 SPEED: tuple[Column, ...] = (
-    _number("Nominal", "nominal_bits", "{:.0f}", "bits that the type's name promises"),
-    _number("BPW", "bpw", "{:.2f}", "bits per weight: all tensors over the parameters"),
-    _number("perplexity", "perplexity", "{:.2f}", "as measured or reported; less is better"),
-    _number("TTFT ms", "ttft_ms", "{:.1f}", "time to the first token: the prompt's prefill", telling=True),
-    Column("W tok/ms", "W_tokens_per_ms", W, W_SAID, telling=True),
-    Column("W 95%", "W_ci95", partial(interval, digits=0), "95% interval of W"),
-    Column("W of sheet", "W_ratio", W_share, "share of the W that the data sheet's bandwidth allows"),
+    _number("Nominal", "nominal_bits", "{:.0f}", "bits in the name of the type"),
+    _number("BPW", "bpw", "{:.2f}", "bits per weight: bits of all tensors over the number of parameters"),
+    _number("perplexity", "perplexity", "{:.2f}", "as measured or reported; lower is better"),
+    _number("TTFT ms", "ttft_ms", "{:.1f}", "time to first token: prefill of the prompt", shows_failure=True),
+    Column("W tok/ms", "W_tokens_per_ms", W, W_MEANING, shows_failure=True),
+    Column("W 95%", "W_ci95", partial(interval, digits=0), "95% confidence interval of W"),
+    Column("W MBU, spec", "W_ratio", W_share, "W over the W at the bandwidth of the data sheet"),
     Column(
-        "W of measured", "W_measured_ratio", W_share, "the same of the bandwidth measured on this machine"
+        "W MBU, measured",
+        "W_measured_ratio",
+        W_share,
+        "W over the W at the bandwidth measured on this machine",
     ),
     Column(
-        "W of sheet, copied",
+        "W MBU, spec, copied",
         "W_declared_ratio",
         W_declared_share,
-        "the same of the data sheet's, for a cache that each step copies: read twice and written once",
+        "W MBU, spec, for a cache that each step copies: reads it twice and writes it once",
     ),
     Column(
-        "W of measured, copied",
+        "W MBU, measured, copied",
         "W_declared_measured_ratio",
         W_declared_share,
-        "the same of the bandwidth measured on this machine",
+        "the same at the bandwidth measured on this machine",
     ),
-    _number("B ms", "B_ms", "{:.2f}", "latency at zero context", telling=True),
-    Column("B 95%", "B_ci95_ms", interval, "95% interval of B"),
+    _number("B ms", "B_ms", "{:.2f}", "TPOT extrapolated to zero context", shows_failure=True),
+    Column("B 95%", "B_ci95_ms", interval, "95% confidence interval of B"),
     _number(
-        "B as w16", "B_as_w16_ms", "{:.2f}", "B x 16 / BPW: what 16-bit weights would take at this rate, ms"
+        "B as w16", "B_as_w16_ms", "{:.2f}", "B x 16 / BPW: the B of 16-bit weights at the same bandwidth, ms"
     ),
-    _number("B of sheet", "B_ratio", "{:.0%}", "share of the data sheet's bandwidth that B reaches"),
     _number(
-        "B of measured", "B_measured_ratio", "{:.0%}", "the same of the bandwidth measured on this machine"
+        "B MBU, spec",
+        "B_ratio",
+        "{:.0%}",
+        "model bandwidth utilisation at B, of the bandwidth of the data sheet",
+    ),
+    _number(
+        "B MBU, measured", "B_measured_ratio", "{:.0%}", "the same, of the bandwidth measured on this machine"
     ),
     _number("tok/s", "tokens_per_s", "{:.1f}", "over all decoded tokens"),
-    Column("tok/s 95%", "tokens_per_s_ci95", partial(interval, digits=1), "95% interval of tok/s"),
+    Column("tok/s 95%", "tokens_per_s_ci95", partial(interval, digits=1), "95% confidence interval of tok/s"),
     _number("tok/s start", "start_tokens_per_s", "{:.1f}", "over the first 128 tokens"),
     _number("tok/s end", "end_tokens_per_s", "{:.1f}", "over the last 128 tokens"),
-    Column(
-        "50 ms from n", "slow_from_n", slow_from, "position from which a token takes over 50 ms (20 tok/s)"
-    ),
+    Column("50 ms from n", "slow_from_n", slow_from, "position n from which TPOT exceeds 50 ms (20 tok/s)"),
     Column("B baseline", "B_ms", of_baseline, "B of the baseline, ms"),
-    Column("B / baseline", "B_ms", ratio_to_baseline, "B here over B of the baseline"),
+    Column("B / baseline", "B_ms", ratio_to_baseline, "B over the B of the baseline"),
     Column("W baseline", "W_tokens_per_ms", partial(of_baseline, form="{:,.0f}"), "W of the baseline"),
-    Column("W / baseline", "W_tokens_per_ms", ratio_to_baseline, "W here over W of the baseline"),
+    Column("W / baseline", "W_tokens_per_ms", ratio_to_baseline, "W over the W of the baseline"),
 )
 MEMORY: tuple[Column, ...] = (
-    _mb("file MB", "file_bytes", "the file's size"),
-    _mb("tensors MB", "model_bytes", "all tensors: as loaded where the stack counts its own, else as stored"),
+    _mb("file MB", "file_bytes", "size of the file"),
+    _mb("tensors MB", "model_bytes", "all tensors: as loaded where the stack reports that, else as stored"),
     _mb("MB/token", "weight_bytes_per_token", "weights that one decode step reads"),
-    _number("KV KB/token", "kv_bytes_per_token", "{:,.1f}", "KV cache of a token", 1e3),
-    _mb("after load MB", "loaded_bytes", "taken once the model is loaded"),
-    _mb("peak RSS MB", "peak_rss_bytes", "the worker's highest resident memory"),
-    _mb("peak VRAM MB", "peak_vram_bytes", "the highest video memory"),
-    _mb("peak allocator MB", "peak_allocator_bytes", "the highest that the stack's allocator gave out"),
+    _number("KV KB/token", "kv_bytes_per_token", "{:,.1f}", "KV cache per token", 1e3),
+    _mb("after load MB", "loaded_bytes", "memory in use after the model is loaded"),
+    _mb("peak RSS MB", "peak_rss_bytes", "peak resident set size of the worker"),
+    _mb("peak VRAM MB", "peak_vram_bytes", "peak VRAM"),
+    _mb(
+        "peak allocator MB", "peak_allocator_bytes", "peak memory that the allocator of the stack handed out"
+    ),
     Column(
         "cache read",
         "kv_read",
         word,
-        "how a step reads the KV cache: padded256, once, in steps of 256; copied at each step; full, always",
+        "how a decode step reads the KV cache. padded256: once, in steps of 256 tokens; copied: copies it at "
+        "each step; full: all of a static cache",
         numeric=False,
     ),
-    _mb("KV buffer MB", "kv_buffer_bytes", "the KV cache as the stack allocates it"),
-    _mb("compute buffer MB", "compute_buffer_bytes", "what the stack computes in"),
+    _mb("KV buffer MB", "kv_buffer_bytes", "KV cache as the stack allocates it"),
+    _mb("compute buffer MB", "compute_buffer_bytes", "compute buffers of the stack"),
     _number(
         "n_ctx",
         "n_ctx",
         "{:,.0f}",
-        "tokens of context allocated, as the stack rounds it; - for a cache that grows",
+        "context length allocated, as the stack rounds it; - for a cache that grows",
     ),
     Column(
         "longest context",
         "max_ctx",
         longest,
-        "tokens of context reached, or that fit; +: a target; not held: more than the memory holds",
-        telling=True,
+        "tokens of context reached, or that fit; +: stopped at a target; not held: more than fits in memory",
+        shows_failure=True,
     ),
 )
 SHAPE: tuple[Column, ...] = (
-    Column("tokens", "tokens", tokens, "decoded in a repeat", telling=True),
+    Column("tokens", "tokens", tokens, "tokens decoded per repeat", shows_failure=True),
     Column(
         "shape",
         "shape",
         word,
-        "which shape latency(n) has; short: under 2,048 tokens, too few to tell",
+        "shape of latency(n); short: under 2,048 tokens, too few to determine it",
         numeric=False,
     ),
-    Column("segments", "segments", segments, "lines of a hinge or a mode change", numeric=False),
-    Column("spikes", "spikes", spikes, "single tokens far above their neighbours"),
-    _number("B robust", "robust_B_ms", "{:.2f}", "B of a line that spikes do not move, where it differs, ms"),
-    _number("W robust", "robust_W_tokens_per_ms", "{:,.0f}", "W of that line"),
-    _number("fixed ms", "fixed_ms", "{:.2f}", "of each token, what does not shrink with the bytes read"),
-    Column("dominated by", "dominated_by", word, "the larger part of B: fixed cost, or bytes", numeric=False),
-    _number("of bandwidth", "bandwidth_share", "{:.0%}", "bytes read per second, of the rate measured here"),
-    _number("J/token", "joules_per_token", "{:.3g}", "energy of the whole device in decode; docs/sensors.md"),
-    _number("hottest °C", "hottest_c", "{:.0f}", "the device's highest temperature in the timed part"),
-    _number("clock MHz", "median_clock_mhz", "{:,.0f}", "the device's clock in the timed part, the median"),
-    Column("flags", "flags", flags, "what to know about the figures; details below", numeric=False),
+    Column(
+        "segments", "segments", segments, "line of each segment of a hinge or a mode change", numeric=False
+    ),
+    Column("spikes", "spikes", spikes, "single tokens with a latency far above their neighbours"),
+    _number(
+        "B robust",
+        "robust_B_ms",
+        "{:.2f}",
+        "B of a robust fit, which ignores spikes, ms; shown where it differs",
+    ),
+    _number("W robust", "robust_W_tokens_per_ms", "{:,.0f}", "W of the robust fit"),
+    _number(
+        "fixed ms",
+        "fixed_ms",
+        "{:.2f}",
+        "fixed cost per token: the part that does not shrink with the bytes read",
+    ),
+    Column(
+        "dominated by",
+        "dominated_by",
+        word,
+        "the larger part of B: fixed cost, or reading bytes",
+        numeric=False,
+    ),
+    _number("MBU", "bandwidth_share", "{:.0%}", "bytes read per second over the bandwidth measured here"),
+    _number(
+        "J/token",
+        "joules_per_token",
+        "{:.3g}",
+        "energy of the whole device during decode; see docs/sensors.md",
+    ),
+    _number("hottest °C", "hottest_c", "{:.0f}", "highest temperature of the device during the timed part"),
+    _number("clock MHz", "median_clock_mhz", "{:,.0f}", "median clock of the device during the timed part"),
+    Column("flags", "flags", flags, "warnings about the figures; details below", numeric=False),
 )
 TABLES = {"Speed": SPEED, "Memory": MEMORY, "Shape and cost": SHAPE}
 
 
 def cell(row: Row, column: Column) -> str:
-    """One figure as text; where there is none, what became of the cell, or a dash."""
+    """One figure as text; without one, the status of a failed cell, or a dash."""
     text = column.text(row, column.key)
-    return (failure(row) or NONE) if text == NONE and column.telling else text
+    return (failure(row) or NONE) if text == NONE and column.shows_failure else text
 
 
 def used(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
-    """Without those that no row has a figure for."""
+    """The columns for which at least one row has a figure."""
     return [c for c in columns if any(c.text(row, c.key) != NONE for row in rows)]

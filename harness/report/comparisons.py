@@ -1,4 +1,4 @@
-"""Figures that set variants and models against each other: what is traded for what, shares of the limit."""
+"""Figures that compare variants and models: trade-offs, and MBU against model size."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import replace
 from harness.dataset.study import Row, Study, figure, labels
 from harness.report.drawing import FAINT, Figure, Mark, Named, Trace, layout, legend, plain
 
-FRONT_NAMED = 6  # of a Pareto front, in its text
-SIZES = ("model_bytes", "file_bytes", "loaded_bytes")  # the first that any cell tells
+FRONT_NAMED = 6  # variants of a Pareto front named in the caption
+SIZES = ("model_bytes", "file_bytes", "loaded_bytes")  # the first that any cell has
 
 
 def tradeoffs(model: str, named: Named, marks: Mapping[str, Mark]) -> list[Figure]:
-    """Size, perplexity and latency, two by two; the Pareto front is what no other variant beats in both."""
+    """Size, perplexity and latency in pairs, with the Pareto front: variants that no other beats in both."""
     axes = {
         "size": (next((key for key in SIZES if _known(named, key)), SIZES[0]), 1e9, "size, GB"),
         "latency": ("B_ms", 1.0, "B, ms"),
@@ -30,7 +30,7 @@ def _known(named: Named, key: str) -> bool:
 
 
 def share(study: Study, marks: Mapping[str, Mark]) -> Figure | None:
-    """B's share of the limit against model size, one line a variant: what small models leave unused."""
+    """MBU at B against model size, one line per variant: small models use less of the bandwidth."""
     by_label: dict[str, list[tuple[float, float, Row]]] = {}
     for model, rows in study.models.items():
         for row, label in zip(rows, labels(rows, model), strict=True):
@@ -53,24 +53,24 @@ def share(study: Study, marks: Mapping[str, Mark]) -> Figure | None:
                 "text": [plain(str(row["model"])) for *_, row in points],
                 "line": {"color": mark.colour, "width": 1.3},
                 "marker": {"color": mark.colour, "symbol": mark.symbol, "size": 8},
-                "hovertemplate": "%{text}: %{y:.1%} of the limit, %{x:.3f} GB a token"
+                "hovertemplate": "%{text}: MBU %{y:.1%}, %{x:.3f} GB per token"
                 "<extra>%{fullData.name}</extra>",
                 "meta": {"v": place},
             }
         )
     return Figure(
         "share-of-limit",
-        "Share of the limit against model size",
-        "How much of the data sheet's bandwidth each variant's B reaches, against the GB of weights that a"
-        " token reads: a fixed cost per token weighs most where there is little to read.",
+        "MBU against model size",
+        "Model bandwidth utilisation (MBU) of each variant at B, of the bandwidth of the data sheet, against"
+        " the GB of weights read per token. A fixed cost per token matters most for small models.",
         data,
         layout(
             "weights read per token, GB",
-            "B, share of the limit",
+            "MBU at B",
             xaxis={"type": "log", "dtick": "D2"},
             yaxis={"tickformat": ".0%", "rangemode": "tozero"},
         ),
-        ["variant", "model", "GB per token", "share"],
+        ["variant", "model", "GB per token", "MBU"],
         [
             [label, str(row["model"]), f"{x:.3f}", f"{y:.1%}"]
             for label, points in by_label.items()
@@ -111,13 +111,13 @@ def _tradeoff(
     ]
     labelled: set[tuple[float, float]] = set()
     for i, (place, label, row, x, y) in enumerate(points):
-        told = i in front and (x, y) not in labelled  # of variants that coincide, the first
+        shows_name = i in front and (x, y) not in labelled  # of variants that coincide, the first
         labelled.add((x, y))
         mark = marks[row["name"]]
         data.append(
             {
                 "type": "scatter",
-                "mode": "markers+text" if told else "markers",
+                "mode": "markers+text" if shows_name else "markers",
                 "name": plain(label),
                 "x": [x],
                 "y": [y],
@@ -145,8 +145,8 @@ def _tradeoff(
     return Figure(
         name,
         title,
-        f"{title} of {model}'s variants; less is better in both. On the Pareto front (dotted), where no other"
-        f" variant is as good in both: {named_best}.",
+        f"{title} of {model}'s variants; lower is better in both. Pareto front (dotted), which no other"
+        f" variant beats in both: {named_best}.",
         data,
         layout(x_title, y_title),
         ["variant", x_title, y_title, "Pareto front"],
@@ -164,7 +164,7 @@ def _word(title: str) -> str:
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> set[int]:
-    """Places of the points that no other is as good as in both and better than in one; less is better."""
+    """Indices of the points that no other point dominates; lower is better."""
     found: set[int] = set()
     best = float("inf")
     last: tuple[float, float] | None = None

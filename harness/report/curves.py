@@ -22,16 +22,16 @@ from harness.report.drawing import (
     plain,
 )
 
-SLOW_MS = 50.0  # 20 tokens/s, where reading feels slow
-LINE_POINTS = 25  # of a straight line: a bent one on a logarithmic axis
-AROUND = 32  # tokens before and behind a position, whose median a table tells
+SLOW_MS = 50.0  # 20 tokens/s: about reading speed
+LINE_POINTS = 25  # of a straight line, which is a curve on a logarithmic axis
+AROUND = 32  # tokens on each side of a position, for the median in the table
 MEMORY_POINTS = 200
 
 
 def latency(
     model: str, named: Named, series: Mapping[str, Curve], marks: Mapping[str, Mark]
 ) -> Figure | None:
-    """Each token's latency against its position, without the first; the theory's line dashed."""
+    """Latency of each token against its position, without the first; the theory dashed."""
     drawn: list[tuple[int, str, Row, Curve]] = []
     for place, (label, row) in enumerate(named):
         curve = series.get(row["name"])
@@ -76,10 +76,10 @@ def latency(
     return Figure(
         "latency",
         "Latency against position",
-        f"Latency in ms of each token of {model} against its position, one line a variant"
-        + ("; dashed, the least that the data sheet's bandwidth allows" if "theory" in overlays else "")
+        f"Latency in ms of each token of {model} against its position, one line per variant"
+        + ("; dashed, the minimum at the bandwidth of the data sheet" if "theory" in overlays else "")
         + ("; dotted, the fit of the baseline" if "baseline" in overlays else "")
-        + ". The first token, which is prefill, is left out.",
+        + ". The first token (prefill) is not shown.",
         data,
         layout(
             "position n (tokens of context)",
@@ -99,17 +99,17 @@ def latency(
 def memory(
     model: str, named: Named, curves: Mapping[str, MemoryCurve], marks: Mapping[str, Mark]
 ) -> Figure | None:
-    """Memory of the worker over the time of a repeat."""
+    """Memory of the worker over the time of one repeat."""
     data: list[Trace] = []
     rows, kinds = [], set()
     for place, (label, row) in enumerate(named):
         curve = curves.get(row["name"])
         if curve is None:
             continue
-        told = [label]
+        cells = [label]
         for kind, values, dash in (("RSS", curve.rss_bytes, "solid"), ("VRAM", curve.vram_bytes, "dash")):
             if values is None or not np.isfinite(values).any():
-                told += ["-", "-"]
+                cells += ["-", "-"]
                 continue
             values = np.asarray(values, float)
             hover = f"%{{x:.1f}} s: {kind} %{{y:.3f}} GB"
@@ -120,16 +120,16 @@ def memory(
             data.append(trace)
             kinds.add(kind)
             seen = values[np.isfinite(values)]
-            told += [f"{seen.max() / 1e9:.3f}", f"{seen[-1] / 1e9:.3f}"]
-        rows.append(told)
+            cells += [f"{seen.max() / 1e9:.3f}", f"{seen[-1] / 1e9:.3f}"]
+        rows.append(cells)
     if not data:
         return None
-    words = {"RSS": "resident memory (solid)", "VRAM": "video memory (dashed)"}
+    words = {"RSS": "RSS (solid)", "VRAM": "VRAM (dashed)"}
     which = " and ".join(word for kind, word in words.items() if kind in kinds)
     return Figure(
         "memory",
         "Memory over time",
-        f"Memory of {model}'s workers in GB against seconds since they began: {which}.",
+        f"Memory of the workers of {model} in GB against seconds since their start: {which}.",
         data,
         layout("seconds", "memory, GB", yaxis={"range": from_zero(data)}, xaxis={"rangemode": "tozero"}),
         ["variant", "RSS peak GB", "at the end", "VRAM peak GB", "at the end"],
@@ -142,8 +142,8 @@ def memory(
 def prefill(
     model: str, named: Named, curves: Mapping[str, Curve], marks: Mapping[str, Mark]
 ) -> Figure | None:
-    """One forward pass over a prompt against its length, with the lengths at which, by theory, computing
-    overtakes reading the weights, and reading the cache overtakes computing."""
+    """Time of one forward pass over a prompt against its length, with the ridge points of theory: where
+    prefill becomes compute-bound, and where it becomes bound by reading the KV cache."""
     drawn = [
         (place, label, row, curves[row["name"]])
         for place, (label, row) in enumerate(named)
@@ -159,14 +159,14 @@ def prefill(
     for place, label, row, curve in drawn:
         if (knees := _knees(label, row, curve, place, marks[row["name"]])) is not None:
             data.append(knees)
-            overlays["knees"] = "the theory's knees (large open symbols)"
+            overlays["knees"] = "ridge points by theory (large open symbols)"
     longest = float(max(curve.n[-1] for *_, curve in drawn))
     positions = _positions(longest)
     return Figure(
         "prefill",
         "Prefill against prompt length",
         f"Time in ms of one forward pass of {model} over a prompt, against the prompt's length in tokens"
-        + ("; open symbols where the theory has its knees." if overlays else "."),
+        + ("; open symbols at the ridge points of theory." if overlays else "."),
         data,
         layout(
             "prompt length, tokens",
@@ -188,8 +188,8 @@ def _floor(row: Row) -> Callable[[Floats], Floats] | None:
 
 
 def _baseline_line(row: Row) -> Callable[[Floats], Floats] | None:
-    beside = row.get("baseline")
-    return _through(figure(beside, "B_ms"), figure(beside, "W_tokens_per_ms"))
+    baseline = row.get("baseline")
+    return _through(figure(baseline, "B_ms"), figure(baseline, "W_tokens_per_ms"))
 
 
 def _through(B_ms: float | None, W_tokens_per_ms: float | None) -> Callable[[Floats], Floats] | None:
@@ -224,12 +224,16 @@ def _straight(
 
 
 def _knees(label: str, row: Row, curve: Curve, variant: int, mark: Mark) -> Trace | None:
-    """The knees of a row: `prefill_knees` as harness.theory gives them, those of an lm_head that runs on the
-    last token where there are both."""
+    """The ridge points of a row: `prefill_knees` of harness.theory; those with the lm_head on the last token,
+    where both exist."""
     given: Any = row.get("prefill_knees") or {}
     pair = given.get("last") or given.get("every") or [] if isinstance(given, Mapping) else given
-    told = zip(pair, ("computing takes longest from here", "reading the cache takes longest"), strict=False)
-    inside = [(n, word) for n, word in told if n is not None and curve.n[0] <= n <= curve.n[-1]]
+    words = ("compute-bound from here", "bound by reading the KV cache from here")
+    inside = [
+        (n, word)
+        for n, word in zip(pair, words, strict=False)
+        if n is not None and curve.n[0] <= n <= curve.n[-1]
+    ]
     if not inside:
         return None
     x = np.array([n for n, _ in inside], float)

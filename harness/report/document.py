@@ -21,25 +21,28 @@ from harness.report.ranking import CRITERION
 from harness.results import ResultsError
 
 MEANINGS = (
-    "latency(n) = B + (n - 1) / W, by plain least squares over the decode tokens; the first token is prefill"
-    " and stands apart as TTFT. B: latency at zero context. W: tokens of context per further millisecond.",
-    "Figures of a cell are pooled over its ok repeats, each a process of its own. Curves show one repeat,"
-    " thinned for display (min-max and LTTB, the highest spikes kept); everything else is computed from every"
-    " token.",
-    "A share of the data sheet's, or of the measured bandwidth, is the time that reading the bytes once would"
-    " take, over the time it took. MB are 1e6 bytes.",
+    "latency(n) = B + (n - 1) / W, by ordinary least squares over the decode tokens. The first token is"
+    " prefill and is reported as TTFT. B: TPOT extrapolated to zero context. W: tokens of context per further"
+    " millisecond of TPOT.",
+    "Figures of a cell are pooled over its ok repeats; each repeat runs in a separate process. Curves show"
+    " one repeat, thinned for display (min-max and LTTB, keeping the highest spikes). All other figures use"
+    " every token.",
+    "MBU (model bandwidth utilisation): the time to read the bytes once at the bandwidth of the data sheet"
+    " (spec) or at the measured bandwidth, over the time taken. MB are 1e6 bytes.",
 )
 Sections = Mapping[str, tuple[str, Sequence[Figure]]]
-SYNTHETIC = "Synthetic: random weights of the real model's exact shape; sizes are exact, latency nearly so."
+SYNTHETIC = (
+    "Synthetic: random weights of the real model's exact shape; sizes are exact, latencies almost exact."
+)
 
 
 def write(path: Path, study: Study) -> None:
-    """Write the page of a study. Raises ResultsError when it cannot be."""
+    """Write the page of a study. Raises ResultsError if the file cannot be written."""
     keep(path, page(study))
 
 
 def keep(path: Path, text: str) -> None:
-    """Write a page. Raises ResultsError when it cannot be."""
+    """Write a page. Raises ResultsError if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", newline="\n")
@@ -48,15 +51,15 @@ def keep(path: Path, text: str) -> None:
 
 
 def page(study: Study) -> str:
-    """The whole file of a study as text."""
-    sections, told = figures.sections(study), figures.chapters(study)
+    """The page of a study as text."""
+    sections, found = figures.sections(study), figures.chapters(study)
     body = [
         f"<header><h1>{escape(study.title)}</h1>",
-        *_summary(study, sections, told),
+        *_summary(study, sections, found),
         "</header><main>",
         *_tables(study),
         *agreement.section(study.checks),
-        *(line for name, each in told.items() for line in chapters.section(name, each)),
+        *(line for name, each in found.items() for line in chapters.section(name, each)),
         *_figures(sections),
         *_methods(study),
         "</main>",
@@ -65,11 +68,11 @@ def page(study: Study) -> str:
 
 
 def whole(title: str, body: str) -> str:
-    """A file that draws its figures and opens offline, around a body of HTML."""
+    """Wrap a body of HTML into a file that draws its figures and opens offline."""
     from plotly.offline import get_plotlyjs
 
     scripts = [get_plotlyjs(), _asset("page.js")]
-    # Only these two scripts may run, and nothing may be fetched: the second lock behind escaping.
+    # Defence in depth behind escaping: only these two scripts may run, and nothing may be fetched.
     hashes = " ".join(f"'sha256-{b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts)
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:;"
@@ -89,19 +92,21 @@ def _asset(name: str) -> str:
     return (resources.files("harness.report") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _summary(study: Study, sections: Sections, told: Mapping[str, Chapter]) -> Iterable[str]:
-    yield from (f"<p><strong>{_linked(said)}</strong></p>" for said in summary.third_party(study.rows))
+def _summary(study: Study, sections: Sections, found: Mapping[str, Chapter]) -> Iterable[str]:
+    yield from (
+        f"<p><strong>{_linked(sentence)}</strong></p>" for sentence in summary.third_party(study.rows)
+    )
     yield f"<p class=lead>{escape(summary.counts(study))}</p>"
-    yield listed(f"<b>{escape(model)}</b>: {escape(said)}" for model, said in summary.per_model(study))
+    yield listed(f"<b>{escape(model)}</b>: {escape(text)}" for model, text in summary.per_model(study))
     if len(study.cells) > 1:
         yield f"<p class=note>{escape(CRITERION)}</p>"
     failed = summary.failures(study)
     if failed:
-        yield "<h2>What is not ok, and why</h2>"
-        yield listed(f"{escape(said)} <small>({_names(names)})</small>" for said, names in failed)
+        yield "<h2>Invalid and failed cells</h2>"
+        yield listed(f"{escape(reason)} <small>({_names(names)})</small>" for reason, names in failed)
     flagged = summary.flagged(study)
     if flagged or study.warnings:
-        yield "<h2>What to mind</h2>"
+        yield "<h2>Warnings</h2>"
         yield listed(map(escape, study.warnings))
         for code, cells in flagged:
             heading = f"{escape(_spoken(code))} <small>({len(cells)})</small>"
@@ -110,7 +115,7 @@ def _summary(study: Study, sections: Sections, told: Mapping[str, Chapter]) -> I
     links = [
         *([("tables", "Tables")] if study.cells else []),
         *([("agreement", "Same model?")] if study.checks else []),
-        *((key, chapter.title) for key, chapter in told.items()),
+        *((key, chapter.title) for key, chapter in found.items()),
         *((key, title) for key, (title, _) in sections.items()),
         ("methods", "Methods"),
     ]
@@ -151,13 +156,13 @@ def _figures(sections: Sections) -> Iterable[str]:
 
 def _methods(study: Study) -> Iterable[str]:
     yield '<section id="methods"><h2>Methods</h2>'
-    yield "".join(f"<p>{escape(said)}</p>" for said in MEANINGS)
+    yield "".join(f"<p>{escape(text)}</p>" for text in MEANINGS)
     costs = summary.costs(study)
     if costs:
         yield "<h3>Where the time goes</h3>" + listed(map(escape, costs))
     for heading, value in study.methods.items():
         lines = [value] if isinstance(value, str) else value if isinstance(value, (list, tuple)) else []
-        typed = "repeat" in heading or "command" in heading  # it stands as it may be typed
+        typed = "repeat" in heading or "command" in heading  # as typed in a shell
         shown = (
             _typed(lines)
             if typed and lines and all(isinstance(each, str) for each in lines)
@@ -184,7 +189,7 @@ def _spoken(key: str) -> str:
 
 
 def _facts(value: Any) -> str:
-    """Any plain value: mappings as terms, lists as items, a text of several lines as it is."""
+    """Any plain value: mappings as terms, lists as items, text of several lines unchanged."""
     if isinstance(value, Mapping):
         known = {str(key): inner for key, inner in value.items() if inner is not None}
         items = "".join(f"<dt>{escape(_plain(key))}</dt><dd>{_fact(key, v)}</dd>" for key, v in known.items())
@@ -206,7 +211,7 @@ def _fact(key: str, value: Any) -> str:
 
 
 def _linked(text: str) -> str:
-    """Text whose web addresses are links."""
+    """Text with its URLs as links."""
     parts = re.split(r"(https?://[^\s<>\"',;]+)", text)
     links = (f'<a href="{escape(each)}" rel="noreferrer">{escape(each)}</a>' for each in parts[1::2])
     plain = map(escape, parts[::2])

@@ -1,7 +1,7 @@
-"""What all figures share: colours, symbols, layout, and series thinned and packed for a page.
+"""Shared by all figures: colours, symbols, layout, and series thinned and packed for a page.
 
-Figures are plain dicts of plotly.js, complete and light; assets/page.js swaps colours for dark ones, and
-draws each once it is scrolled into view.
+Figures are plain dicts for plotly.js in light colours; assets/page.js swaps in dark ones and draws each
+figure when it scrolls into view.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from harness.dataset.study import Floats, Row, Study, labels
 Trace = dict[str, Any]
 Named = Sequence[tuple[str, Row]]  # label and row, in the order of a legend
 
-# Okabe and Ito's palette, told apart by colour-blind readers, without the yellow that white paper swallows.
-# Symbols go round with another period, so that 56 variants differ, and the first seven in both. Dashes are
-# kept for the theory: on a noisy series nobody sees them.
+# Okabe and Ito's palette, safe for colour-blind readers, without the yellow, which is hard to see on white.
+# Seven colours and eight symbols give 56 different marks. Dashes are kept for the theory: they are invisible
+# on a noisy series.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "triangle-down", "cross", "star")
 INK, PAPER, GRID, FAINT = "#1a1a1a", "#ffffff", "#dddddd", "#666666"
 
-POINTS = 1000  # of a curve on the page, about one a pixel, and beside them:
-TALLEST = 100  # none of its highest spikes is thinned away
-USUAL = 0.99  # the view opens on all but the highest hundredth, so that spikes do not flatten the rest
+POINTS = 1000  # of a curve on the page, about one per pixel
+TALLEST = 100  # highest spikes, which thinning always keeps
+USUAL = 0.99  # the initial view shows this share of the values, so that spikes do not flatten the rest
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,10 @@ class Mark:
 class Figure:
     """One figure of plotly.js with its text alternatives.
 
-    `name`: of a file. `text`: what it shows, in a sentence. `headers`, `rows`: its data as a table. `switch`:
-    its y axis may be switched to logarithmic. `across`: how many stand beside each other where there is room.
-    `legend_of`: what its entries are. `overlays`: kind -> label, of traces that may be hidden as one. Traces
-    tell page.js by their `meta`: `v`, which entry of the legend; `kind`, of an overlay; `low`, `top` and
-    `peak` of their y.
+    `name`: of the file. `text`: the caption, one sentence. `headers`, `rows`: the data as a table. `switch`:
+    the y axis can switch to logarithmic. `across`: figures per row on a wide screen. `legend_of`: title of
+    the legend. `overlays`: kind -> label, of traces that are hidden together. `meta` of a trace, for page.js:
+    `v`, its entry of the legend; `kind`, of an overlay; `low`, `top` and `peak` of its y.
     """
 
     name: str
@@ -105,12 +104,12 @@ def upright(at: float | str, dash: str) -> dict[str, Any]:
 
 
 def plain(text: str) -> str:
-    """Text that plotly.js, which knows some tags, shows as it is."""
+    """Text escaped for plotly.js, which interprets some tags."""
     return escape(text, quote=False)
 
 
 def thinned(x: Floats, y: Floats, points: int = POINTS) -> tuple[Floats, Floats]:
-    """At most `points`, of a long curve also its TALLEST, all of them measured ones: for display alone."""
+    """At most `points` measured points, plus the TALLEST of a long curve. For display only."""
     usable = np.isfinite(x) & np.isfinite(y)
     x, y = np.ascontiguousarray(x[usable], float), np.ascontiguousarray(y[usable], float)
     if len(x) <= points:
@@ -125,7 +124,7 @@ def thinned(x: Floats, y: Floats, points: int = POINTS) -> tuple[Floats, Floats]
 
 
 def packed(values: Floats) -> dict[str, str]:
-    """An array as plotly.js reads it, of 2 or 4 bytes a value; whole numbers stay whole up to 2^24."""
+    """An array as plotly.js reads it, of 2 or 4 bytes per value; whole numbers stay whole up to 2^24."""
     whole = len(values) > 0 and values.min() >= 0 and values.max() < 1 << 16 and (values % 1 == 0).all()
     dtype, stored = ("u2", "<u2") if whole else ("f4", "<f4")
     return {"dtype": dtype, "bdata": b64encode(values.astype(stored).tobytes()).decode()}
@@ -134,7 +133,7 @@ def packed(values: Floats) -> dict[str, str]:
 def line(
     x: Floats, y: Floats, label: str, variant: int, mark: Mark, hover: str, points: int = POINTS
 ) -> Trace:
-    """A thinned curve with a symbol here and there. `hover`: how a point is told."""
+    """A thinned curve with a few symbols. `hover`: the hover text of a point."""
     extents = extent(y)
     x, y = thinned(x, y, points)
     return {
@@ -163,6 +162,6 @@ def extent(y: Floats) -> dict[str, float]:
 
 
 def from_zero(data: Sequence[Trace]) -> list[float] | None:
-    """The range a linear y axis opens with; what has no `top`, a theory's line, does not widen it."""
+    """The initial range of a linear y axis. Traces without `top`, such as theory, do not widen it."""
     tops = [trace["meta"]["top"] for trace in data if trace.get("meta", {}).get("top")]
     return [0, max(tops) * 1.03] if tops else None

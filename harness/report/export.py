@@ -1,4 +1,4 @@
-"""The tables alone, as Markdown, CSV or JSON, and the figures as PNG files."""
+"""The tables as Markdown, CSV or JSON, and the figures as PNG files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from harness.report.columns import Column
 from harness.report.drawing import Figure, plain
 from harness.results import ResultsError
 
-WIDTH, SCALE = 1200, 2  # of a PNG file: CSS pixels, and device pixels of each
+WIDTH, SCALE = 1200, 2  # of a PNG file: CSS pixels, and device pixels per CSS pixel
 LEGEND_ROW, LEGEND_COLUMNS = 22, 4
 
-# Of the CSV, in this order; intervals become two columns.
+# Columns of the CSV, in this order; an interval becomes two columns.
 FIELDS = (
     *(
         "cell",
@@ -61,23 +61,23 @@ INTERVALS = ("W_ci95", "B_ci95_ms", "tokens_per_s_ci95")
 
 
 class FiguresError(Exception):
-    """The figures cannot be made into pictures; the message says why, in a sentence."""
+    """The figures cannot be drawn; the message is one sentence with the reason."""
 
 
 def markdown(study: Study) -> str:
-    """The page's sentences, then its tables as they are shown there, each below a heading."""
+    """The summary of the page, then its tables, each below a heading."""
     rows, tables = study.rows, list[tuple[str, Sequence[Column], Sequence[Row]]]()
     tables += [(title, columns.used(every, rows), rows) for title, every in columns.TABLES.items()]
     for chapter in figures.chapters(study).values():
         tables += chapters.lines(chapter)
     parts = [*(f"> {_in_markdown(line)}" for line in summary.third_party(rows)), *_sentences(study)]
-    for title, chosen, of in tables:
+    for title, chosen, table_rows in tables:
         if not chosen:
             continue
         lines = [["cell", "status", *(column.heading for column in chosen)]]
         lines += [
             [str(row["name"]), columns.state(row), *(columns.cell(row, column) for column in chosen)]
-            for row in of
+            for row in table_rows
         ]
         parts.append(_table(title, lines, [False, False, *(column.numeric for column in chosen)]))
     if study.checks:
@@ -88,13 +88,13 @@ def markdown(study: Study) -> str:
 
 
 def _sentences(study: Study) -> list[str]:
-    """The counts, what stands out, and what is not ok."""
-    per_model = ((_in_markdown(model), _in_markdown(said)) for model, said in summary.per_model(study))
-    stands_out = [f"- **{model}**: {said}" for model, said in per_model]
-    failed = [_in_markdown(f"{said} ({', '.join(names)})") for said, names in summary.failures(study)]
+    """Counts, best cells per model, and failures."""
+    per_model = ((_in_markdown(model), _in_markdown(text)) for model, text in summary.per_model(study))
+    stands_out = [f"- **{model}**: {text}" for model, text in per_model]
+    failed = [_in_markdown(f"{reason} ({', '.join(names)})") for reason, names in summary.failures(study)]
     parts = [summary.counts(study), "\n".join(stands_out)]
     if failed:
-        parts += ["## What is not ok, and why", "\n".join(f"- {each}" for each in failed)]
+        parts += ["## Invalid and failed cells", "\n".join(f"- {each}" for each in failed)]
     return [part for part in parts if part]
 
 
@@ -105,7 +105,7 @@ def _table(title: str, lines: Sequence[Sequence[str]], numeric: Sequence[bool]) 
 
 
 def csv(rows: Sequence[Row]) -> str:
-    """One line a cell, all figures in full; empty where there is none. `status` and `reasons` say why."""
+    """One line per cell, figures in full precision, empty if missing; see `status` and `reasons` for why."""
     out = io.StringIO()
     writer = csv_format.writer(out, lineterminator="\n")
     writer.writerow([name for field in FIELDS for name in _headings(field)])
@@ -115,19 +115,19 @@ def csv(rows: Sequence[Row]) -> str:
 
 
 def json(rows: Sequence[Row]) -> str:
-    """One array with an object a cell; missing is null, never NaN."""
+    """One array with one object per cell; missing values are null, never NaN."""
     return json_format.dumps([_finite(row) for row in rows], indent=1, allow_nan=False, default=str) + "\n"
 
 
 def png(folder: Path, study: Study) -> list[Path]:
     """Write every figure as `<section>-<figure>.png` and return the paths.
 
-    Draws in the Chrome or Chromium of this machine, without the network. Raises FiguresError where there is
-    none or it fails, ResultsError when the folder cannot be written.
+    Draws in the Chrome or Chromium of this machine, without the network. Raises FiguresError if there is none
+    or it fails, ResultsError if the folder cannot be written.
     """
     wanted: list[dict[str, Any]] = []
-    told = [part for chapter in figures.chapters(study).values() for part in chapter.figures.items()]
-    for title, drawn in [*figures.sections(study).values(), *told]:
+    in_chapters = [part for chapter in figures.chapters(study).values() for part in chapter.figures.items()]
+    for title, drawn in [*figures.sections(study).values(), *in_chapters]:
         for figure in drawn:
             path = folder / f"{_file_name(title)}-{figure.name}.png"
             if path in [each["path"] for each in wanted]:
@@ -168,15 +168,15 @@ def _draw(wanted: Sequence[dict[str, Any]]) -> None:
     try:
         kaleido.write_fig_from_object_sync(wanted, kopts={"mathjax": False}, cancel_on_error=True)
     except ChromeNotFoundError as lack:
-        hint = "install one, or name it in BROWSER_PATH"
-        raise FiguresError(f"figures are drawn by Chrome or Chromium, and none was found; {hint}") from lack
+        hint = "install one, or set BROWSER_PATH"
+        raise FiguresError(f"drawing figures needs Chrome or Chromium, and none was found; {hint}") from lack
     except (RuntimeError, OSError) as failed:
         why = failed.args[0] if failed.args else type(failed).__name__
         raise FiguresError(f"the browser that draws the figures failed: {why}") from failed
 
 
 def _whole(figure: Figure, title: str) -> dict[str, Any]:
-    """A figure with what stands around it on the page: its title, and its legend."""
+    """A figure with its title and legend, as on the page."""
     shown: set[int] = set()
     data = []
     for trace in figure.data:
@@ -227,7 +227,7 @@ def _values(row: Row, field: str) -> list[Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Plain values, with null for what is no number."""
+    """Plain values; NaN and infinity become null."""
     if isinstance(value, Mapping):
         return {str(key): _finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Which chapters and figures a study has: those of all models together, then each model's own."""
+"""The chapters and figures of a study: first those of all models, then those of each model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.report.drawing import Figure
 
 
 def chapters(study: Study) -> dict[str, Chapter]:
-    """Id of a section -> a chapter that has something to tell."""
+    """Id of a section -> chapter; without empty chapters."""
     found = {"longest": longest.chapter(study), "memory": memory.chapter(study)}
     return {name: chapter for name, chapter in found.items() if chapter}
 

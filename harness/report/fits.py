@@ -1,4 +1,4 @@
-"""What `harness fit` shows: on a terminal one line a variant, then what is wrong with each; or a page."""
+"""Output of `harness fit`: a table with one line per variant and its warnings, or a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 
 def interval(value: float | None, ends: list[float | None] | None, digits: int) -> str:
-    """`22.80 (22.75 to 22.84)`; `900 (> 512)` or `0.40 (< 1.25)` where it is open."""
+    """`22.80 (22.75 to 22.84)`; `900 (> 512)` or `0.40 (< 1.25)` where one end is open."""
     if value is None:
         return "-"
     if ends is None:
@@ -46,27 +46,27 @@ COLUMNS: Columns = (
     ("tok/s", lambda row: short(row["tokens_per_s"])),
     ("shape", lambda row: row["shape"] or "-"),
     ("spikes", lambda row: whole(row["spikes"]["count"]) if row["per_token"] else "-"),
-    ("of every", lambda row: short(row["spikes"]["period_tokens"])),
+    ("every", lambda row: short(row["spikes"]["period_tokens"])),
     ("50 ms from n", lambda row: whole(row["slow_from_n"])),
 )
 AGAINST: Columns = (
     ("B theory", lambda row: short(row["B_theory_ms"])),
-    ("reached", lambda row: share(row["B_ratio"])),
+    ("B MBU", lambda row: share(row["B_ratio"])),
     ("W theory", lambda row: short(row["W_theory"])),
-    ("reached", lambda row: share(row["W_ratio"])),
+    ("W MBU", lambda row: share(row["W_ratio"])),
     ("B as w16", lambda row: short(row["B_as_w16_ms"])),
 )
 
 
 def show(rows: Sequence[Row], notes: Sequence[str]) -> None:
-    """The table of usable variants, what a robust line says where it differs, flags, the unusable, notes."""
+    """Print the table of usable variants, robust fits that differ, warnings, unusable variants and notes."""
     usable = [row for row in rows if row["unusable"] is None]
     if usable:
         table((*COLUMNS, *(AGAINST if "B_theory_ms" in usable[0] else ())), usable)
     for row in usable:
         if row["robust_B_ms"] is not None:
             line = f"B {row['robust_B_ms']:.2f} ms, W {short(row['robust_W_tokens_per_ms'])}"
-            print(f"{row['variant']}: the robust line is {line}")
+            print(f"{row['variant']}: robust fit: {line}")
         if len(row["segments"]) > 1:
             parts = (
                 f"to n = {part['to_n']:,} B {part['B_ms']:.2f} ms, "
@@ -78,13 +78,13 @@ def show(rows: Sequence[Row], notes: Sequence[str]) -> None:
             print(f"{row['variant']}: {flag['code']}: {flag['detail']}")
     for row in rows:
         if row["unusable"] is not None:
-            print(f"{row['variant']}: unusable, because {row['unusable']}")
+            print(f"{row['variant']}: unusable: {row['unusable']}")
     for note in notes:
         print(f"note: {note}")
 
 
 def study(title: str, rows: Sequence[Row], log: Log) -> Study:
-    """The page of one log: its series as the cells of one model, which is named as the file is."""
+    """The page of one log: its series as cells of one model, named after the file."""
     cells = [
         row
         | {
@@ -102,7 +102,7 @@ def study(title: str, rows: Sequence[Row], log: Log) -> Study:
         }
         for row in rows
     ]
-    # The rows of series come first; those of requests have totals alone.
+    # Rows of series come first; rows of requests have only totals.
     drawn = zip(cells, log.series.values(), strict=False)
     return Study(
         title=title,

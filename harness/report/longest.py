@@ -1,4 +1,4 @@
-"""The chapter on the longest context: as found here, as published, and as memory alone would allow."""
+"""The chapter on the longest context: found here, published, and by theory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from harness.report.drawing import COLOURS, FAINT, INK, Figure, Mark, Trace, lay
 
 TITLE = "The longest context"
 MEANING = (
-    "Tokens of context that a variant holds. Here: found by search, and proved by filling it and decoding at"
-    " its end (decoding), or allocated and left empty (allocation); a cache that grows is decoded until"
-    " memory runs out, or up to a target (+). Theory: the memory, less the weights that have to be in it,"
-    " over the KV cache of a token; nothing else is counted. On a GPU these are the weights that a token"
-    " reads, as an input embedding may stay outside. Published figures are of another memory than here:"
-    " compare shares of theory rather than tokens."
+    "Longest context of each variant, in tokens. Here: found by search and verified by filling it and"
+    " decoding at its end (decoding), or only allocated (allocation); a growing cache is decoded until memory"
+    " runs out, or up to a target (+). Theory: memory minus weights, over the KV cache per token; nothing"
+    " else counts. On a GPU only the weights read per token count, as an input embedding may stay outside."
+    " Published figures come from devices with other memory sizes: compare shares of theory, not tokens."
 )
 SHOWN = {
     "n_ctx": ("longest here", Mark(COLOURS[0], "circle")),
@@ -34,7 +33,7 @@ MOST_TICKS = 5
 
 
 def chapter(study: Study) -> Chapter | None:
-    """Null where nobody looked for the longest context."""
+    """Null without any search, growing run or published figure."""
     by_model: dict[str, list[Row]] = {}
     for row in contexts.rows(study):
         by_model.setdefault(str(row["model"]), []).append(row)
@@ -46,24 +45,24 @@ def chapter(study: Study) -> Chapter | None:
         MEANING,
         {TITLE: COLUMNS},
         by_model,
-        {model: remarks(model, rows) for model, rows in by_model.items()},
+        {model: notes(model, rows) for model, rows in by_model.items()},
         {model: [each] for model, each in drawn.items() if each},
     )
 
 
-def remarks(model: str, rows: Sequence[Row]) -> list[str]:
-    """What ended each search or growth, what was not filled and why, and what no memory can have held."""
-    said, beyond = [], []
+def notes(model: str, rows: Sequence[Row]) -> list[str]:
+    """Why each search or growing run ended, why a context was not filled, and lengths beyond the memory."""
+    found, beyond = [], []
     for name, row in zip(labels(rows, model), rows, strict=True):
         if row.get("limit_reason") and ok(row):
-            said.append(f"{name}, why no longer: {row['limit_reason']}")
+            found.append(f"{name}, limit: {row['limit_reason']}")
         if row.get("not_filled"):
-            said.append(f"{name}, why not filled: {row['not_filled']}")
+            found.append(f"{name}, not filled: {row['not_filled']}")
         if _beyond(row, "share") or _beyond(row, "published_share"):
             beyond.append(name)
     if beyond:
-        said.append(f"more than the memory holds, so the cache lost some of it: {', '.join(beyond)}")
-    return said
+        found.append(f"longer than the memory holds, so the cache dropped tokens: {', '.join(beyond)}")
+    return found
 
 
 def _beyond(row: Row, share: str) -> bool:
@@ -71,7 +70,7 @@ def _beyond(row: Row, share: str) -> bool:
 
 
 def _here(row: Row, name: str) -> str:
-    """`36,096`, `100,000+`, or what became of the search; a dash for what was published alone."""
+    """`36,096`, `100,000+`, or the status of the search; a dash for a variant that was only published."""
     if figure(row, name) is None:
         return NONE if row.get("kind") == "reported" else failure(row) or NONE
     length = columns.number(row, name, "{:,.0f}") + "+" * bool(row.get("is_target"))
@@ -86,7 +85,7 @@ def _published(row: Row, name: str) -> str:
 
 
 def _allocated(row: Row, name: str) -> str:
-    """Where it is another than what decodes."""
+    """Shown where it differs from the verified length."""
     return NONE if figure(row, name) == figure(row, "n_ctx") else columns.number(row, name, "{:,.0f}")
 
 
@@ -101,50 +100,53 @@ def _share(row: Row, name: str) -> str:
 _GIB = partial(columns.number, unit=2**30)
 _TOKENS = partial(columns.number, form="{:,.0f}")
 COLUMNS: tuple[Column, ...] = (
-    Column("longest here", "n_ctx", _here, "tokens of context that fit; +: a target that was reached"),
-    Column("proved by", "how", columns.word, "decoding at its end, allocation, or growing", numeric=False),
-    Column("memory GiB", "memory_bytes", _GIB, "what it had to fit into here"),
+    Column("longest here", "n_ctx", _here, "tokens of context that fit; +: stopped at a target"),
+    Column("verified by", "how", columns.word, "decoding at its end, allocation, or growing", numeric=False),
+    Column("memory GiB", "memory_bytes", _GIB, "memory available here"),
     Column(
-        "which", "memory_is", columns.word, "a stated budget, what was free, or all there is", numeric=False
+        "which", "memory_is", columns.word, "a stated budget, the free memory, or all memory", numeric=False
     ),
-    Column("theory", "theory_n_ctx", _theory, "tokens that this memory holds beside the weights"),
+    Column("theory", "theory_n_ctx", _theory, "tokens that fit in this memory together with the weights"),
     Column("of theory", "share", _share, "longest here over theory"),
-    Column("published", "published_n_ctx", _published, "tokens that others report; +: a target"),
-    Column("their GiB", "published_memory_bytes", _GIB, "the memory of the device that this is of"),
-    Column("on", "published_memory_is", columns.word, "that device", numeric=False),
-    Column("their theory", "published_theory_n_ctx", _theory, "tokens that it holds beside the weights"),
-    Column("of theirs", "published_share", _share, "published over its theory"),
-    Column("predicted", "predicted_n_ctx", _TOKENS, "tokens, before one so long was really allocated"),
+    Column("published", "published_n_ctx", _published, "tokens, as published; +: stopped at a target"),
+    Column("published GiB", "published_memory_bytes", _GIB, "memory of the device of the published figure"),
+    Column("published on", "published_memory_is", columns.word, "that device", numeric=False),
+    Column("published theory", "published_theory_n_ctx", _theory, "tokens that fit there with the weights"),
+    Column("published of theory", "published_share", _share, "published over published theory"),
+    Column("predicted", "predicted_n_ctx", _TOKENS, "tokens predicted before allocating that many"),
     Column(
-        "from",
+        "predicted from",
         "predicted_from",
         columns.word,
-        "the stack's own account, before anything was allocated, or what the first probe took",
+        "memory estimate of the stack before any allocation, or the first probe",
         numeric=False,
     ),
     Column(
-        "off", "prediction_off", partial(columns.number, form="{:+.1%}"), "predicted over longest, less one"
+        "prediction error",
+        "prediction_off",
+        partial(columns.number, form="{:+.1%}"),
+        "predicted over longest, minus one",
     ),
     Column(
-        "seen to allocate",
+        "allocated",
         "allocated_n_ctx",
         _allocated,
-        "most tokens that were seen to be allocated, if another figure; more may be",
+        "most tokens allocated successfully, where it differs; more may fit",
     ),
     Column(
         "of free",
         "kv_share_of_free",
         partial(columns.number, form="{:.0%}"),
-        "what a cache that grew took, of what was free when the model was loaded",
+        "size of a grown cache over the memory free after the model was loaded",
     ),
-    Column("probes", "live_probes", _TOKENS, "contexts that were really allocated"),
-    Column("search s", "search_s", partial(columns.number, form="{:,.1f}"), "seconds, filling left out"),
+    Column("probes", "live_probes", _TOKENS, "contexts actually allocated"),
+    Column("search s", "search_s", partial(columns.number, form="{:,.1f}"), "seconds, without filling"),
     Column("filling s", "fill_s", partial(columns.number, form="{:,.1f}"), "seconds, of all probes"),
 )
 
 
 def _figure(model: str, rows: Sequence[Row]) -> Figure | None:
-    """A line a variant, a symbol a figure, on a logarithmic axis."""
+    """One line per variant, one symbol per figure, on a logarithmic axis."""
     values = {name: [figure(row, name) or None for row in rows] for name in SHOWN}
     known = [value for of in values.values() for value in of if value]
     if not known:
@@ -158,7 +160,7 @@ def _figure(model: str, rows: Sequence[Row]) -> Figure | None:
         TITLE,
         f"Tokens of context of each variant of {model}, on a logarithmic axis: "
         + ", ".join(word for name, (word, _) in SHOWN.items() if any(values[name]))
-        + ". An open circle: allocated and not filled; an open diamond: more than the memory holds.",
+        + ". Open circle: allocated but not filled. Open diamond: longer than the memory holds.",
         [trace for trace in (*data, _failures(rows, names, low)) if any(trace["x"])],
         layout(
             "tokens of context",
@@ -186,7 +188,7 @@ def _figure(model: str, rows: Sequence[Row]) -> Figure | None:
         ],
         height=90 + ROW_HEIGHT * len(rows),
         legend=list(SHOWN.values()),
-        legend_of="What is shown",
+        legend_of="Figures",
     )
 
 
@@ -209,7 +211,7 @@ def _dots(
         "marker": {
             "color": mark.colour,
             "symbol": [mark.symbol + "-open" * _is_open(row, name) for row in rows],
-            "size": 17 if name == "predicted_n_ctx" else 10,  # it is seen around what came true
+            "size": 17 if name == "predicted_n_ctx" else 10,  # visible around the measured symbol
             "line": {"width": 1.5, "color": mark.colour},
         },
         "hovertemplate": f"%{{y}}: {word} %{{x:,.0f}} tokens<extra></extra>",
@@ -218,7 +220,7 @@ def _dots(
 
 
 def _failures(rows: Sequence[Row], names: Sequence[str], low: float) -> Trace:
-    """What became of those that have no length."""
+    """The status of rows without a length."""
     ended = ((plain(name), row) for name, row in zip(names, rows, strict=True) if not figure(row, "n_ctx"))
     failed = {name: failure(row).split(":")[0] for name, row in ended if row.get("kind") != "reported"}
     return {

@@ -1,4 +1,4 @@
-"""Tables and figures as HTML: what every part of the page is made of."""
+"""HTML of tables, figures and lists."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from harness.report.drawing import Figure
 
 
 def table(title: str, chosen: Sequence[Column], lines: Iterable[tuple[str, Row, int | None]]) -> str:
-    """A table that a reader can sort. `lines`: what a row is called, the row, and the number of its model
-    where the page's choice of a model is to hide it."""
-    heads = [("cell", False, "model, stack and variant"), ("status", False, "what became of the repeats")]
+    """A sortable table. `lines`: label, row, and the number of its model if the model filter of the page
+    applies to it."""
+    heads = [("cell", False, "model, stack and variant"), ("status", False, "outcome of the repeats")]
     heads += [(column.heading, column.numeric, column.meaning) for column in chosen]
     return sortable(title, heads, "".join(_line(chosen, *line) for line in lines))
 
 
 def sortable(title: str, heads: Iterable[tuple[str, bool, str]], body: str) -> str:
-    """A table that a reader can sort. `heads`: heading, whether it is of figures, and its meaning; `body`:
-    its lines as HTML."""
+    """A sortable table. `heads`: heading, whether the column is numeric, and its meaning; `body`: the lines
+    as HTML."""
     head = "".join(
         f'<th scope="col" title="{escape(meaning)}"{" class=num" if numeric else ""}>'
         f"<button type=button>{escape(heading)}</button></th>"
@@ -47,14 +47,14 @@ def _line(chosen: Sequence[Column], name: str, row: Row, number: int | None) -> 
 
 
 def glossary(chosen: Sequence[Column]) -> str:
-    """What the columns mean, folded away."""
+    """The meanings of the columns, collapsed."""
     items = "".join(f"<dt>{escape(c.heading)}</dt><dd>{escape(c.meaning)}</dd>" for c in chosen)
-    return f"<details><summary>What the columns mean</summary><dl>{items}</dl></details>"
+    return f"<details><summary>Columns</summary><dl>{items}</dl></details>"
 
 
 def figure(drawn: Figure, group: str) -> str:
-    """A figure for page.js to draw, its text and its data. `group`: of figures that share their switches."""
-    told = {
+    """A figure for page.js to draw, its caption and its data. `group`: figures that share their switches."""
+    drawing = {
         "group": group,
         "legend": [[label, mark.colour, mark.symbol] for label, mark in drawn.legend],
         "legendOf": drawn.legend_of,
@@ -63,8 +63,8 @@ def figure(drawn: Figure, group: str) -> str:
         "data": drawn.data,
         "layout": drawn.layout,
     }
-    text = json.dumps(told, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    text = text.replace("<", "\\u003c")  # no name can end the script
+    text = json.dumps(drawing, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    text = text.replace("<", "\\u003c")  # so that no name can close the script tag
     head = "".join(f'<th scope="col">{escape(each)}</th>' for each in drawn.headers)
     lines = "".join(
         f'<tr><th scope="row">{escape(first)}</th>'
@@ -85,6 +85,6 @@ def figure(drawn: Figure, group: str) -> str:
 
 
 def listed(items: Iterable[str]) -> str:
-    """Items, which are HTML, as a list; nothing for none."""
+    """HTML items as a list; empty without items."""
     lines = "".join(f"<li>{item}</li>" for item in items)
     return f"<ul>{lines}</ul>" if lines else ""

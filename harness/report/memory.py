@@ -1,6 +1,6 @@
-"""The chapter on memory: what each variant takes once it is loaded and at its peak, part by part.
+"""The chapter on memory: use of each variant after loading and at its peak, part by part.
 
-A part that is what the others left over is marked with BY_DIFFERENCE.
+BY_DIFFERENCE marks an inferred part: the total minus the reported parts.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from harness.report.drawing import COLOURS, FAINT, Figure, Mark, Trace, layout, 
 
 TITLE = "Where the memory goes"
 MEANING = (
-    "Memory of a worker by part, once the model is loaded and at its peak. Weights and KV cache: as the"
-    " stack tells. Compute: its buffers for one step. Workspace: what an allocator gave out beside these."
-    " Slack: what it holds and has not given out. Runtime: the interpreter, its libraries and a GPU's"
-    " context, before any model. Unattributed: the total less all of these; negative where parts are"
-    " reserved and not yet used. ~: told by nobody, but what the other parts leave over (on a CPU, of what"
-    " came since loading); beside it no rest can be told. Published sizes are of another machine. MB are 1e6"
-    " bytes."
+    "Memory of a worker by part, after the model is loaded and at its peak. Weights and KV cache: as reported"
+    " by the stack. Compute: its buffers for one step. Workspace: other memory handed out by its allocator."
+    " Slack: memory that the allocator holds but has not handed out. Runtime: the interpreter, its libraries"
+    " and the context of a GPU, before any model is loaded. Unattributed: the total minus these parts;"
+    " negative where parts are reserved but not yet used. ~: inferred: the total minus the reported parts (on"
+    " a CPU: of the growth since loading); unattributed is then unknown. Published sizes come from other"
+    " machines. MB are 1e6 bytes."
 )
 BY_DIFFERENCE = "~"
 MOMENTS = {"loaded": "Once loaded", "peak": "At its peak"}
@@ -39,13 +39,13 @@ PARTS = {
     "unattributed": Mark(FAINT, "square"),
 }
 WORDS = {"kv": "KV cache"}
-TOLERATED = 0.03  # of the total, unattributed
+TOLERATED = 0.03  # unattributed, as a share of the total
 PUBLISHED = ("file_bytes", "model_buffer_bytes", "vram_bytes", "kv_buffer_bytes")
 BAR_HEIGHT = 22
 
 
 def chapter(study: Study) -> Chapter | None:
-    """Null where nothing is known of any variant's memory."""
+    """Null if the memory of no variant is known."""
     by_model: dict[str, list[Row]] = {}
     for row in rows(study):
         by_model.setdefault(str(row["model"]), []).append(row)
@@ -57,14 +57,14 @@ def chapter(study: Study) -> Chapter | None:
         MEANING,
         TABLES,
         by_model,
-        {model: remarks(model, of) for model, of in by_model.items()},
+        {model: notes(model, of) for model, of in by_model.items()},
         {model: [each] for model, each in drawn.items() if each},
     )
 
 
 def rows(study: Study) -> list[Row]:
-    """A row a cell whose memory is attributed, flat, with what was published of its variant; then what was
-    published of others. All in bytes."""
+    """One flat row per cell whose memory is attributed, with the published figures of its variant; then the
+    published figures of other variants. All in bytes."""
     known = [row for row in study.attributions if any(row.get(of) for of in (*MOMENTS, "file_bytes"))]
     ours = [_flat(row) for row in known if row.get("kind") != "reported"]
     reported = [row for row in study.cells if row.get("kind") == "reported"]
@@ -75,15 +75,15 @@ def rows(study: Study) -> list[Row]:
     return found + [{each: row.get(each) for each in of_cell} | _published(row) for row in alone]
 
 
-def remarks(model: str, found: Sequence[Row]) -> list[str]:
-    """Where more is unattributed than is tolerated."""
-    said = []
+def notes(model: str, found: Sequence[Row]) -> list[str]:
+    """Cells whose unattributed memory exceeds TOLERATED."""
+    lines = []
     for name, row in zip(labels(found, model), found, strict=True):
         for moment, word in MOMENTS.items():
             share = figure(row, f"{moment}_unattributed_share")
             if share is not None and abs(share) > TOLERATED:
-                said.append(f"{name}: {share:.1%} of the memory {word.lower()} is unattributed")
-    return said
+                lines.append(f"{name}: {share:.1%} of the memory {word.lower()} is unattributed")
+    return lines
 
 
 def _flat(row: Row) -> dict[str, Any]:
@@ -92,8 +92,8 @@ def _flat(row: Row) -> dict[str, Any]:
         of: Mapping[str, Any] = row.get(moment) or {}
         parts = {**(of.get("parts") or {}), "unattributed": of.get("unattributed_bytes")}
         found |= {f"{moment}_{part}_bytes": parts.get(part) for part in PARTS}
-        told = ("total_bytes", "unattributed_share", "by_difference")
-        found |= {f"{moment}_{key}": of.get(key) for key in told}
+        keys = ("total_bytes", "unattributed_share", "by_difference")
+        found |= {f"{moment}_{key}": of.get(key) for key in keys}
     measured, theory = figure(row, "measured_bytes_per_token"), figure(row, "kv_bytes_per_token")
     return found | {"slope_ratio": measured / theory if measured is not None and theory else None}
 
@@ -103,14 +103,14 @@ def _published(row: Row | None) -> dict[str, Any]:
 
 
 def _mb(row: Row, name: str) -> str:
-    """Small parts are told too."""
+    """With one decimal below 10 MB."""
     value = figure(row, name)
     form = "{:,.0f}" if value is None or abs(value) >= 10e6 else "{:,.1f}"
     return columns.number(row, name, form, 1e6)
 
 
 def _part(row: Row, name: str) -> str:
-    """`12`, or `~12` of what is left over."""
+    """`12`, or `~12` for an inferred part."""
     moment, _, part = name.removesuffix("_bytes").partition("_")
     return BY_DIFFERENCE * (part in (row.get(f"{moment}_by_difference") or ())) + _mb(row, name)
 
@@ -122,27 +122,30 @@ def _rest(row: Row, name: str) -> str:
 
 
 def _theory(row: Row, name: str) -> str:
-    """Of what ran."""
+    """A dash for a cell that did not run."""
     return columns.number(row, name, "{:,.0f}") if row.get("peak_total_bytes") is not None else NONE
 
 
 def _parts(moment: str) -> tuple[Column, ...]:
     meanings = {
         "weights": "all tensors",
-        "kv": "KV cache, of the context allocated or reached",
+        "kv": "KV cache of the allocated or reached context",
         "compute": "the stack's buffers for one step",
-        "workspace": "given out by an allocator beside weights and KV cache",
-        "slack": "held by an allocator, and not given out",
-        "runtime": "interpreter, libraries and a GPU's context",
+        "workspace": "handed out by the allocator, without weights and KV cache",
+        "slack": "held by the allocator but not handed out",
+        "runtime": "interpreter, libraries and GPU context",
     }
     named = (
         Column(f"{WORDS.get(part, part)} MB", f"{moment}_{part}_bytes", _part, meaning)
         for part, meaning in meanings.items()
     )
     rest = Column(
-        "unattributed MB", f"{moment}_unattributed_bytes", _rest, "the total less its parts, and its share"
+        "unattributed MB",
+        f"{moment}_unattributed_bytes",
+        _rest,
+        "total minus the parts, and its share of the total",
     )
-    return *named, rest, Column("total MB", f"{moment}_total_bytes", _mb, "resident, or in use on the device")
+    return *named, rest, Column("total MB", f"{moment}_total_bytes", _mb, "RSS, or memory in use on the GPU")
 
 
 TABLES: Mapping[str, Sequence[Column]] = {
@@ -150,8 +153,13 @@ TABLES: Mapping[str, Sequence[Column]] = {
         Column("file MB", "file_bytes", _mb, "size of the checkpoint's files"),
         *_parts("loaded"),
         Column("published file MB", "published_file_bytes", _mb, "size of the file, as published"),
-        Column("published buffer MB", "published_model_buffer_bytes", _mb, "model buffer on the card"),
-        Column("published KV MB", "published_kv_buffer_bytes", _mb, "KV buffer, at n_ctx 1,024"),
+        Column(
+            "published buffer MB",
+            "published_model_buffer_bytes",
+            _mb,
+            "model buffer on the GPU, as published",
+        ),
+        Column("published KV MB", "published_kv_buffer_bytes", _mb, "KV buffer at n_ctx 1,024, as published"),
         Column("published VRAM MB", "published_vram_bytes", _mb, "in use after loading, as published"),
     ),
     MOMENTS["peak"]: (
@@ -160,16 +168,16 @@ TABLES: Mapping[str, Sequence[Column]] = {
             "B/token",
             "measured_bytes_per_token",
             partial(columns.number, form="{:,.0f}"),
-            "bytes that a token of context adds",
+            "measured memory growth per token of context",
         ),
-        Column("B/token by theory", "kv_bytes_per_token", _theory, "KV cache of a token, as typed"),
+        Column("B/token by theory", "kv_bytes_per_token", _theory, "KV cache per token for its data type"),
         Column("of theory", "slope_ratio", partial(columns.number, form="{:.2f}x"), "measured over theory"),
     ),
 }
 
 
 def _figure(model: str, found: Sequence[Row]) -> Figure | None:
-    """Two bars a variant, its parts stacked."""
+    """Two stacked bars per variant."""
     bars = [
         (f"{label}, {moment}", row, moment)
         for label, row in zip(labels(found, model), found, strict=True)

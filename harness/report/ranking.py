@@ -1,7 +1,7 @@
-"""Which cells lead in a figure, and which of them it does not tell apart. Pure.
+"""Which cells lead in a figure, and which of them are not distinguishable. Pure.
 
-Two cells are told apart where their 95% intervals do not overlap. A figure without an interval of its own has
-the relative noise that is stated here.
+Two cells are distinguishable if their 95% confidence intervals do not overlap. A figure without an interval
+gets the relative noise stated here.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from dataclasses import dataclass
 from harness.dataset.study import Row, bounds, figure
 
 # Half of a 95% interval, as a share of the figure.
-SPEED_NOISE = 0.02  # of one run; repeats of a quiet machine differ by about 1%
-MEMORY_NOISE = 0.01  # resident memory of repeats of one cell
+SPEED_NOISE = 0.02  # of one run; repeats on an idle machine differ by about 1%
+MEMORY_NOISE = 0.01  # RSS of repeats of one cell
 # llama.cpp prints 6.2332 +/- 0.0378 for Llama 3 8B on the test part of wikitext-2: a standard error of 0.6%
 # (ggml-org/llama.cpp, pull request 6936).
 PERPLEXITY_NOISE = 0.012
 STANDARD_ERRORS = 1.96
 CRITERION = (
-    "Cells whose 95% intervals overlap are named together. Where no interval is known, ±"
-    f"{SPEED_NOISE:.0%} stands for that of a speed, ±{MEMORY_NOISE:.0%} for that of memory in use, and"
-    f" ±{PERPLEXITY_NOISE:.1%} for that of a perplexity (llama.cpp prints a standard error of 0.6% on"
+    "Cells with overlapping 95% confidence intervals are listed together. Where no interval is known, the"
+    " report"
+    f" assumes ±{SPEED_NOISE:.0%} for a speed, ±{MEMORY_NOISE:.0%} for memory in use, and"
+    f" ±{PERPLEXITY_NOISE:.1%} for a perplexity (llama.cpp prints a standard error of 0.6% on"
     " wikitext-2)."
 )
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A cell's figure, with the ends of its 95% interval; `text`: as its table shows it."""
+    """A cell's figure, with the ends of its 95% interval; `text`: as the table shows it."""
 
     label: str
     value: float
@@ -38,13 +39,13 @@ class Entry:
 
 
 def entry(label: str, value: float, noise: float, text: str) -> Entry:
-    """A figure of that relative noise."""
+    """A figure with this relative noise."""
     return Entry(label, value, value * (1 - noise), value * (1 + noise), text)
 
 
 def speed(label: str, row: Row, key: str, interval_key: str, text: str) -> Entry | None:
-    """A speed with its interval. That of a single run knows nothing of how runs differ, and is no narrower
-    than the stated noise."""
+    """A speed with its interval. The interval of a single run ignores run-to-run noise, so it is widened to
+    at least SPEED_NOISE."""
     value = figure(row, key)
     if value is None:
         return None
@@ -66,7 +67,7 @@ def perplexity(label: str, row: Row, text: str) -> Entry | None:
 
 
 def leaders(entries: Sequence[Entry], most: bool = False) -> list[Entry]:
-    """The least (or the most), and those whose intervals overlap its own, in order."""
+    """The lowest (or highest) entry and those whose intervals overlap with it, in order."""
     ordered = sorted(entries, key=lambda each: -each.value if most else each.value)
     first = ordered[0]
     return [each for each in ordered if each.low <= first.high and first.low <= each.high]

@@ -1,4 +1,4 @@
-"""A study in plain sentences: what is fastest, smallest, longest, what failed and why."""
+"""Summary of a study: counts, the fastest, smallest and longest cells, failures with reasons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.report import columns
 from harness.report.contexts import held
 from harness.report.ranking import MEMORY_NOISE, Entry, entry, leaders, perplexity, speed
 
-# What the smallest is taken of, with its noise: the first of those that the most ok cells have.
+# Measures of size with their noise; the smallest cell is by the first measure that the most ok cells have.
 SIZES = (
     ("peak_vram_bytes", "least peak VRAM", MEMORY_NOISE),
     ("peak_rss_bytes", "least peak RSS", MEMORY_NOISE),
@@ -27,21 +27,21 @@ Named = Sequence[tuple[str, Row]]
 def counts(study: Study) -> str:
     """`114 cells of 6 models: 100 ok, 10 oom, 4 invalid.`"""
     status = Counter(str(row.get("status")) for row in study.cells)
-    told = ", ".join(f"{count} {name}" for name, count in status.most_common())
+    outcomes = ", ".join(f"{count} {name}" for name, count in status.most_common())
     models = len(study.models)
     of_models = f" of {models} models" if models > 1 else ""
     cells = f"{len(study.cells)} {'cell' if len(study.cells) == 1 else 'cells'}"
-    said = [f"{cells}{of_models}: {told}."] if study.cells else []
+    sentences = [f"{cells}{of_models}: {outcomes}."] if study.cells else []
     if study.searches:
-        outcomes = Counter(str(row.get("status")) for row in study.searches)
-        told = ", ".join(f"{count} {name}" for name, count in outcomes.most_common())
+        status = Counter(str(row.get("status")) for row in study.searches)
+        outcomes = ", ".join(f"{count} {name}" for name, count in status.most_common())
         count = f"{len(study.searches)} {'search' if len(study.searches) == 1 else 'searches'}"
-        said.append(f"{count} for the longest context: {told}.")
-    return " ".join(said) or "No cells."
+        sentences.append(f"{count} for the longest context: {outcomes}.")
+    return " ".join(sentences) or "No cells."
 
 
 def third_party(rows: Sequence[Row]) -> list[str]:
-    """Whose figures those of `kind: reported` are, and of which year; `rows` as of Study.rows."""
+    """Source and year of the published figures (`kind: reported`); `rows` as in Study.rows."""
     found = []
     for words, of in (
         ("cells hold", rows),
@@ -59,11 +59,11 @@ def _source(row: Row) -> str:
     source: Mapping[str, object] = row.get("source") or {}
     year = str(row.get("started_utc") or "")[:4]
     parts = (source.get("title"), year, source.get("url"), source.get("license"))
-    return ", ".join(str(part) for part in parts if part) or "no source is given"
+    return ", ".join(str(part) for part in parts if part) or "no source given"
 
 
 def per_model(study: Study) -> list[tuple[str, str]]:
-    """Model and what stands out in it; figures of other machines, and those of others, stand apart."""
+    """Model and its best cells; separate entries for other machines and for published figures."""
     places: dict[tuple[str, str, bool], tuple[list[Row], list[Row]]] = {}
     for number, rows in enumerate((study.rows, study.searches)):
         for row in rows:
@@ -84,15 +84,15 @@ def _sentences(model: str, cells: Sequence[Row], searches: Sequence[Row]) -> str
     every = list(zip(labels(cells, model), cells, strict=True))
     tried = [(label, row) for label, row in zip(labels(searches, model), searches, strict=True) if ok(row)]
     named = [(label, row) for label, row in every if ok(row)]
-    stands_out = (_fastest(named), _smallest(named, every), _longest(named, tried), _perplexity(every))
-    clauses = [clause for clause in stands_out if clause]
+    best = (_fastest(named), _smallest(named, every), _longest(named, tried), _perplexity(every))
+    clauses = [clause for clause in best if clause]
     if not named and not tried:
         clauses.insert(0, "no cell is ok")
     return f"{'; '.join(clauses) or 'nothing to compare'}."
 
 
 def costs(study: Study) -> list[str]:
-    """Where the time goes, by model and stack: fixed cost or bytes."""
+    """Cost per token by model and stack: fixed cost or reading bytes."""
     found = []
     for model, rows in study.models.items():
         groups: dict[tuple[str, str, str], list[Row]] = {}
@@ -104,29 +104,29 @@ def costs(study: Study) -> list[str]:
         for (stack, machine, device), group in groups.items():
             where = f" on {machine} ({device})" if stacks[stack] > 1 else ""
             by = Counter(row.get("dominated_by") for row in group)
-            words = {"fixed": "this is the larger part", "bytes": "the bytes are"}
-            which = [f"in {by[key]} of {len(group)} {said}" for key, said in words.items() if by[key]]
-            told = f"; {' and '.join(which)}" if which else ""
+            words = {"fixed": "the fixed cost dominates", "bytes": "reading bytes dominates"}
+            which = [f"{text} in {by[key]} of {len(group)} cells" for key, text in words.items() if by[key]]
+            dominates = f"; {' and '.join(which)}" if which else ""
             found.append(
-                f"{model}, {stack}{where}: {_text(group[0], 'fixed_ms')} ms of a token are there however few"
-                f" bytes it reads{told}."
+                f"{model}, {stack}{where}: fixed cost {_text(group[0], 'fixed_ms')} ms per token, independent"
+                f" of the bytes read{dominates}."
             )
     return found
 
 
 def failures(study: Study) -> list[tuple[str, list[str]]]:
-    """What is not ok and why -> the cells it befell; one reason is told once."""
+    """Status and reason -> the cells that failed with it."""
     found: dict[str, list[str]] = {}
     for row in (*study.cells, *study.searches):
         if not ok(row):
             reasons = [str(reason) for reason in row.get("reasons") or []]
-            said = f"{row.get('status')}: {'; '.join(reasons)}" if reasons else str(row.get("status"))
-            found.setdefault(said, []).append(str(row["name"]))
+            outcome = f"{row.get('status')}: {'; '.join(reasons)}" if reasons else str(row.get("status"))
+            found.setdefault(outcome, []).append(str(row["name"]))
     return list(found.items())
 
 
 def flagged(study: Study) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Code of a flag -> the cells that carry it, each with the detail."""
+    """Code of a flag -> the cells that have it, each with the detail."""
     found: dict[str, list[tuple[str, str]]] = {}
     for row in study.cells:
         for flag in row.get("flags") or []:
@@ -143,8 +143,8 @@ def _text(row: Row, key: str) -> str:
 
 
 def _clause(best: str, entries: Sequence[Entry], cells: int, most: bool = False) -> str | None:
-    """`fastest: a (45.3 tok/s)`, or `fastest, not distinguishable: a (45.3 tok/s), b (45.1 tok/s)`. A lone
-    figure is stated without a superlative."""
+    """`fastest: a (45.3 tok/s)`, or `fastest, not distinguishable: a (45.3 tok/s), b (45.1 tok/s)`. A single
+    figure gets no superlative."""
     if not entries:
         return None
     if len(entries) == 1:
@@ -163,7 +163,7 @@ def _clause(best: str, entries: Sequence[Entry], cells: int, most: bool = False)
 
 
 def _fastest(named: Named) -> str | None:
-    """By the rate over all tokens, of the cells that decoded equally many; by B where more have that."""
+    """By tokens per second among cells with the same number of tokens; by B if more cells have one."""
     by_tokens: dict[object, list[Entry]] = {}
     at_zero = []
     for label, row in named:
@@ -181,13 +181,13 @@ def _fastest(named: Named) -> str | None:
 
 
 def B_identifiable(row: Row) -> bool:
-    """Whether B is no mere extrapolation: a line with a slope, or none at all; and what others published."""
+    """Whether B is more than an extrapolation: an identifiable or flat line, or a published figure."""
     line = row.get("W_identifiable") is True or row.get("shape") == "flat"
     return line or (row.get("kind") == "reported" and not row.get("shape"))
 
 
 def _smallest(named: Named, every: Named) -> str | None:
-    """By the measure that the most cells have, beside the perplexity that it comes with."""
+    """By the measure that the most cells have, with the perplexity of the cell."""
     measures = [
         (words, [(label, row) for label, row in named if figure(row, key)], key, noise)
         for key, words, noise in SIZES
@@ -197,17 +197,18 @@ def _smallest(named: Named, every: Named) -> str | None:
     entries = []
     for label, row in known:
         perplexity_of = figure(row, "perplexity")
-        said = f"{_text(row, key)} MB"
+        text = f"{_text(row, key)} MB"
         if len(known) == 1:
-            said += f", {words.partition(' ')[2]}"
+            text += f", {words.partition(' ')[2]}"
         elif perplexity_of is not None and len(quality) > 1 and perplexity_of > min(quality):
-            said += f", perplexity {_text(row, 'perplexity')}"
-        entries.append(entry(label, figure(row, key) or 0.0, noise, said))
+            text += f", perplexity {_text(row, 'perplexity')}"
+        entries.append(entry(label, figure(row, key) or 0.0, noise, text))
     return _clause(words, entries, len(named))
 
 
 def _longest(named: Named, searched: Named) -> str | None:
-    """What went on past its memory has lost its context; what stopped at a target may hold more."""
+    """Skips cells that ran past their memory, as they dropped tokens. Cells that stopped at a target may hold
+    more."""
     entries: list[Entry] = []
     targets: list[Entry] = []
     for label, row in named:
@@ -230,7 +231,7 @@ def _longest(named: Named, searched: Named) -> str | None:
 
 
 def _perplexity(every: Named) -> str | None:
-    """Of the weights, so it counts where no run is ok."""
+    """A property of the weights, so it counts even if no run is ok."""
     entries = [
         found
         for label, row in every

@@ -1,4 +1,4 @@
-"""Figures as text: columns, units and rounding, shared by the terminal and the page."""
+"""The results table of the terminal: columns, units and rounding."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("MB/token", "weight_bytes_per_token", "mb"),
     ("tok/s start", "start_tokens_per_s", "{:.1f}"),
     ("tok/s end", "end_tokens_per_s", "{:.1f}"),
-    ("of bandwidth", "bandwidth_share", "{:.0%}"),
+    ("MBU", "bandwidth_share", "{:.0%}"),
     ("peak RSS MB", "peak_rss_bytes", "mb"),
 )
 
 
 def shown(row: Row, key: str, form: str) -> str:
-    """One figure as text; a dash where there is none, or where it cannot be told. MB are 1e6 bytes."""
+    """One figure as text; a dash where it is missing or not identifiable. MB are 1e6 bytes."""
     value = row[key]
     if key == "W_tokens_per_ms" and row["kv_read"] == "full" and row["B_ms"] is not None:
         return "not applicable"  # a static cache's latency does not depend on n
@@ -38,28 +38,27 @@ def shown(row: Row, key: str, form: str) -> str:
 
 
 def bandwidth(rows: Sequence[Row]) -> str:
-    """The ceiling that shares of bandwidth are taken of, and how much its probes differ; empty without
-    probes."""
-    on_cpu = [row for row in rows if row["device"] == "cpu"]  # a GPU's share is not taken yet
+    """The peak bandwidth that MBU refers to, and the spread of its probes; empty without probes."""
+    on_cpu = [row for row in rows if row["device"] == "cpu"]  # the MBU of a GPU is not computed yet
     probes = [rate for row in on_cpu for rate in row["bandwidth_probes_bytes_per_s"]]
     if not probes:
         return ""
     spread = f"probes read {min(probes) / 1e9:.0f} to {max(probes) / 1e9:.0f} GB/s"
-    return f"of bandwidth: of {max(probes) / 1e9:.0f} GB/s, the most this machine was seen to read ({spread})"
+    return f"MBU: share of {max(probes) / 1e9:.0f} GB/s, the highest read bandwidth measured here ({spread})"
 
 
-def grown(row: Row) -> str:
-    """How far a generation grew, of one that was to; and why no further."""
-    said = f"held {plural(row['max_ctx'], 'token')} of prompt and decode"
+def growth(row: Row) -> str:
+    """How long a context a growing generation reached, and why it ended."""
+    text = f"held {plural(row['max_ctx'], 'token')} of prompt and decode"
     if row["max_ctx_is_target"]:
-        return f"{said}, its target"
+        return f"{text}, its target"
     if row["kv_share_of_free"]:
-        said += f", a cache of {row['kv_share_of_free']:.0%} of what was free"
-    return f"{said}: {row['limit_reason']}"
+        text += f", a cache of {row['kv_share_of_free']:.0%} of the free memory"
+    return f"{text}: {row['limit_reason']}"
 
 
 def terminal(rows: Sequence[Row]) -> Table:
-    """The table of results, one named row a cell (see analysis.rows.per_cell)."""
+    """The table of results, one named row per cell."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("cell", overflow="fold")
     table.add_column("status", no_wrap=True)

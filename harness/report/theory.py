@@ -1,4 +1,4 @@
-"""What `harness theory` shows on a terminal: models, floors, where bytes go, chunks."""
+"""Terminal output of `harness theory`: models, latency floors, bytes by part, chunked prefill."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Columns = Sequence[tuple[str, Callable[[Row], Any]]]
 
 
 def scaled(value: float | None, unit: float = 1e9, digits: int = 2) -> str:
-    """A figure over its unit; a dash where there is none."""
+    """A figure in its unit; a dash if missing."""
     return "-" if value is None else f"{value / unit:,.{digits}f}"
 
 
@@ -35,7 +35,7 @@ def short(value: float | None) -> str:
 
 
 def headroom(row: Row, stack: str) -> str:
-    """`yes, 3.1 GB to spare`, or `no, 1.4 GB short`; a dash where the stack does not load such weights."""
+    """`yes, 3.1 GB to spare`, or `no, 1.4 GB short`; a dash if the stack cannot load such weights."""
     fit = (row["fits"] or {}).get(stack)
     if fit is None:
         return "-"
@@ -44,22 +44,22 @@ def headroom(row: Row, stack: str) -> str:
 
 
 def longest(row: Row, stack: str) -> str:
-    """Tokens, at most the trained context; a dash where nobody knows, 0 where not one fits."""
+    """Tokens, at most the trained context; a dash if unknown, 0 if none fits."""
     fit = (row["fits"] or {}).get(stack)
     return whole(fit and (fit["longest"] or 0))
 
 
 def reached(row: Row) -> str:
-    """Of the ceiling, and tokens a second; a dash where nobody has measured it."""
+    """Share of the ceiling, and tokens per second; a dash if never measured."""
     found = row["reached"]
     return f"{found['share']:.0%} ({short(found['tokens_per_s'])})" if found else "-"
 
 
-def span(knees: list[int | None] | None) -> str:
-    """`99 to 553`; `99 on` where nothing ends it."""
-    if not knees:
+def span(ridges: list[int | None] | None) -> str:
+    """`99 to 553`; `99 or more` without an upper end."""
+    if not ridges:
         return "-"
-    return f"{knees[0]} on" if knees[1] is None else f"{knees[0]} to {knees[1]}"
+    return f"{ridges[0]} or more" if ridges[1] is None else f"{ridges[0]} to {ridges[1]}"
 
 
 COUNTS: Columns = (
@@ -92,10 +92,10 @@ FLOORS: Columns = (
     ("B ms", lambda row: scaled(row["B_ms"], 1)),
     ("W tok/ms", lambda row: short(row["W_tokens_per_ms"])),
     ("tok/s", lambda row: short(row["tokens_per_s"])),
-    ("at n", lambda row: short(row["tokens_per_s_at_context"])),
+    ("tok/s at n", lambda row: short(row["tokens_per_s_at_context"])),
     ("bound by", lambda row: row["bound"] or "-"),
     ("reached", reached),
-    ("computing", lambda row: row["rate"] or "unknown"),
+    ("FLOP/s rate", lambda row: row["rate"] or "unknown"),
     ("batch", lambda row: short(row["compute_bound_batch"])),
     ("prefill ms", lambda row: short((row["prefill_ms"] or {}).get("last"))),
     ("compute-bound: every", lambda row: span((row["prefill_knees"] or {}).get("every"))),
@@ -105,7 +105,7 @@ CHUNKS: Columns = (
     *NAMED,
     ("chunk", lambda row: whole(row["chunk"])),
     ("prefill ms", lambda row: short(row["ms"])),
-    ("of one pass", lambda row: f"{row['ratio']:.2f}x"),
+    ("vs one pass", lambda row: f"{row['ratio']:.2f}x"),
 )
 PARTS: Columns = (
     ("part", lambda row: row["part"]),
@@ -140,16 +140,16 @@ MACHINES: Columns = (
 
 
 FITS_MEANING = (
-    "longest: the longest context, at most the trained one. ideal: weights and KV cache alone, in all of the "
-    "memory; no stack reaches it. llama.cpp: without flash attention. transformers: 5.x (bf16; 8 and 4 bits "
-    "by bitsandbytes), not yet measured on a GPU; in early 2024 it held the cache twice, which halves its "
-    "context."
+    "longest: the longest context, at most the trained one. ideal: only weights and KV cache, in all of the"
+    " memory; no stack reaches it. llama.cpp: without flash attention. transformers: 5.x (bf16; 8 and 4 bits"
+    " with bitsandbytes), not yet measured on a GPU; the version of early 2024 held the cache twice, which"
+    " halves the context."
 )
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Counts, then what fits and how fast (or weights alone, without a machine), then chunks, and where bytes
-    go, if asked."""
+    """Print parameter counts, then fit and speed (without a machine: only weights), then chunked prefill and
+    bytes by part, if requested."""
     giga = "Gi" if _giga(rows[0]) == 2**30 else "G"
     _say(f"parameters in {giga}, sizes and reads in {giga}B")
     table(COUNTS, list({row["model"]: row for row in rows}.values()))
@@ -176,14 +176,14 @@ def show(rows: Sequence[Row]) -> None:
 def _show_on_machines(rows: Sequence[Row]) -> None:
     shaped = [row for row in rows if row["fits"]]
     if shaped:
-        _say(f"Does it fit, with {shaped[0]['context']:,} tokens of context?")
+        _say(f"Does it fit with {shaped[0]['context']:,} tokens of context?")
         table(FITS, shaped)
         _say(FITS_MEANING)
         for name, row in {row["machine"]: row for row in shaped}.items():
             reserve = f"{row['reserve_bytes'] / 1e9:.1f} GB of its {row['memory_bytes'] / 1e9:.1f} GB"
-            _say(f"{name}: {reserve} are kept {row['reserve_for']}.")
+            _say(f"{name}: {reserve} are reserved {row['reserve_for']}.")
         print()
-    _say("How fast, at most?")
+    _say("Upper bounds on speed:")
     table(FLOORS, rows)
     _legend(rows)
 
@@ -191,43 +191,42 @@ def _show_on_machines(rows: Sequence[Row]) -> None:
 def _legend(rows: Sequence[Row]) -> None:
     shaped = [row for row in rows if row["fits"]]
     if not shaped:
-        _say("B: reading the weights once; of a shape that is not known, bytes are all that can be told.")
+        _say("B: reading the weights once. The shape is unknown, so only bytes are shown.")
         return
     first = shaped[0]
     _say(
-        "B: reading the weights once (TPOT at zero context). W: tokens of context per further ms"
-        f", cache read: {first['kv_read']}. tok/s: at no context; at n: at n = {first['context']:,}, if it "
-        "fits. "
-        "A dash: it does not fit, or is not known. computing: the rate counted with. batch: sequences from "
-        "which decode is compute-bound. "
+        "B: reading the weights once (TPOT at zero context). W: tokens of context per further ms of TPOT"
+        f", cache read: {first['kv_read']}. tok/s: at zero context; tok/s at n: at n = {first['context']:,}, "
+        "if it fits. A dash: does not fit, or unknown. FLOP/s rate: the compute rate used. batch: the ridge"
+        " point, batch size from which decode is compute-bound. "
         f"prefill: of {first['prompt_tokens']:,} tokens, lm_head on the last. "
-        "compute-bound: prompt lengths, with the lm_head on every or on the last token, the cache read once "
-        "per token."
+        "compute-bound: range of prompt lengths, with the lm_head on every or on the last token; the cache is"
+        " read once per token."
     )
     for model, window in {row["model"]: row["window"] for row in rows if row["window"]}.items():
         _say(f"{model} attends to {window:,} tokens.")
     for source in dict.fromkeys(row["reached"]["source"] for row in rows if row["reached"]):
         by = {f"{r['reached']['stack']} {r['reached']['variant']}": None for r in rows if r["reached"]}
-        _say(f"reached: of the ceiling, and tok/s, by {', '.join(by)}: {source}")
+        _say(f"reached: share of the ceiling (tok/s), by {', '.join(by)}: {source}")
     for row in {(row["machine"], row["rate"]): row for row in shaped}.values():
         _say(f"{row['machine']}: {_limits(row)}")
 
 
 def _limits(row: Row) -> str:
-    """What a machine can do, as its row counts it."""
+    """Peak bandwidth and compute of a machine, in the units of its row."""
     giga = _giga(row)
     prefix, tera = ("i", 2.0**40) if giga == 2**30 else ("", 1e12)
     computing = (
         f"{row['flops'] / tera:,.4g} T{prefix}FLOP/s {row['rate']}, "
         f"{row['balance_flop_per_byte']:.3g} flop/byte"
         if row["rate"]
-        else "compute bound unknown: no source for the rate of its matrix units"
+        else "compute rate unknown: no source for its matrix units"
     )
     return f"{row['bytes_per_s'] / giga:,.4g} G{prefix}B/s; {computing}."
 
 
 def table(columns: Columns, rows: Sequence[Row]) -> None:
-    """Print rows, figures to the right. On a terminal too narrow for them, columns become rows."""
+    """Print rows, figures right-aligned. On a narrow terminal, transpose the table."""
     texts = [[heading for heading, _ in columns], *([str(form(row)) for _, form in columns] for row in rows)]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     if width is not None and _width(texts) > width:
@@ -248,13 +247,13 @@ def _width(texts: Sequence[Sequence[str]]) -> int:
 
 
 def _say(text: str) -> None:
-    """Prose, wrapped between words."""
+    """Print text, wrapped between words."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 110
     print("\n".join(textwrap.wrap(text, min(110, width))))
 
 
 def model(name: str, shape: Shape) -> Row:
-    """A shape as a list shows it."""
+    """A shape as --list-models shows it."""
     return {
         "model": name,
         "layers": shape.layers,
@@ -273,7 +272,7 @@ def model(name: str, shape: Shape) -> Row:
 
 
 def machine(name: str, known: Machine) -> Row:
-    """A machine as a list shows it, with the source of each figure."""
+    """A machine as --list-machines shows it, with the source of each figure."""
     figures = {"memory": known.memory, "bandwidth": known.bandwidth, **known.rates}
     return {
         "machine": name,
@@ -287,7 +286,7 @@ def machine(name: str, known: Machine) -> Row:
 
 
 def sources(machines: Sequence[Row]) -> None:
-    """Where the figures of each machine are from, figures of one source together."""
+    """Print the sources of the figures of each machine, grouped by source."""
     for row in machines:
         of_source: dict[str, list[str]] = {}
         for what, source in row["sources"].items():

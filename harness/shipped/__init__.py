@@ -1,4 +1,4 @@
-"""What comes with the project: configs, their schema and the published study, and how a name finds them.
+"""Files shipped with the package: configs, their schema and the published study, looked up by name.
 
 In a checkout `configs` and `published` are links to the top-level folders; an installed package has files.
 """
@@ -21,8 +21,8 @@ def schema() -> Path:
 
 
 def config(given: str) -> Path:
-    """The config that a user names: a file where they stand, with or without `.yaml`, else a shipped one.
-    What has a folder, or is neither, stays as it is."""
+    """The config for a name: a file in the working directory, with or without `.yaml`, else a shipped one. A
+    path with a folder, or an unknown name, is returned unchanged."""
     path = Path(given)
     if path.is_file() or not is_name(path):
         return path
@@ -33,8 +33,7 @@ def config(given: str) -> Path:
 
 
 def results(given: str) -> Path:
-    """The folder of results that a user names: one where they stand, else `published/NAME`, which is
-    shipped."""
+    """The results folder for a name: an existing path, else the shipped `published/NAME`."""
     path = Path(given)
     shipped = HERE / path
     if path.exists() or path.parts[:1] != (PUBLISHED,) or ".." in path.parts or not shipped.is_dir():

@@ -1,1 +1,1 @@
-"""What every other folder may use: the cache folder, the kernel's small files, a count in words."""
+"""Helpers for all other folders: the cache folder, small kernel files, counts in words."""

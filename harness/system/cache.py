@@ -1,4 +1,4 @@
-"""Where environments, weights and locks are kept between campaigns, and how two processes share them."""
+"""The cache folder of environments, weights and locks, shared between campaigns and processes."""
 
 from __future__ import annotations
 
@@ -15,30 +15,34 @@ class CacheError(RuntimeError):
 
 def cache_folder() -> Path:
     """$HARNESS_CACHE, else `harness` in the user's cache folder."""
-    if given := os.environ.get("HARNESS_CACHE"):
-        return Path(given).absolute()
+    if configured := os.environ.get("HARNESS_CACHE"):
+        return Path(configured).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harness"
 
 
 def made(folder: Path) -> Path:
-    """The folder, made if need be. Raises CacheError."""
+    """Create the folder if it does not exist, and return it. Raises CacheError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as refusal:
-        raise CacheError(f"{folder}: cannot be made: {refusal.strerror}; see HARNESS_CACHE") from refusal
+        raise CacheError(
+            f"{folder}: cannot be created: {refusal.strerror}; set HARNESS_CACHE to another folder"
+        ) from refusal
     return folder
 
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold a lock file; wait for whoever holds it. The kernel releases it when the holder dies.
+    """Hold a lock file, waiting while another process holds it. The kernel releases it when the holder dies.
 
-    Raises CacheError when the file cannot be made.
+    Raises CacheError if the file cannot be created.
     """
     try:
         lock = (made(path.parent) / path.name).open("w")
     except OSError as refusal:
-        raise CacheError(f"{path}: cannot be written: {refusal.strerror}; see HARNESS_CACHE") from refusal
+        raise CacheError(
+            f"{path}: cannot be written: {refusal.strerror}; set HARNESS_CACHE to another folder"
+        ) from refusal
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

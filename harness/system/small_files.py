@@ -1,4 +1,4 @@
-"""Read one small file of sysfs, procfs or a cgroup; what is not there, or does not answer, is null."""
+"""Read one small file of sysfs, procfs or a cgroup; null if it is missing or unreadable."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def text(path: Path) -> str | None:
-    """The whole file without the space around it. Some files of sysfs refuse to be read: null, too."""
+    """The file without surrounding whitespace. Some files of sysfs cannot be read: null too."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip("\0 \n")
     except OSError:
@@ -14,7 +14,7 @@ def text(path: Path) -> str | None:
 
 
 def number(path: Path) -> int | None:
-    """A whole number; null where the file holds none."""
+    """An integer; null if the file holds none."""
     try:
         return int(text(path) or "")
     except ValueError:
@@ -22,6 +22,6 @@ def number(path: Path) -> int | None:
 
 
 def counters(path: Path) -> dict[str, int]:
-    """The numbers of a file of lines `key number`; empty where it is not there."""
+    """The numbers of a file with lines `key number`; empty if it is missing."""
     lines = (line.split() for line in (text(path) or "").splitlines())
     return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdigit()}

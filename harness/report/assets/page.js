@@ -1,5 +1,5 @@
 "use strict";
-// Tables: a click, or a key, on a heading sorts by it; cells without a figure stay last.
+// Tables: a click or key press on a heading sorts by it; cells without a figure stay last.
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];
   const heads = [...table.tHead.rows[0].cells];
@@ -24,7 +24,7 @@ document.getElementById("only")?.addEventListener("change", (event) => {
   for (const row of document.querySelectorAll("tr[data-m]")) row.hidden = model !== "" && row.dataset.m !== model;
 });
 
-// Figures: drawn when they come into view, and again when something about them has changed.
+// Figures: drawn when they scroll into view, and redrawn when they change.
 const darkness = matchMedia("(prefers-color-scheme: dark)");
 const touch = matchMedia("(pointer: coarse)").matches;
 const NIGHT = { "#1a1a1a": "#e6e6e6", "#ffffff": "#121212", "#dddddd": "#333333", "#666666": "#9a9a9a", "#000000": "#ffffff",
@@ -121,7 +121,7 @@ class Figure {
     const data = coloured(this.data);
     for (const trace of data) trace.visible = !off.has(trace.meta?.v) && !this.off.has(trace.meta?.kind);
     const layout = coloured(this.layout);
-    // What the reader has zoomed to stays, until the axis becomes another.
+    // Keep the zoom of the reader until the axis type changes.
     layout.uirevision = `${this.logarithmic} ${this.spikes}`;
     layout.dragmode = touch ? false : "zoom";
     if (touch) layout.xaxis.fixedrange = layout.yaxis.fixedrange = true; // a finger scrolls the page, a tap reads a value

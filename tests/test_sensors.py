@@ -348,7 +348,7 @@ def test_what_nobody_looked_at_is_missing():
     assert throttling.unseen(bits(0, 0, None, None), DURING) == {}
     assert throttling.unseen(bits(None, 0, 0, name="gpu_event_reasons"), DURING) == {}
     assert throttling.seen(bits(0, 4, 4), None) == []
-    assert throttling.unseen(bits(0, 4, 4), None)["throttling"].startswith("not looked at: ")
+    assert throttling.unseen(bits(0, 4, 4), None)["throttling"].startswith("not checked: ")
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_events_whose_length_the_kernel_does_not_tell_are_a_remark():
     assert throttling.invalid_because(record) == []
     (flag,) = remarks(record)
     assert "7 events" in flag.detail
-    assert "length not told" in flag.detail
+    assert "of unknown length" in flag.detail
 
 
 def test_of_a_gpu_a_slowdown_is_a_fault_and_a_power_cap_a_condition():
@@ -559,7 +559,7 @@ def test_a_run_that_dies_keeps_what_its_sensors_said(harness, config, firmware, 
     harness("run", config({"die_by": "kill", "die_at_token": 5}, warmup=SHORT))
     said = measured(tmp_path)["sensors"]
     assert (said["timed"], said["throttled"], said["energy"]) == ({}, [], None)
-    assert said["missing"]["throttling"].startswith("not looked at: ")
+    assert said["missing"]["throttling"].startswith("not checked: ")
     assert said["samples"] >= 1
 
 

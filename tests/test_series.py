@@ -180,7 +180,8 @@ def test_a_change_at_the_same_n_in_several_series_is_a_change_of_kernel():
     series["rolled over"] = analyse(n, np.concatenate([[60], rolled[1:]]))
     found = same_changes({name: change_of_mode(each) for name, each in series.items()})
     assert set(found) == {"0", "1"}
-    assert found["0"].detail.endswith("in 2 series of this stack: a change of kernel")
+    assert found["0"].detail.startswith("2 series of this stack change at n = ")
+    assert found["0"].detail.endswith(": a change of kernel")
 
 
 def test_positions_with_gaps_are_a_series_like_any_other():

@@ -47,7 +47,7 @@ class Gathered:
         nothing = Curve(np.empty(0), np.empty(0))
         rows.told_apart(self.repeats, [self.curves.get(str(r["series"]), nothing).ms for r in self.repeats])
         rows.name_kernel_changes(self.repeats)
-        agreement.held_against(self.repeats, self.checks)
+        agreement.apply_checks(self.repeats, self.checks)
         self.cells: list[Row] = names.named(budget.apart(rows.per_cell(self.repeats)))
 
     @cached_property

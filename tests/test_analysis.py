@@ -62,9 +62,9 @@ def test_the_golden_record_stands():
         ({"loaded__devices": {"parameters": {"META": 2}}}, "parameters: 2 on META"),
         (
             {"loaded__leftovers": ["a", "b", "c", "d"]},
-            "4 linear layers are not quantized as asked: a, b, c, ...",
+            "4 linear layers are not quantized as requested: a, b, c, ...",
         ),
-        ({"done__facts_changed": {"leftovers": ["a"]}}, "1 linear layer is not quantized as asked: a"),
+        ({"done__facts_changed": {"leftovers": ["a"]}}, "1 linear layer is not quantized as requested: a"),
         ({"done__counters__compilations": 1}, "1 compilation while timing"),
         ({"done__counters__compilations": 3}, "3 compilations while timing"),
         ({"done__warmup__agreed": False}, "warm-up never settled"),

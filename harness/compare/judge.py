@@ -25,17 +25,17 @@ class Runs:
 
     def values(self, metric: Metric) -> list[list[float]]:
         """The metric's values by campaign; campaigns without one are left out."""
-        found = [[v for row in rows if (v := metric.value(row)) is not None] for rows in self._told(metric)]
+        found = [[v for row in rows if (v := metric.value(row)) is not None] for rows in self._valid(metric)]
         return [values for values in found if values]
 
-    def _told(self, metric: Metric) -> list[list[Row]]:
+    def _valid(self, metric: Metric) -> list[list[Row]]:
         """The rows that count for a metric; the speed of a functional row does not."""
         timed = metric.family == "slower"
         return [[row for row in rows if not timed or row["status"] == "ok"] for rows in self.campaigns]
 
     def sample(self, metric: Metric) -> Sample:
         """The metric's costs; needs at least one value."""
-        errors = [each for rows in self._told(metric) for row in rows if (each := metric.error(row))]
+        errors = [each for rows in self._valid(metric) for row in rows if (each := metric.error(row))]
         within = math.sqrt(sum(each**2 for each in errors) / len(errors)) if errors else None
         return Sample([[metric.cost(value) for value in values] for values in self.values(metric)], within)
 

@@ -240,8 +240,8 @@ def test_a_fixed_cost_and_a_bandwidth_are_told_apart_across_quantizations():
     assert (found.of, found.cells) == ("B", 4)
     assert found.fixed_ms == pytest.approx(4)
     assert found.bytes_per_s == pytest.approx(800e9)
-    assert [row["dominated_by"] for row in budget.apart(rows)] == ["fixed", "fixed", "bytes", "bytes"]
-    assert budget.apart(rows[:2])[0]["dominated_by"] is None  # two always lie on a line
+    assert [row["dominated_by"] for row in budget.split_time(rows)] == ["fixed", "fixed", "bytes", "bytes"]
+    assert budget.split_time(rows[:2])[0]["dominated_by"] is None  # two always lie on a line
     assert budget.budgets([row | {"status": "invalid"} for row in rows]) == []
 
 

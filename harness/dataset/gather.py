@@ -50,7 +50,7 @@ class Gathered:
         )
         rows.name_kernel_changes(self.repeats)
         agreement.apply_checks(self.repeats, self.checks)
-        self.cells: list[Row] = names.named(budget.apart(rows.per_cell(self.repeats)))
+        self.cells: list[Row] = names.named(budget.split_time(rows.per_cell(self.repeats)))
 
     @cached_property
     def memory(self) -> list[Row]:

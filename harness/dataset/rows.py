@@ -13,7 +13,7 @@ from harness.analysis.records import energy, grow_results, sensor_summary, traff
 from harness.analysis.records.disturbances import counting
 from harness.analysis.records.flags import Flag, Limit, flags, identical, published, same_changes
 from harness.analysis.records.identity import device, identity, weights
-from harness.analysis.records.verdicts import USABLE, remarks, verdict
+from harness.analysis.records.verdicts import USABLE, notes, verdict
 from harness.analysis.series import intervals, latency
 from harness.analysis.series.latency import Analysis, Unusable
 from harness.analysis.series.line import Floats
@@ -38,13 +38,13 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
     judged = verdict(record, ceiling, has_series=bool(columns), series=columns)
     state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
     # A `grow` run that ran out of memory gives a length; its latencies are not valid.
-    found, unusable = _analysis({} if grow_results.answers(record) else columns)
+    found, unusable = _analysis({} if grow_results.ended_by_memory(record) else columns)
     if unusable:
         state, reasons, disturbed = "invalid", [*reasons, f"its series is unusable: {unusable}"], None
     figures = latency.row(found)
     limits = traffic.limits(record, ceiling)
     loaded = record.get("loaded") or {}
-    raised = remarks(record)
+    raised = notes(record)
     if columns and not unusable:
         raised += flags(found, _higher(limits), _expected(record), loaded.get("kv_read"))
     # A fault of the slope alone keeps B of published figures, but invalidates our measurements.

@@ -63,7 +63,7 @@ def reasons(record: Record) -> list[Reason]:
     return found + [Reason(text, "heat") for text in throttling.invalid_because(record)]
 
 
-def remarks(record: Record) -> list[Flag]:
+def notes(record: Record) -> list[Flag]:
     """Notes on pressure on the whole machine while timing; the worker need not have been affected."""
     if record["outcome"] != "ok" or not record.get("done"):
         return []

@@ -8,7 +8,7 @@ from typing import Any
 Record = dict[str, Any]
 
 
-def answers(record: Record) -> bool:
+def ended_by_memory(record: Record) -> bool:
     """Whether running out of memory is the result, not a failure: a `grow` workload that decoded a token."""
     ran_out = record["workload"]["kind"] == "grow" and record["outcome"] == "oom"
     return bool(ran_out and record["tokens"])
@@ -16,7 +16,7 @@ def answers(record: Record) -> bool:
 
 def stopped(record: Record) -> str | None:
     """Why a `grow` workload ended before its target, in the reporter's words; null where it did not."""
-    return record.get("reason") if answers(record) else (record.get("done") or {}).get("stopped")
+    return record.get("reason") if ended_by_memory(record) else (record.get("done") or {}).get("stopped")
 
 
 def row(record: Record, device_bytes: int | None, kv_bytes_per_token: float | None) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def row(record: Record, device_bytes: int | None, kv_bytes_per_token: float | No
     """
     found: dict[str, Any] = dict.fromkeys(("max_ctx", "limit_reason", "kv_share_of_free"))
     found["max_ctx_is_target"] = False
-    ended = record["outcome"] == "ok" or answers(record)
+    ended = record["outcome"] == "ok" or ended_by_memory(record)
     if record["workload"]["kind"] != "grow" or not ended:
         return found
     length, why = record["workload"]["prompt_tokens"] + record["tokens"], stopped(record)

@@ -70,20 +70,20 @@ def invalid_because(record: Record) -> list[str]:
     return reasons
 
 
-def remarks(record: Record) -> list[Flag]:
+def notes(record: Record) -> list[Flag]:
     """Notes: conditions that held the device's clocks down, and throttling that does not invalidate (too
     short, of unknown length, or of a CPU that is not the device)."""
-    notes = []
+    raised = []
     for fact in _facts(record):
         if fact["what"] in CONDITIONS:
-            notes.append(
+            raised.append(
                 Flag("power_cap", f"a condition of the device: {_bits_text(fact)}", invalidates=None)
             )
         elif fact["source"] == KERNEL and not _invalidates(record, fact):
             lasted = "of unknown length" if fact["ms"] is None else f"{fact['ms']} ms in all"
             detail = f"{fact['what']}: {fact['events'] or 0} events, {_span(fact)}, {lasted}"
-            notes.append(Flag("thermal_events", detail, invalidates=None))
-    return notes
+            raised.append(Flag("thermal_events", detail, invalidates=None))
+    return raised
 
 
 def _timed_ms(record: Record) -> float:

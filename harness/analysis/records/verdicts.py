@@ -61,11 +61,11 @@ def verdict(
     known = [f"known beforehand: {why}" for why in record.get("known_failure", [])]
     functional = (record.get("loaded") or {}).get("functional")
     usable = Verdict("functional", [str(functional)]) if functional else Verdict("ok", [])
-    if grow_results.answers(record) and (
+    if grow_results.ended_by_memory(record) and (
         reasons := option_mismatches(record, record["options"], record["loaded"])
     ):
         return Verdict("invalid", [*reasons, *known])
-    if grow_results.answers(record) or (record["kind"] == "searched" and record["outcome"] == "ok"):
+    if grow_results.ended_by_memory(record) or (record["kind"] == "searched" and record["outcome"] == "ok"):
         return usable
     if record["outcome"] != "ok" or record["kind"] == "reported":  # published figures are shown as they are
         return Verdict(record["outcome"], [record["reason"], *known] if record.get("reason") else [])
@@ -132,23 +132,23 @@ def _stack_faults(record: Record, ceiling: float | None) -> list[str]:
     return reasons
 
 
-def remarks(record: Record) -> list[Flag]:
+def notes(record: Record) -> list[Flag]:
     """Notes on a repeat that invalidate none of its figures."""
     loaded, done = record.get("loaded") or {}, record.get("done") or {}
     facts, workload = loaded | (done.get("facts_changed") or {}), record["workload"]
-    notes = []
+    raised = []
     trained, length = facts.get("trained_context"), workload["prompt_tokens"] + workload["new_tokens"]
     if trained and length > trained:
         detail = f"the context grows to {length} tokens, but the model was trained on at most {trained}"
-        notes.append(Flag("beyond_trained_context", detail, invalidates=None))
-    notes += [Flag("stack_warning", warning, invalidates=None) for warning in facts.get("warnings") or []]
+        raised.append(Flag("beyond_trained_context", detail, invalidates=None))
+    raised += [Flag("stack_warning", warning, invalidates=None) for warning in facts.get("warnings") or []]
     if retries := (done.get("counters") or {}).get("allocator_retries"):
         places = ", ".join(str(n) for n, _ in retries[:NAMES_SHOWN])
         more = f" and {len(retries) - NAMES_SHOWN} more places" if len(retries) > NAMES_SHOWN else ""
         times = plural(sum(count for _, count in retries), "time")
         detail = f"{times} the allocator had to free memory and try again"
-        notes.append(Flag("allocator_retries", f"{detail}, at n = {places}{more}", invalidates=None))
-    return [*notes, *throttling.remarks(record), *disturbances.remarks(record)]
+        raised.append(Flag("allocator_retries", f"{detail}, at n = {places}{more}", invalidates=None))
+    return [*raised, *throttling.notes(record), *disturbances.notes(record)]
 
 
 def other_kernels(facts: Record) -> list[str]:

@@ -42,7 +42,7 @@ def budgets(rows: Sequence[Row]) -> list[Budget]:
     return found
 
 
-def apart(rows: Sequence[Row]) -> list[Row]:
+def split_time(rows: Sequence[Row]) -> list[Row]:
     """The rows with `fixed_ms`, `bytes_ms` and `dominated_by` (fixed or bytes) for B; null: not known."""
     known = {budget.group: budget for budget in budgets(rows) if budget.of == "B"}
     split = []

@@ -39,7 +39,7 @@ class Table:
 
 
 def counts(found: Comparison) -> str:
-    """`1 SLOWER, 11 SAME of 12 figures of 3 cells; 1 cell is not compared`"""
+    """`1 SLOWER, 11 SAME of 12 figures of 3 cells; 1 cell not compared`"""
     verdicts = Counter(row["verdict"] for row in found.rows)
     listed = ", ".join(f"{verdicts[word]} {word}" for word in VERDICTS if verdicts[word])
     cells = len({row["name"] for row in found.rows})

@@ -33,7 +33,7 @@ class Budget:
 
 
 def budgets(rows: Sequence[Row]) -> list[Budget]:
-    """For each model and stack on a machine (B), and for each stack on a machine (W), where sizes differ."""
+    """Budgets of B per model, stack and machine, and of W per stack and machine, where sizes differ."""
     ok = [row for row in rows if row["status"] == "ok"]
     place = ("stack", "machine", "device")
     found = _fitted(ok, "B", ("model", *place), "weight_bytes_per_token", lambda row: row["B_ms"])

@@ -45,7 +45,7 @@ class Unusable(ValueError):
 
 @dataclass(frozen=True)
 class Spikes:
-    """Single tokens far above their neighbours: how many, by how much (median), every how many tokens."""
+    """Single tokens far above their neighbours: number, median height, and period in tokens."""
 
     count: int = 0
     size_ms: float | None = None

@@ -1,6 +1,6 @@
 """Fit latency(n) = B + (n - 1) / W: least squares, its 95% interval, and a robust line. Pure.
 
-B is TPOT extrapolated to zero context; W is tokens of context per further ms.
+B is TPOT extrapolated to zero context; W is tokens of context per added ms.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Line:
 
     @property
     def W_tokens_per_ms(self) -> float | None:
-        """Tokens of context per further ms; null where the slope is not positive."""
+        """Tokens of context per added ms; null where the slope is not positive."""
         return 1 / self.slope_ms if self.slope_ms > 0 else None
 
     def at(self, x: Numbers) -> Numbers:

@@ -38,7 +38,7 @@ def test_the_golden_record_stands():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"tokens": 39}, "39 tokens came"),
+        ({"tokens": 39}, "39 tokens generated"),
         ({"done__counters__evaluated_tokens": 40}, "a prefix was reused or added"),
         ({"done__counters__evaluated_tokens": 65}, "a prefix was reused or added"),
         ({"loaded__model_bytes": 1}, "model_bytes is 1 in the stack"),

@@ -137,7 +137,7 @@ def test_logits_that_are_no_numbers_are_said_and_wrong(value: float):
     assert json.loads(json.dumps(depths, allow_nan=False))[0]["not_finite"] == 1
     word, reason = agreement.verdict(record(depths))
     assert word == "wrong"
-    assert reason == "not-a-number logits at 1 of 25 positions up to n = 25"
+    assert reason == "NaN or infinite logits at 1 of 25 positions up to n = 25"
 
 
 def test_of_a_reference_that_is_no_number_nothing_is_said_against_the_variant():
@@ -149,7 +149,7 @@ def test_of_a_reference_that_is_no_number_nothing_is_said_against_the_variant():
 
 
 def test_two_vocabularies_are_not_compared():
-    with pytest.raises(ValueError, match="511 logits a position, and the reference has 512"):
+    with pytest.raises(ValueError, match="511 logits per position, the reference has 512"):
         compared(drawn(), drawn(vocabulary=511))
 
 
@@ -220,7 +220,7 @@ def test_a_wrong_check_makes_the_cells_it_speaks_for_invalid_and_a_later_one_lif
             {"content_key": key, "status": status, "reasons": [], "flags": [], "disturbed": "cpu"}
             for key, status in (("k", "ok"), ("k", "oom"), ("other", "ok"))
         ]
-        agreement.held_against(rows, agreement.latest(checks))
+        agreement.apply_checks(rows, agreement.latest(checks))
         return rows
 
     first, second, third = told(failed, wrong)

@@ -38,15 +38,15 @@ def test_the_golden_record_stands():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"tokens": 39}, "39 tokens came"),
+        ({"tokens": 39}, "39 tokens generated"),
         ({"done__counters__evaluated_tokens": 40}, "a prefix was reused or added"),
         ({"done__counters__evaluated_tokens": 65}, "a prefix was reused or added"),
         ({"loaded__model_bytes": 1}, "model_bytes is 1 in the stack"),
         ({"loaded__parameters": 1}, "parameters is 1 in the stack"),
-        ({"loaded__quant": "q8_0"}, "q4_k_m were asked for and q8_0 were loaded"),
-        ({"loaded__kernel_asked": "marlin"}, "kernel marlin was asked for"),
-        ({"loaded__options__flash_attn": True}, "flash_attn false was asked for and true ran"),
-        ({"loaded__options__threads": 7}, "threads 1 was asked for and 7 ran"),
+        ({"loaded__quant": "q8_0"}, "q4_k_m were requested but q8_0 were loaded"),
+        ({"loaded__kernel_asked": "marlin"}, "kernel marlin was requested"),
+        ({"loaded__options__flash_attn": True}, "flash_attn false was requested but true ran"),
+        ({"loaded__options__threads": 7}, "threads 1 was requested but 7 ran"),
         ({"device": "GPU-1", "loaded__devices": {"layers": {"CPU": 2, "CUDA0": 1}}}, "layers: 2 on the CPU"),
         ({"device": "GPU-1", "loaded__devices": {"parameters": {"cpu": 1}}}, "parameters: 1 on the CPU"),
         ({"device": "GPU-1", "loaded__devices": {"buffers": {"meta": 7}}}, "offloaded, not all on the"),
@@ -62,9 +62,9 @@ def test_the_golden_record_stands():
         ({"loaded__devices": {"parameters": {"META": 2}}}, "parameters: 2 on META"),
         (
             {"loaded__leftovers": ["a", "b", "c", "d"]},
-            "4 linear layers are not quantized as asked: a, b, c, ...",
+            "4 linear layers are not quantized as requested: a, b, c, ...",
         ),
-        ({"done__facts_changed": {"leftovers": ["a"]}}, "1 linear layer is not quantized as asked: a"),
+        ({"done__facts_changed": {"leftovers": ["a"]}}, "1 linear layer is not quantized as requested: a"),
         ({"done__counters__compilations": 1}, "1 compilation while timing"),
         ({"done__counters__compilations": 3}, "3 compilations while timing"),
         ({"done__warmup__agreed": False}, "warm-up never settled"),
@@ -123,7 +123,7 @@ def test_bytes_are_held_against_the_header_where_it_has_the_types_that_were_load
     assert "parameters is 490" in invalid_because(of_checkpoint(mixed, 1000, loaded__parameters=490), None)[0]
     assert invalid_because(of_checkpoint({"bf16": 1000}, 600, quant="nf4"), None) == []
     as_gguf = of_checkpoint(mixed, 1000, model__weights__format="gguf")  # held as stored
-    assert "model_bytes is 1000 in the stack and 1020" in invalid_because(as_gguf, None)[0]
+    assert "model_bytes is 1000 in the stack but 1020" in invalid_because(as_gguf, None)[0]
 
 
 def marks_of(warmed: int | None, finished: int | None) -> list[dict]:
@@ -141,9 +141,9 @@ def test_weights_that_came_into_memory_while_timing_are_caught_and_rows_of_an_em
 
     tied, untied = {"tied": True}, {"tied": False, "input_embedding_bytes": 2 * 10**8}
     assert reasons(10 * MB, **tied) == []
-    assert reasons(11 * MB, **tied) == ["11 MB of its weights came into memory while timing"]
+    assert reasons(11 * MB, **tied) == ["11 MB of its weights were paged in while timing"]
     assert reasons(208 * MB, **untied) == []
-    assert reasons(209 * MB, **untied) == ["209 MB of its weights came into memory while timing"]
+    assert reasons(209 * MB, **untied) == ["209 MB of its weights were paged in while timing"]
     assert reasons(-(10**8), **tied) == []  # given back: what is needed again would be faults
     for marks in ([], marks_of(None, 10**9), marks_of(0, None)):
         assert invalid_because(record(memory={"marks": marks}), None) == []
@@ -193,7 +193,7 @@ def test_remarks_tell_what_to_know_and_spoil_nothing():
     )
     found = flags_of(loaded__trained_context=64, loaded__warnings=["values decide the speed"])
     assert found == {
-        "beyond_trained_context": "65 tokens are decoded, and the model was trained on contexts of up to 64",
+        "beyond_trained_context": "the context grows to 65 tokens, but the model was trained on at most 64",
         "stack_warning": "values decide the speed",
     }
     assert flags_of(done__counters__allocator_retries=[[30, 1], [41, 2]]) == {

@@ -247,7 +247,7 @@ def test_packed_weights_are_read_too(worker, packed, autoawq_interpreter):
 def test_a_stack_that_mapped_its_weights_within_a_budget_is_caught():
     asked = {"options__mmap": False, "loaded__options__mmap": True}
     state, reasons = status(record(**asked))
-    assert (state, reasons) == ("invalid", ["mmap false was asked for and true ran"])
+    assert (state, reasons) == ("invalid", ["mmap false was requested but true ran"])
 
 
 def test_pressure_within_a_budget_is_the_workers_own_where_its_cgroup_tells(tmp_path):

@@ -23,12 +23,12 @@ STATUSES = {
     "oom": ({"oom_above_n_ctx": 64}, "oom", "does not fit"),
     "error": ({"die_at_token": 30, "die_by": "error"}, "error", "failed, as asked"),
     "nonsense": ({"garbage_at_token": 30}, "error", "nonsense"),
-    "short": ({"stop_after": 20}, "invalid", "20 tokens came, 40 were asked for"),
-    "long": ({"extra_tokens": 5}, "invalid", "41 tokens came, 40 were asked for"),
+    "short": ({"stop_after": 20}, "invalid", "20 tokens generated, 40 requested"),
+    "long": ({"extra_tokens": 5}, "invalid", "41 tokens generated, 40 requested"),
     "liar": (
         {"kernel": "marlin", "runs_kernel": "exllama"},
         "invalid",
-        "marlin was asked for and exllama ran",
+        "marlin was requested but exllama ran",
     ),
     "prefix": ({"evaluates": "one"}, "invalid", "a prefix was reused or added"),
     "restless": ({"restless": True}, "invalid", "warm-up never settled"),
@@ -298,7 +298,7 @@ def test_the_page_is_one_file_that_names_every_cell(harness, config, tmp_path):
     )
     page = (tmp_path / "here" / "fake.html").read_text()
     assert "alpha" in page
-    assert "kernel &lt;b&gt;fast&lt;/b&gt; was asked for" in page
+    assert "kernel &lt;b&gt;fast&lt;/b&gt; was requested" in page
     assert "<b>fast" not in page
     assert "src=" not in page.split("</script>")[-1]
 

@@ -200,7 +200,7 @@ def test_a_slowdown_that_stays_is_slower_every_night(harness, runs):
         assert ran.code == 3, night
     (row,) = [row for row in ran.json if row["metric"] == "tokens_per_s"]
     assert (row["base_campaigns"], row["base_repeats"]) == (2, 6)
-    assert "3 of the campaigns before changed as well" in row["reason"]
+    assert "3 of the earlier campaigns changed as well" in row["reason"]
 
 
 def test_what_got_faster_twice_is_the_new_baseline(harness, runs):

@@ -108,12 +108,12 @@ def test_a_mistake_of_the_command_line_is_one_sentence_and_ends_with_2(harness, 
         (b" \n", "it is empty"),
         (b"variant,n,ms\na,1,2\n", "it has no column latency_ms, but variant, n, ms; name one with"),
         (b"variant,n,latency_ms\n", "it has no rows"),
-        (bytes(range(256)), "it is no text file"),
+        (bytes(range(256)), "it is not a text file"),
         (b"\x1f\x8b damaged", "it is a damaged gzip file"),
-        (b"n,latency_ms\n1,2,3,4\n1,2,3,4,5\n", "it is no CSV file"),
-        (b'{"a": [1, 2', "it is no JSON"),
-        (b'{"n": 1, "latency_ms": 1}\n{"n": 2', "damaged in line 2"),
-        (b"[1, 2]", "it is JSON, but not of objects"),
+        (b"n,latency_ms\n1,2,3,4\n1,2,3,4,5\n", "it is not a CSV file"),
+        (b'{"a": [1, 2', "it is not JSON"),
+        (b'{"n": 1, "latency_ms": 1}\n{"n": 2', "line 2 is damaged"),
+        (b"[1, 2]", "it is JSON, but not objects"),
         (b"latency_ms\n12\n", "only 1 token; a line needs 3"),
         (b"n,latency_ms\n1,60\n\n2,12\n3,fast\n", "latency_ms in line 5 is 'fast', not a number"),
         (b"n,latency_ms\n1,60\n2,nan\n3,12\n", "latency_ms in line 3 is 'nan', not a number"),
@@ -293,7 +293,7 @@ def test_guidellm_has_totals_of_each_request(harness):
     assert not first["per_token"]
     assert first["B_ms"] is None
     assert second["tokens_per_s"] == pytest.approx(83.3, rel=0.01)
-    assert "GuideLLM keeps the mean gap of each request" in ran.err
+    assert "GuideLLM stores the mean inter-token latency per request" in ran.err
     assert "1 of 3 requests failed or were cancelled" in ran.err
 
 
@@ -317,7 +317,7 @@ def test_a_log_of_another_tool_takes_no_columns(harness, name):
     assert harness("fit", LOGS / name).code == 0
     ran = harness("fit", LOGS / name, "--unit", "s")
     assert ran.code == 2
-    assert "has its own names and units" in ran.err
+    assert "defines names and units itself" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,9 @@ def test_where_the_time_goes_is_told_for_each_quantization(study):
 
 
 def test_attention_of_llama_cpp_reads_its_cache_at_the_data_sheets_rate(study):
-    said = study.study("x").methods["Where the time of context goes"]
+    said = study.study("x").methods["Cost of context"]
     assert any(
-        line.startswith("llamacpp, rtx-4090, cuda: 143 ns a token of context, and 1,020 GB/s")
+        line.startswith("llamacpp, rtx-4090, cuda: 143 ns per token of context, and 1,020 GB/s")
         for line in said
     )
 

@@ -109,7 +109,7 @@ def test_every_variant_of_the_studys_config_stands_beside_its_own_row_of_the_stu
     variants = [(v.stack, v.name) for v in config.load(ROOT / "configs" / "4090-qwen15.yaml").variants]
     assert set(variants) == set(PUBLISHED)
     ours = [named(*variant) for variant in (*variants, *OTHERS)]
-    found = baseline_match.beside(ours, published.cells)
+    found = baseline_match.baseline_rows(ours, published.cells)
     tables = {each.record["cell"]: each.record["source"]["tables"] for each in published.stored}
     for row in ours:
         expected = PUBLISHED.get((row["stack"], row["variant"]))
@@ -120,8 +120,13 @@ def test_every_variant_of_the_studys_config_stands_beside_its_own_row_of_the_stu
 
 def test_the_same_name_goes_before_the_studys(published):
     own = named("hf", "bf16-dynamic", kind="measured", B_ms=1.0)
-    assert baseline_match.beside([named("hf", "bf16-dynamic")], [*published.cells, own]) == {own["name"]: own}
-    assert baseline_match.beside([named("hf", "bf16-dynamic")], [named("hf", "bf16", kind="measured")]) == {}
+    assert baseline_match.baseline_rows([named("hf", "bf16-dynamic")], [*published.cells, own]) == {
+        own["name"]: own
+    }
+    assert (
+        baseline_match.baseline_rows([named("hf", "bf16-dynamic")], [named("hf", "bf16", kind="measured")])
+        == {}
+    )
 
 
 def test_the_theory_of_the_published_rows_is_the_published_theory(published):

@@ -293,7 +293,7 @@ def test_another_time_for_a_probe_is_another_search(searched) -> None:
 def test_a_probe_that_loaded_something_else_proves_nothing(searched) -> None:
     (row,) = searched({"oom_above_n_ctx": 5000, "kernel": "fast", "runs_kernel": "slow"}, code=1)
     assert row["status"] == "error"
-    assert row["reasons"] == ["at 4096 tokens: kernel fast was asked for and slow ran"]
+    assert row["reasons"] == ["at 4096 tokens: kernel fast was requested but slow ran"]
 
 
 def test_memory_that_may_spill_is_searched_only_once_a_context_beyond_it_was_refused(

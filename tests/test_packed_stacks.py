@@ -272,7 +272,7 @@ def test_one_campaign_has_each_kernel_as_it_ran_and_says_why_the_others_did_not(
     }
     assert {name: settled(row, expected[name]) for name, row in rows.items()} == expected
     whys = {name: " ".join(row["reasons"]) for name, row in rows.items()}
-    assert "QuantLinear[exllamav2] was asked for and" in whys["gptq exllamav2-4"]
+    assert "QuantLinear[exllamav2] was requested but" in whys["gptq exllamav2-4"]
     assert "max_seq_len 32 does not cover the 55 tokens" in whys["autoawq window"]
     assert "Marlin kernel requires CUDA" in whys["gptqm awq-marlin-4"]
     assert "QuantLinear[torch] ran" in whys["gptq exllamav2-4"]

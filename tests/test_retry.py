@@ -162,7 +162,7 @@ def test_the_summary_names_the_process_that_took_the_cpus_and_what_to_do():
         "3 of 9 repeats stayed disturbed: `chromium` (pid 4242) used 1.4 of 2 CPUs meanwhile; close it, or "
         "lower `threads`, then run again with --retry-failed"
     )
-    nobody = "3 of 9 repeats stayed disturbed: other processes took the CPUs; close them"
+    nobody = "3 of 9 repeats stayed disturbed: other processes used the CPUs; close them"
     assert str(summary(cells)).startswith(nobody)
     assert str(summary(cells, BusyProcess("idle", 1, 0.01, 2))).startswith(nobody)
     hot = [{"kind": "measured", "repeats": 1, "stayed_disturbed": ["heat"]}]
@@ -299,7 +299,7 @@ def test_what_is_the_stacks_fault_is_not_measured_again(harness, config, disturb
     assert len(records(tmp_path / "results")) == 3
     ran = harness("run", config(SLOW | liar, SLOW | short, name="again", retry_disturbed=2), "--fresh")
     assert ran.code == 1
-    assert "kernel marlin was asked for and exllama ran" in ran.out
+    assert "kernel marlin was requested but exllama ran" in ran.out
     assert [each["attempt"] for each in records(tmp_path / "results")] == [1] * 5
 
 
@@ -311,4 +311,4 @@ def test_without_retries_nothing_is_measured_again_and_the_reason_is_in_the_line
     assert (row["status"], row["disturbed"], row["attempt"]) == ("invalid", "cpu", 1)
     assert "invalid: its threads waited for a CPU 30% of the time" in ran.err
     assert "until the CPUs are idle" not in ran.err
-    assert ran.err.count("1 of 1 repeat stayed disturbed: other processes took the CPUs") == 1
+    assert ran.err.count("1 of 1 repeat stayed disturbed: other processes used the CPUs") == 1

@@ -99,7 +99,9 @@ def test_our_own_flush_is_taken_off_the_token_that_follows_it():
 def test_a_device_clock_of_another_length_or_without_its_series_is_a_reason():
     host = [2 * MS] * TOKENS
     counters = GOLDEN["done"]["counters"] | {"device_tokens": 39}
-    assert timed(host, None, counters=counters)[0] == ["the device's clock timed 39 tokens, and 40 came"]
+    assert timed(host, None, counters=counters)[0] == [
+        "the device's clock timed 39 tokens, but 40 were generated"
+    ]
     missing = ["its times by the device's clock are missing or damaged"]
     assert timed(host)[0] == missing
     assert timed(host, [None, *host[1:]])[0] == missing  # type: ignore[list-item]

@@ -18,7 +18,7 @@ from damage import Edits, Place, edited, edits, places
 from hypothesis import example, given
 
 from harness.analysis.records import sensor_summary, throttling
-from harness.analysis.records.verdicts import remarks, status
+from harness.analysis.records.verdicts import notes, status
 from harness.config.load import load
 from harness.dataset import rows
 from harness.machine.sensors import SensorSampler, find, nvml, sysfs, vcgencmd
@@ -348,7 +348,7 @@ def test_what_nobody_looked_at_is_missing():
     assert throttling.unseen(bits(0, 0, None, None), DURING) == {}
     assert throttling.unseen(bits(None, 0, 0, name="gpu_event_reasons"), DURING) == {}
     assert throttling.seen(bits(0, 4, 4), None) == []
-    assert throttling.unseen(bits(0, 4, 4), None)["throttling"].startswith("not looked at: ")
+    assert throttling.unseen(bits(0, 4, 4), None)["throttling"].startswith("not checked: ")
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_a_hot_core_spoils_from_a_hundredth_of_the_time_on(ms, invalidates):
     assert [f"core too hot for {sum(ms) / 1e3:.2f} s of 10.00" in reason for reason in reasons] == [
         True
     ] * invalidates
-    noted = [flag.code for flag in throttling.remarks(record)]
+    noted = [flag.code for flag in throttling.notes(record)]
     assert noted == ([] if invalidates else ["thermal_events"])
 
 
@@ -370,7 +370,7 @@ def test_a_hot_cpu_beside_a_gpu_is_a_remark():
     assert len(throttling.invalid_because(record)) == 1
     record["device"] = "GPU-1"
     assert throttling.invalid_because(record) == []
-    (flag,) = throttling.remarks(record)
+    (flag,) = throttling.notes(record)
     assert (flag.code, flag.invalidates) == ("thermal_events", None)
     assert "4000 ms in all" in flag.detail
     beside_a_gpu = throttled(bits(0, 0, 0x4, 0)) | {"device": "vulkan"}
@@ -380,16 +380,16 @@ def test_a_hot_cpu_beside_a_gpu_is_a_remark():
 def test_events_whose_length_the_kernel_does_not_tell_are_a_remark():
     record = throttled({"t_ns": [9 * S, 12 * S], "package_throttle_events": [0, 7]})
     assert throttling.invalid_because(record) == []
-    (flag,) = remarks(record)
+    (flag,) = notes(record)
     assert "7 events" in flag.detail
-    assert "length not told" in flag.detail
+    assert "of unknown length" in flag.detail
 
 
 def test_of_a_gpu_a_slowdown_is_a_fault_and_a_power_cap_a_condition():
     record = throttled(bits(0, 0x4, 0x44, 0x1, name="gpu_event_reasons"))
     (reason,) = throttling.invalid_because(record)
     assert "hardware thermal slowdown from n = 76" in reason
-    (flag,) = throttling.remarks(record)
+    (flag,) = throttling.notes(record)
     assert flag.code == "power_cap"
     assert flag.invalidates is None
     only_capped = throttled(bits(0x4, 0x4, 0x4, 0x4, name="gpu_event_reasons"))
@@ -559,7 +559,7 @@ def test_a_run_that_dies_keeps_what_its_sensors_said(harness, config, firmware, 
     harness("run", config({"die_by": "kill", "die_at_token": 5}, warmup=SHORT))
     said = measured(tmp_path)["sensors"]
     assert (said["timed"], said["throttled"], said["energy"]) == ({}, [], None)
-    assert said["missing"]["throttling"].startswith("not looked at: ")
+    assert said["missing"]["throttling"].startswith("not checked: ")
     assert said["samples"] >= 1
 
 

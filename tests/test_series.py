@@ -180,7 +180,8 @@ def test_a_change_at_the_same_n_in_several_series_is_a_change_of_kernel():
     series["rolled over"] = analyse(n, np.concatenate([[60], rolled[1:]]))
     found = same_changes({name: change_of_mode(each) for name, each in series.items()})
     assert set(found) == {"0", "1"}
-    assert found["0"].detail.endswith("in 2 series of this stack: a change of kernel")
+    assert found["0"].detail.startswith("2 series of this stack change at n = ")
+    assert found["0"].detail.endswith(": a change of kernel")
 
 
 def test_positions_with_gaps_are_a_series_like_any_other():
@@ -239,8 +240,8 @@ def test_a_fixed_cost_and_a_bandwidth_are_told_apart_across_quantizations():
     assert (found.of, found.cells) == ("B", 4)
     assert found.fixed_ms == pytest.approx(4)
     assert found.bytes_per_s == pytest.approx(800e9)
-    assert [row["dominated_by"] for row in budget.apart(rows)] == ["fixed", "fixed", "bytes", "bytes"]
-    assert budget.apart(rows[:2])[0]["dominated_by"] is None  # two always lie on a line
+    assert [row["dominated_by"] for row in budget.split_time(rows)] == ["fixed", "fixed", "bytes", "bytes"]
+    assert budget.split_time(rows[:2])[0]["dominated_by"] is None  # two always lie on a line
     assert budget.budgets([row | {"status": "invalid"} for row in rows]) == []
 
 

@@ -1,1 +1,1 @@
-"""What is said about records. Pure: Records and series in, values out."""
+"""Analysis of records and series. Pure: values in, values out."""

@@ -1,4 +1,4 @@
-"""Two sets of runs, cell by cell: what changed, by how much, and whether that can be told from chance."""
+"""Compare two sets of runs cell by cell: report changes that exceed run-to-run noise."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ DEFAULT_THRESHOLD = 0.02
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of it. `rows`: one a cell and figure, with its verdict; `fails` in it: a regression that was
-    asked to fail. `environment`: what else differs between the sides, and in which cells. `not_compared`:
-    cells, and why; `partial`: those that lack some of their new repeats, and why. `damages`: what could not
-    be read. `notes`: what was left out on purpose."""
+    """The result of a comparison.
+
+    `rows`: one per cell and metric, with its verdict; `fails` marks a regression in --fail-on. `environment`:
+    other differences between the sides, with their cells. `not_compared`: cells with reasons. `partial`:
+    cells without some of their new repeats, with reasons. `damages`: records that cannot be read. `notes`:
+    records left out on purpose.
+    """
 
     base: str
     new: str
@@ -37,21 +40,21 @@ class Comparison:
 
     @property
     def compared(self) -> bool:
-        """Whether anything was: else there is no verdict at all."""
+        """Whether any figure was compared; otherwise there is no verdict."""
         return any(row["verdict"] != INVALID for row in self.rows)
 
     @property
     def whole(self) -> bool:
-        """Whether all that is there was compared."""
+        """Whether everything was compared."""
         invalid = any(row["verdict"] == INVALID for row in self.rows)
         return not (self.not_compared or self.partial or self.damages or invalid)
 
 
 def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
-    """Compare each cell that both sides have. `fail_on`: by family of figures, the relative change in cost
-    that is to fail; what is not in it is judged by DEFAULT_THRESHOLD and fails nothing.
+    """Compare each cell that both sides have. Raises ResultsError: no common cell.
 
-    Raises ResultsError: there is no common cell.
+    `fail_on`: by metric family, the relative change in cost that fails. Other families are judged by
+    DEFAULT_THRESHOLD and never fail.
     """
     before, after = Cells(base), Cells(new)
     names = before.names() | after.names()
@@ -66,8 +69,8 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
         {**_cell(name, of[name]), **row, "fails": row["verdict"] in WORSE and row["family"] in fail_on}
         for name, row in judged(pairs, thresholds)
     ]
-    told = {row["name"] for row in rows}
-    nothing = {key: "neither side has a figure of it" for name, key in of.items() if name not in told}
+    with_rows = {row["name"] for row in rows}
+    nothing = {key: "neither side has a figure for it" for name, key in of.items() if name not in with_rows}
     alone = {**_alone(before, after, "baseline has"), **_alone(after, before, "new runs have")}
     not_compared = why_not | nothing | alone
     lost = {name: (before.lost(key), after.lost(key)) for name, key in of.items()}
@@ -93,7 +96,7 @@ def _cell(name: str, key: Key) -> Row:
 
 
 def _why_not(before: Cells, after: Cells, key: Key) -> str | None:
-    """Why a cell of both sides cannot be compared, as a clause."""
+    """Why a common cell cannot be compared, as a clause; null: it can."""
     for cells, where in ((before, "in the baseline"), (after, "in the new runs")):
         if lack := cells.lacks(key):
             return f"{where} it is {lack}"
@@ -104,7 +107,7 @@ def _why_not(before: Cells, after: Cells, key: Key) -> str | None:
 
 
 def _alone(cells: Cells, others: Cells, where: str) -> dict[Key, str]:
-    """The cells that one side alone has, and why."""
+    """The cells that only one side has, with the reason."""
     found = {}
     for key in cells:
         if key in others:
@@ -133,7 +136,7 @@ def _nothing_in_common(base: Side, before: Cells, new: Side, after: Cells, names
 
 
 def _environment(before: Cells, after: Cells, of: Mapping[str, Key]) -> Iterator[Row]:
-    """What differs, each once, with the cells it is true of: null where it is all of them."""
+    """Each difference once, with the cells it applies to; null: all of them."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for name, key in of.items():
         for each in changed(before.records(key), after.records(key)):

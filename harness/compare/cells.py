@@ -1,4 +1,4 @@
-"""What a side has of each cell: rows of repeats and searches by campaign, and why some are no figures."""
+"""The cells of one side: rows of repeats and searches by campaign, and the reasons for missing figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES_SHOWN = 3
 
 
 class Cells:
-    """The cells of one side, every file read once."""
+    """The cells of one side; each file is read once."""
 
     def __init__(self, side: Side) -> None:
         self._rows: dict[Key, dict[str, list[Row]]] = {}
@@ -43,7 +43,7 @@ class Cells:
         return key in self._rows
 
     def runs(self, key: Key) -> Runs:
-        """What stands, by campaign, the oldest first."""
+        """The usable rows by campaign, oldest first."""
         campaigns = ([row for row in rows if row["status"] in USABLE] for rows in self._rows[key].values())
         return Runs([rows for rows in campaigns if rows])
 
@@ -51,27 +51,27 @@ class Cells:
         return self._records[key]
 
     def lacks(self, key: Key) -> str | None:
-        """Why there is no figure of a cell at all, as a clause; null where there is one."""
+        """Why a cell has no figure at all, as a clause; null where it has one."""
         rows = self._every(key)
         if any(row["status"] in USABLE for row in rows):
             return None
-        return _said(rows)
+        return _statuses(rows)
 
     def lost(self, key: Key) -> str | None:
-        """What became of the repeats that do not stand, beside those that do, as a clause; null of none."""
+        """How many repeats are not usable, and why, as a clause; null: none."""
         rows = self._every(key)
         bad = [row for row in rows if row["status"] not in USABLE]
-        return f"{len(bad)} of {plural(len(rows), 'repeat')}: {_said(bad)}" if bad else None
+        return f"{len(bad)} of {plural(len(rows), 'repeat')}: {_statuses(bad)}" if bad else None
 
     def weights(self, key: Key) -> set[str]:
-        """Where its weights come from: synthetic, path or hub."""
+        """Sources of its weights: synthetic, path or hub."""
         return {row["weights"] for row in self._every(key)}
 
     def _every(self, key: Key) -> list[Row]:
         return [row for of_campaign in self._rows[key].values() for row in of_campaign]
 
     def names(self) -> dict[Key, str]:
-        """What to call each cell, so that no two share a name."""
+        """A unique name for each cell."""
         first = {key: self._every(key)[0] for key in self._rows}
         found: dict[Key, str] = {}
         for searched in (False, True):
@@ -82,7 +82,7 @@ class Cells:
         return found
 
 
-def _said(rows: Sequence[Row]) -> str:
-    """`crash (killed by SIGSEGV), oom (...)`, each once."""
-    said = dict.fromkeys(f"{row['status']} ({'; '.join(row['reasons'])})" for row in rows)
-    return ", ".join([*said][:NAMES_SHOWN])
+def _statuses(rows: Sequence[Row]) -> str:
+    """`crash (killed by SIGSEGV), oom (...)`, without duplicates."""
+    statuses = dict.fromkeys(f"{row['status']} ({'; '.join(row['reasons'])})" for row in rows)
+    return ", ".join([*statuses][:NAMES_SHOWN])

@@ -1,4 +1,4 @@
-"""A comparison as GitHub takes it: an annotation a regression, and figures for github-action-benchmark."""
+"""A comparison for GitHub: one annotation per regression, and figures for github-action-benchmark."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from harness.compare.judge import INVALID, WORSE
 from harness.system.wording import plural
 
 Row = Mapping[str, Any]
-# What is better when larger, as a cost: the name and unit of the inverse, and what it is a multiple of.
+# Metrics that are better when larger, as a cost: name, unit and scale of the inverse.
 COSTS = {
     "tokens_per_s": ("ms_per_token", "ms/token", 1e3),
     "W_tokens_per_ms": ("us_per_token_of_context", "us/token", 1e3),
@@ -17,37 +17,39 @@ COSTS = {
 
 
 def commands(found: Comparison) -> list[str]:
-    """Workflow commands, one a line: `::error` for a regression that was asked to fail, `::warning` for one
-    that was not, for a figure that is invalid, for what was not compared or only in part, and for what could
-    not be read. The worst come first: GitHub shows ten of each kind."""
+    """Workflow commands, one per line, the worst first: GitHub shows ten of each kind.
+
+    `::error`: a regression in --fail-on. `::warning`: another regression, an invalid figure, a cell not
+    compared or only in part, and a record that cannot be read.
+    """
     worse = sorted((row for row in found.rows if row["verdict"] in WORSE), key=_badness, reverse=True)
     lines = [
         _command("error" if row["fails"] else "warning", f"{row['verdict']}: {row['name']}", _change(row))
         for row in sorted(worse, key=lambda row: not row["fails"])
     ]
     lost = [*(row for row in found.rows if row["verdict"] == INVALID), *found.not_compared]
-    told = [(f"not compared: {each['name']}", each["reason"]) for each in lost]
-    told += [(f"compared in part: {each['name']}", each["reason"]) for each in found.partial]
-    told += [("not read", damage) for damage in found.damages]
+    warnings = [(f"not compared: {each['name']}", each["reason"]) for each in lost]
+    warnings += [(f"compared in part: {each['name']}", each["reason"]) for each in found.partial]
+    warnings += [("not read", damage) for damage in found.damages]
     return lines + [
         _command("warning", title, reason or "no figure on one of the two sides")
-        for title, reason in dict.fromkeys(told)
+        for title, reason in dict.fromkeys(warnings)
     ]
 
 
 def benchmark(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The new figures as github-action-benchmark's tool customSmallerIsBetter reads them: `name`, `unit`,
-    `value`, `range` and `extra` of each cell and metric.
+    """The new figures for github-action-benchmark's tool customSmallerIsBetter.
 
-    What is better when larger stands as its inverse (ms per token); the longest context has no such one and
-    is left out, as are invalid figures. `range` is the row's `spread`, the standard deviation of one repeat
-    by what is known of all cells, as a bare number in the value's unit: the action does arithmetic with it.
+    Each cell and metric has `name`, `unit`, `value`, `range` and `extra`. A metric that is better when larger
+    is given as its inverse (ms per token). The longest context has no useful inverse and is left out, as are
+    invalid figures. `range` is the row's `spread` (standard deviation of one repeat, moderated over all
+    cells) as a plain number in the value's unit: the action calculates with it.
     """
     return list(_entries(rows))
 
 
 def as_json(rows: Sequence[Row]) -> str:
-    """The text of the file that the action's output-file-path names."""
+    """The text of the action's output-file-path file."""
     return json.dumps(benchmark(rows), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
@@ -61,7 +63,7 @@ def _entries(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
                 continue
             metric, unit, multiple = COSTS[metric]
             value = multiple / value
-        # The action tells entries apart by name alone, and these three are the same every night.
+        # The action identifies entries by name alone, and these three are stable from night to night.
         name = f"{row['cell']} {metric} ({row['machine']}, {row['device']})"
         entry = {"name": name, "unit": unit, "value": value}
         if row["spread"] is not None:

@@ -1,4 +1,4 @@
-"""The verdict on one figure of one cell: what changed, the interval behind it, and what may be said of it."""
+"""Verdicts on the metrics of a cell: the change, its interval, and whether it exceeds the threshold."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ Row = Mapping[str, Any]
 SAME, UNCLEAR, INVALID = "SAME", "UNCLEAR", "INVALID"
 WORSE = tuple(dict.fromkeys(metric.worse for metric in METRICS))
 BETTER = tuple(dict.fromkeys(metric.improved for metric in METRICS))
-FEWEST_REPEATS = 2  # of a baseline: one says nothing of how much repeats differ
+FEWEST_REPEATS = 2  # of a baseline: one repeat shows no run-to-run noise
 
 
 @dataclass(frozen=True)
 class Runs:
-    """What one side has of a cell, by campaign: the rows of repeats that stand, and of searches."""
+    """One side's usable rows of a cell, of repeats and searches, by campaign."""
 
     campaigns: Sequence[Sequence[Row]]
 
     def values(self, metric: Metric) -> list[list[float]]:
-        """The figure of each repeat that has it, by campaign; campaigns without one are left out."""
-        found = [[v for row in rows if (v := metric.value(row)) is not None] for rows in self._told(metric)]
+        """The metric's values by campaign; campaigns without one are left out."""
+        found = [[v for row in rows if (v := metric.value(row)) is not None] for rows in self._valid(metric)]
         return [values for values in found if values]
 
-    def _told(self, metric: Metric) -> list[list[Row]]:
-        """The rows that say anything of a figure: of a functional one the speed says nothing."""
+    def _valid(self, metric: Metric) -> list[list[Row]]:
+        """The rows that count for a metric; the speed of a functional row does not."""
         timed = metric.family == "slower"
         return [[row for row in rows if not timed or row["status"] == "ok"] for rows in self.campaigns]
 
     def sample(self, metric: Metric) -> Sample:
-        """The costs. There must be some."""
-        errors = [each for rows in self._told(metric) for row in rows if (each := metric.error(row))]
+        """The metric's costs; needs at least one value."""
+        errors = [each for rows in self._valid(metric) for row in rows if (each := metric.error(row))]
         within = math.sqrt(sum(each**2 for each in errors) / len(errors)) if errors else None
         return Sample([[metric.cost(value) for value in values] for values in self.values(metric)], within)
 
@@ -45,21 +45,22 @@ class Runs:
 
     @property
     def searched(self) -> bool:
-        """Whether these are searches: their answer is proved, not sampled."""
+        """Whether all rows are searches, whose result is verified, not sampled."""
         return all(row["kind"] == "searched" for rows in self.campaigns for row in rows)
 
     @property
     def granule(self) -> int:
-        """What the answers of searches are multiples of."""
+        """The step of the searches in tokens: results are multiples of it."""
         return max(int(row["granule"]) for rows in self.campaigns for row in rows)
 
 
 def judged(
     pairs: Mapping[str, tuple[Runs, Runs]], thresholds: Mapping[str, float]
 ) -> list[tuple[str, dict[str, Any]]]:
-    """A row for each pair (base, new), by name, and figure that either has. `thresholds`: by family, the
-    relative change in cost above which one counts. Of all differences that are looked at, those that may be
-    chance are UNCLEAR.
+    """A row per pair (base, new) and metric that either side has, with the pair's name.
+
+    `thresholds`: by family, the relative change in cost above which a change counts. A change that is not
+    statistically significant among all differences is UNCLEAR.
     """
     rows: list[tuple[str, dict[str, Any]]] = []
     noisy: dict[str, tuple[dict[str, Any], Metric, Difference]] = {}
@@ -84,15 +85,15 @@ def judged(
             of_metric[name] |= _left_out(metric, compared[name][0], kept)
         found = differences({name: (bases[name], sample) for name, (_, sample) in compared.items()})
         noisy |= {f"{metric.name} {name}": (of_metric[name], metric, found[name]) for name in found}
-    told = discoveries({key: each.p for key, (_, _, each) in noisy.items() if each.p is not None})
+    significant = discoveries({key: each.p for key, (_, _, each) in noisy.items() if each.p is not None})
     for key, (row, metric, difference) in noisy.items():
-        row |= _noisy(metric, difference, key in told, row["threshold"], len(noisy))
+        row |= _noisy(metric, difference, key in significant, row["threshold"], len(noisy))
     order = {name: number for number, name in enumerate(pairs)}
     return sorted(rows, key=lambda each: order[each[0]])
 
 
 def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, Any] | None:
-    """The figures of both sides; null where neither has it. What cannot be compared has its verdict."""
+    """The figures of both sides, with a verdict if they cannot be compared; null where neither has one."""
     values = [side.values(metric) for side in (base, new)]
     if not any(values):
         return None
@@ -116,44 +117,46 @@ def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, A
         "reason": None,
     }
     if base.repeats < FEWEST_REPEATS and not base.searched:
-        why = "the baseline has one repeat, which does not tell how much repeats differ"
+        why = "the baseline has one repeat, so run-to-run noise is unknown; measure at least two"
         return row | {"verdict": INVALID, "reason": why}
     for where, count in zip(("the baseline", "the new runs"), counts, strict=True):
         if not count and metric.name == "W_tokens_per_ms":
-            # Whether a slope can be told from none changes with the noise: that is no fault of either.
-            return row | {"verdict": UNCLEAR, "reason": f"W cannot be told from none in {where}"}
+            # Noise decides whether a slope is distinguishable from zero, so this is not a fault.
+            return row | {"verdict": UNCLEAR, "reason": f"slope not distinguishable from zero in {where}"}
         if not count:
             return row | {"verdict": INVALID, "reason": f"{metric.name} is not known in {where}"}
     return row
 
 
 def _shown(metric: Metric, side: Runs) -> float | None:
-    """The mean over campaigns of the means over repeats, of logarithms."""
+    """Geometric mean over campaigns of the geometric means over repeats."""
     return metric.figure(side.sample(metric).mean) if side.values(metric) else None
 
 
-def _noisy(metric: Metric, found: Difference, told: bool, threshold: float, looked_at: int) -> dict[str, Any]:
-    said: dict[str, Any] = {"change": metric.change(found.cost), "spread": found.spread}
+def _noisy(
+    metric: Metric, found: Difference, significant: bool, threshold: float, count: int
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"change": metric.change(found.cost), "spread": found.spread}
     if found.ends is None or found.p is None:
-        return said | {"verdict": INVALID, "reason": "how much repeats differ is not known"}
+        return row | {"verdict": INVALID, "reason": "run-to-run noise is unknown"}
     low, high = sorted(metric.change(end) for end in found.ends)
-    said |= {"change_ci90": [low, high], "p": found.p}
+    row |= {"change_ci90": [low, high], "p": found.p}
     bound = math.log1p(threshold)
     least, most = found.ends
     if least > bound or most < -bound:
-        if not told:
-            return said | {"verdict": UNCLEAR, "reason": f"one such of {looked_at} differences may be chance"}
+        if not significant:
+            return row | {"verdict": UNCLEAR, "reason": f"not significant among {count} differences"}
         if not (change := beyond(found, bound)):
-            why = f"the medians differ by {metric.change(found.middle):+.1%} alone"
-            return said | {"verdict": UNCLEAR, "reason": why}
-        return said | {"verdict": metric.worse if change > 0 else metric.improved}
+            why = f"the medians differ by only {metric.change(found.middle):+.1%}"
+            return row | {"verdict": UNCLEAR, "reason": why}
+        return row | {"verdict": metric.worse if change > 0 else metric.improved}
     if -bound < least and most < bound:
-        return said | {"verdict": SAME}
-    return said | {"verdict": UNCLEAR, "reason": f"anything from {low:+.1%} to {high:+.1%}"}
+        return row | {"verdict": SAME}
+    return row | {"verdict": UNCLEAR, "reason": f"anywhere from {low:+.1%} to {high:+.1%}"}
 
 
 def _left_out(metric: Metric, base: Sample, kept: Sample) -> dict[str, Any]:
-    """What a row says of a baseline without the campaigns that were a change themselves."""
+    """Row values for a baseline without campaigns that were themselves a change."""
     count = len(base.campaigns) - len(kept.campaigns)
     if not count:
         return {}
@@ -161,25 +164,25 @@ def _left_out(metric: Metric, base: Sample, kept: Sample) -> dict[str, Any]:
         "base": metric.figure(kept.mean),
         "base_repeats": kept.repeats,
         "base_campaigns": len(kept.campaigns),
-        "reason": f"{count} of the campaigns before changed as well, and are no part of the baseline",
+        "reason": f"{count} of the earlier campaigns changed as well and are not in the baseline",
     }
 
 
 def _context(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, Any]:
-    """A longest context is proved, not sampled: what would fit is less than a granule above it."""
+    """Compare longest contexts: verified, not sampled. The true limit is less than a granule above each."""
     before, after = ([v for values in side.values(metric) for v in values] for side in (base, new))
     low = min(after) / (max(before) + base.granule - 1) - 1
     high = (max(after) + new.granule - 1) / min(before) - 1
     mean = [sum(values) / len(values) for values in (before, after)]
-    said: dict[str, Any] = {"base": mean[0], "new": mean[1], "change": mean[1] / mean[0] - 1}
-    said |= {"change_ci90": [low, high]}
+    row: dict[str, Any] = {"base": mean[0], "new": mean[1], "change": mean[1] / mean[0] - 1}
+    row |= {"change_ci90": [low, high]}
     bound, most, least = math.log1p(threshold), metric.cost(1 + low), metric.cost(1 + high)
     if least > bound:
-        return said | {"verdict": metric.worse}
+        return row | {"verdict": metric.worse}
     if most < -bound:
-        return said | {"verdict": metric.improved}
+        return row | {"verdict": metric.improved}
     if {*before} == {*after} or (-bound < least and most < bound):
-        return said | {"verdict": SAME}
+        return row | {"verdict": SAME}
     alike = len({*before}) == len({*after}) == 1
-    why = f"a search tells no finer than {base.granule} tokens" if alike else "searches of one side differ"
-    return said | {"verdict": UNCLEAR, "reason": why}
+    why = f"searches resolve {base.granule} tokens" if alike else "searches on one side differ"
+    return row | {"verdict": UNCLEAR, "reason": why}

@@ -1,4 +1,4 @@
-"""A comparison as one page: what differs, the verdicts, and each change with its interval, to look at."""
+"""A comparison as one HTML page: what differs, the verdicts, and a plot of each change with its interval."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def _line(table: Table, line: Sequence[str]) -> str:
 
 
 def _figures(rows: Sequence[Row]) -> Iterator[Figure]:
-    """A figure for each metric: the change of every cell, its interval, and the threshold on both sides."""
+    """A figure per metric: the change of every cell, its interval, and the threshold in both directions."""
     for metric, (name, _, _) in FIGURES.items():
-        told = [row for row in rows if row["metric"] == metric and row["change_ci90"]]
-        if told:
-            yield _changes(metric, name, told)
+        shown = [row for row in rows if row["metric"] == metric and row["change_ci90"]]
+        if shown:
+            yield _changes(metric, name, shown)
 
 
 def _changes(metric: str, name: str, rows: Sequence[Row]) -> Figure:

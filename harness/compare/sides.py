@@ -1,5 +1,5 @@
-"""Which records stand on each side of a comparison: of a folder, of a day, or of a latest campaign and those
-before it."""
+"""Choose the records of each side of a comparison: a folder, a day, or the latest campaign and those before
+it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from harness.analysis.records.verdicts import USABLE, verdict
 from harness.results import ResultsError, Stored
 from harness.system.wording import plural
 
-KINDS = ("measured", "searched")  # what others reported has no repeats, and a check times nothing
+KINDS = ("measured", "searched")  # published figures have no repeats, and a check times nothing
 _FOLDER = re.compile(r"/(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)\d\d\.\d+Z/")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 Key = tuple[str, str, str]
-"""What must be the same on both sides: machine, device asked for, cell."""
+"""The key that matches cells of both sides: machine, requested device, cell."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """`campaigns`: the records of each, oldest first; those of a folder or a day are taken for one. `checks`:
-    of the weights of variants. `damages`: what could not be read, each a sentence; `notes`: what was left
-    out."""
+    """`campaigns`: the records of each, oldest first; a folder or a day counts as one campaign. `checks`: of
+    the variants' weights. `damages`: a sentence per record that cannot be read. `notes`: records left out."""
 
     name: str
     campaigns: Mapping[str, Sequence[Stored]]
@@ -36,8 +35,10 @@ class Side:
 
 @dataclass(frozen=True)
 class _Found:
-    """What is kept of a record until it is chosen: a year of nights has tens of thousands. `campaign`: its
-    id, which is when it began, UTC."""
+    """The fields of a record kept until records are chosen: a year of nights has tens of thousands.
+
+    `campaign`: its id, which is when it began, UTC.
+    """
 
     folder: Path
     cell: Key
@@ -53,7 +54,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Folder:
-    """The records of a folder that may be compared: one at least."""
+    """The comparable records of a folder: at least one."""
 
     found: Sequence[_Found]
     checks: Sequence[Stored]
@@ -61,8 +62,10 @@ class _Folder:
 
 
 def side(given: str, results_folder: Path) -> Side:
-    """A folder, or a day (YYYY-MM-DD, UTC) of the results folder, on which campaigns began. Raises
-    ResultsError."""
+    """The side for a folder, or for a day (YYYY-MM-DD, UTC) on which campaigns of the results folder began.
+
+    Raises ResultsError.
+    """
     path = Path(given)
     if not _DAY.fullmatch(given) or path.exists():
         folder = _read(path)
@@ -77,8 +80,11 @@ def side(given: str, results_folder: Path) -> Side:
 
 
 def rolling(path: Path, count: int) -> tuple[Side, Side]:
-    """The latest campaign of a folder, and as a baseline up to `count` before it, of the same config name and
-    machine, that have a cell, for each cell of its own. Raises ResultsError."""
+    """The baseline and the latest campaign of a folder. Raises ResultsError.
+
+    The baseline of each cell is the last `count` earlier campaigns of the same config name and machine that
+    have the cell.
+    """
     folder = _read(path)
     newest = max(folder.found, key=lambda each: each.campaign)
     last, name = newest.campaign, newest.config
@@ -95,11 +101,11 @@ def rolling(path: Path, count: int) -> tuple[Side, Side]:
     notes = []
     for cell, mine in by_cell.items():
         earlier = sorted({each.campaign for each in mine} - {last})[-count:]
-        # A cell that was dropped from the config is not compared on the night after, and then no more.
+        # A cell dropped from the config is listed as not compared on the first night without it only.
         if before[-1] in earlier or any(each.campaign == last for each in mine):
             base += [each for each in mine if each.campaign in earlier]
         elif earlier[-1] in before[-count:]:
-            notes.append(f"{cell[2]}: last measured in the campaign of {earlier[-1][:16]}, and no more since")
+            notes.append(f"{cell[2]}: last measured in the campaign of {earlier[-1][:16]}, not since")
     oldest = min(each.campaign for each in base) if base else last
     damages = [each for each in folder.damages if _when(each) >= oldest]
     if elsewhere := len(folder.damages) - len(damages):
@@ -119,14 +125,14 @@ def cell_of(stored: Stored) -> Key:
 
 
 def _when(damage: str) -> str:
-    """When the repeat of a record that cannot be read began, by its folder's name, as ids of campaigns are
-    written; after all of them where the name does not tell."""
+    """When the repeat of an unreadable record began, from its folder's name, in the form of campaign ids;
+    sorts after all ids where the name has no time."""
     found = _FOLDER.search(damage)
     return "{}-{}-{}T{}:{}".format(*found.groups()) if found else "~"
 
 
 def _read(folder: Path) -> _Folder:
-    """Raises ResultsError: no folder, or no record that may be compared."""
+    """Raises ResultsError: no folder, or no comparable record."""
     results.check_folder(folder)
     damages: list[str] = []
     found, checks, others = [], [], 0
@@ -144,13 +150,13 @@ def _read(folder: Path) -> _Folder:
             others += 1
     if not found:
         why = f" that can be read ({damages[0]})" if damages else ""
-        reported = f"; its {others} are of others' figures, which have no repeats" if others else ""
+        reported = f"; its {others} hold published figures, which have no repeats" if others else ""
         raise ResultsError(f"{folder}: no records{why}{reported}")
     return _Folder(found, checks, damages)
 
 
 def _one(name: str, every: Sequence[_Found], folder: _Folder) -> Side:
-    """All records as one campaign: of each cell the latest set of versions (content key)."""
+    """All records as one campaign, with the latest set of versions (content key) of each cell."""
     latest = {each.cell: each.content_key for each in sorted(every, key=lambda each: each.started_utc)}
     kept = [each for each in every if latest[each.cell] == each.content_key]
     campaigns = _newest(kept, lambda each: "")
@@ -164,7 +170,7 @@ def _one(name: str, every: Sequence[_Found], folder: _Folder) -> Side:
 
 
 def _newest(every: Iterable[_Found], campaign: Callable[[_Found], str]) -> dict[str, list[Stored]]:
-    """By campaign, of each repeat of a cell the record that counts."""
+    """By campaign, the record that counts for each repeat of a cell."""
     attempts: dict[tuple[str, Key, str, int], list[_Found]] = {}
     for each in sorted(every, key=lambda each: each.started_utc):
         attempts.setdefault((campaign(each), each.cell, each.kind, each.repeat), []).append(each)

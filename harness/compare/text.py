@@ -1,5 +1,4 @@
-"""A comparison in words: its tables, for a terminal, as Markdown and as JSON. What differs comes before any
-figure."""
+"""Format a comparison for a terminal, as Markdown and as JSON. Differences of the environment come first."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
 from harness.system.wording import plural
 
 Row = Mapping[str, Any]
-VERDICTS = (*WORSE, *BETTER, UNCLEAR, INVALID, SAME)  # in the order they are told
-# How a figure is called and written.
+VERDICTS = (*WORSE, *BETTER, UNCLEAR, INVALID, SAME)  # in display order
+# metric: (label, format, unit divisor)
 FIGURES = {
     "tokens_per_s": ("tok/s", "{:,.1f}", 1.0),
     "B_ms": ("B ms", "{:,.2f}", 1.0),
@@ -30,7 +29,7 @@ NONE = "-"
 
 @dataclass(frozen=True)
 class Table:
-    """`numeric`: which columns are figures; `verdict`: which column says whether a line is bad."""
+    """`numeric`: which columns are numbers. `verdict`: index of the verdict column; null: none."""
 
     title: str
     headings: Sequence[str]
@@ -40,35 +39,37 @@ class Table:
 
 
 def counts(found: Comparison) -> str:
-    """`1 SLOWER, 11 SAME of 12 figures of 3 cells; 1 cell is not compared`"""
+    """`1 SLOWER, 11 SAME of 12 figures of 3 cells; 1 cell not compared`"""
     verdicts = Counter(row["verdict"] for row in found.rows)
-    told = ", ".join(f"{verdicts[word]} {word}" for word in VERDICTS if verdicts[word])
+    listed = ", ".join(f"{verdicts[word]} {word}" for word in VERDICTS if verdicts[word])
     cells = len({row["name"] for row in found.rows})
-    said = (
-        f"{told} of {plural(len(found.rows), 'figure')} of {plural(cells, 'cell')}" if told else "no figure"
+    line = (
+        f"{listed} of {plural(len(found.rows), 'figure')} of {plural(cells, 'cell')}"
+        if listed
+        else "no figure"
     )
     if lost := len(found.not_compared):
-        said += f"; {plural(lost, 'cell')} not compared"
+        line += f"; {plural(lost, 'cell')} not compared"
     if found.partial:
-        said += f"; {plural(len(found.partial), 'cell')} compared in part"
-    return said
+        line += f"; {plural(len(found.partial), 'cell')} compared in part"
+    return line
 
 
 def tables(found: Comparison) -> list[Table]:
-    """What differs, what is not compared, and the figures; those that have lines."""
+    """The tables of differences, cells not compared, and figures; empty ones are left out."""
     return [table for table in (_environment(found), _not_compared(found), _figures(found)) if table.lines]
 
 
 def meaning(found: Comparison) -> list[str]:
     """How to read the figures, in sentences."""
     thresholds = {row["family"]: row["threshold"] for row in found.rows}
-    told = ", ".join(f"{family} {_percent(value)}" for family, value in thresholds.items())
+    limits = ", ".join(f"{family} {_percent(value)}" for family, value in thresholds.items())
     return [
         "Figures are geometric means over repeats; a change is new against baseline, with its 90% interval.",
-        "SLOWER, LARGER, SHORTER: worse, the median and all of the interval beyond the threshold, and no "
-        f"chance among all that was looked at ({_percent(FALSE_DISCOVERIES)} false discoveries). SAME: the "
+        "SLOWER, LARGER, SHORTER: worse. The median and the whole interval exceed the threshold, and the "
+        f"change is statistically significant ({_percent(FALSE_DISCOVERIES)} false discoveries). SAME: the "
         "whole interval is within the threshold. UNCLEAR: neither. INVALID: not compared.",
-        f"Thresholds, by what a token costs: {told}.",
+        f"Thresholds, as relative change in cost: {limits}.",
     ]
 
 
@@ -77,7 +78,7 @@ def title(found: Comparison) -> str:
 
 
 def terminal(found: Comparison) -> str:
-    """As plain lines, columns aligned."""
+    """As plain text with aligned columns."""
     lines = [title(found), ""]
     for table in tables(found):
         lines += [f"{table.title}:", *_aligned(table), ""]
@@ -109,8 +110,10 @@ def markdown(found: Comparison) -> str:
 
 
 def array(found: Comparison) -> str:
-    """One array, an object a cell and figure; of a cell that is not compared one without a figure. `lost`:
-    what became of new repeats that do not stand; `differs`: what else differs in this cell."""
+    """One JSON array with an object per cell and metric; a cell that is not compared has one without figures.
+
+    `lost`: new repeats that are not usable, and why. `differs`: other differences of this cell.
+    """
     nothing = dict.fromkeys(found.rows[0] if found.rows else ("metric", "base", "new", "change"))
     invalid = [nothing | {"verdict": INVALID, "fails": False} | each for each in found.not_compared]
     lost = {each["name"]: each["reason"] for each in found.partial}
@@ -142,7 +145,7 @@ def _environment(found: Comparison) -> Table:
         for each in found.environment
     ]
     headings = ["what", "baseline", "new", "cells"]
-    return Table("What else differs", headings, lines, [False] * 4)
+    return Table("Environment differences", headings, lines, [False] * 4)
 
 
 def _not_compared(found: Comparison) -> Table:
@@ -179,7 +182,7 @@ def _percent(share: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown leaves as it is, in one line."""
+    """Text on one line, escaped for Markdown."""
     text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     for mark in "\\`*|[]":
         text = text.replace(mark, f"\\{mark}")

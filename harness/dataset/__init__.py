@@ -1,1 +1,1 @@
-"""Records -> rows and series, as report, compare, history and export read them."""
+"""Records -> rows and series for report, compare, history and export."""

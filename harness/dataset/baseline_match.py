@@ -1,5 +1,4 @@
-"""Which row stands beside which: those of the same model, stack and variant, by our names or the published
-study's."""
+"""Match rows with baseline rows of the same model, stack and variant, by our names or the study's."""
 
 from __future__ import annotations
 
@@ -9,8 +8,8 @@ from harness.dataset.study import Row, Study
 
 Key = tuple[str, str, str]
 
-# Stack and variant as configs name them -> the variant in results/published. Not there: whatever differs in
-# what is measured (a static cache, fp4, nested scales, another library), and bits or kernels the study lacks.
+# (stack, variant) in configs -> the variant in results/published. Left out: variants that measure something
+# else (a static cache, fp4, nested scales, another library), and bits or kernels that the study lacks.
 PUBLISHED = {
     ("hf", "bf16-dynamic"): "bf16",
     ("bnb", "int8-dynamic"): "int8",
@@ -23,8 +22,8 @@ PUBLISHED = {
 }
 
 
-def beside(rows: Sequence[Row], others: Sequence[Row]) -> dict[str, Row]:
-    """By name: the other row of the same model, stack and variant, where there is one."""
+def baseline_rows(rows: Sequence[Row], others: Sequence[Row]) -> dict[str, Row]:
+    """By name: the other row of the same model, stack and variant, if any."""
     known = {key(other): other for other in others}
     reported = {at: other for at, other in known.items() if other.get("kind") == "reported"}
     found = {str(row["name"]): known.get(key(row)) or reported.get(published(row)) for row in rows}
@@ -32,10 +31,10 @@ def beside(rows: Sequence[Row], others: Sequence[Row]) -> dict[str, Row]:
 
 
 def matched(study: Study, ours: Sequence[Row], reported: Sequence[Row]) -> tuple[dict[str, Row], list[Row]]:
-    """By name of ours: what was published of the same variant, in the baseline or among the reported rows of
-    the study; and those of the latter that stand beside none."""
+    """By name of our row, the published row of the same variant, from the baseline or the study's reported
+    rows; and the reported rows without a match."""
     theirs = {name: row for name, row in study.baseline.items() if row.get("kind") == "reported"}
-    theirs |= beside(ours, reported)
+    theirs |= baseline_rows(ours, reported)
     taken = {theirs[name]["name"] for row in ours if (name := str(row["name"])) in theirs}
     return theirs, [row for row in reported if row["name"] not in taken]
 
@@ -46,6 +45,6 @@ def key(row: Row) -> Key:
 
 
 def published(row: Row) -> Key:
-    """The key that the published study's row of this variant has, if it has one."""
+    """The key of the published study's row for this variant, if there is one."""
     model, stack, variant = key(row)
     return model, stack, PUBLISHED.get((stack, variant), variant)

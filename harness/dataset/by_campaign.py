@@ -1,4 +1,4 @@
-"""Records campaign by campaign, oldest first: each is read, analysed and dropped before the next is read."""
+"""Read and analyse records one campaign at a time, oldest first, so that only one is in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Campaign:
-    """`began`: when the first of its records did."""
+    """`began`: start of its first record."""
 
     began: datetime
     gathered: Gathered
@@ -25,12 +25,12 @@ class Campaign:
 
     @property
     def repeats(self) -> list[tuple[Row, Stored]]:
-        """The row of each repeat, with its record."""
+        """The row of each repeat with its record."""
         return list(zip(self.gathered.repeats, self.gathered.stored, strict=True))
 
     @property
     def searches(self) -> list[tuple[Row, Stored]]:
-        """The row of the last search of each cell, with its record."""
+        """The row of the last search of each cell with its record."""
         of = {
             (each.record["content_key"], each.record["started_utc"]): each
             for each in self.stored
@@ -40,8 +40,10 @@ class Campaign:
 
 
 def campaigns(stored: Iterable[Stored]) -> Iterator[Campaign]:
-    """Every campaign of some records, the latest check of each variant's weights held against its repeats.
-    Raises ResultsError for a record that went since it was found."""
+    """Every campaign of some records; the latest check of each variant's weights applies to its repeats.
+
+    Raises ResultsError for a record that disappeared since it was found.
+    """
     folders, checks = _sorted_out(stored)
     for began, of in folders:
         found = [Stored(folder, results.read(folder / "record.json")) for folder in of]
@@ -49,7 +51,7 @@ def campaigns(stored: Iterable[Stored]) -> Iterator[Campaign]:
 
 
 def _sorted_out(stored: Iterable[Stored]) -> tuple[list[tuple[datetime, Sequence[Path]]], list[Stored]]:
-    """The folders of each campaign, oldest first, and of each check of weights the one that counts."""
+    """The folders of each campaign, oldest first, and the check of each variant's weights that counts."""
     folders: dict[str, list[Path]] = {}
     began: dict[str, datetime] = {}
     checks: list[tuple[bool, datetime, Stored]] = []

@@ -1,4 +1,4 @@
-"""Records and their files -> a Study: rows analysed, the curves to draw, what was passed over and why."""
+"""Records and their files -> a Study: analysed rows, curves to draw, and warnings for unreadable files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness import results
 from harness.analysis.records import agreement, attribution, searches, traffic
 from harness.analysis.series import budget
 from harness.dataset import names, rows
-from harness.dataset.baseline_match import beside
+from harness.dataset.baseline_match import baseline_rows
 from harness.dataset.study import Curve, MemoryCurve, Study
 from harness.results import ResultsError, Stored
 from harness.system.wording import plural
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 class Gathered:
-    """All rows of some records, one a repeat, and their series, each file read once."""
+    """All rows of some records, one per repeat, and their series; each file is read once."""
 
     def __init__(self, stored: Sequence[Stored]) -> None:
         by_size = sorted(stored, key=lambda each: _by_size(str(each.record["model"]["name"])))
@@ -45,14 +45,16 @@ class Gathered:
                 n, ns = (np.asarray(columns[key], dtype=float) for key in ("n", "latency_ns"))
                 self.curves[path] = Curve(n, ns / 1e6)
         nothing = Curve(np.empty(0), np.empty(0))
-        rows.told_apart(self.repeats, [self.curves.get(str(r["series"]), nothing).ms for r in self.repeats])
+        rows.flag_identical_series(
+            self.repeats, [self.curves.get(str(r["series"]), nothing).ms for r in self.repeats]
+        )
         rows.name_kernel_changes(self.repeats)
-        agreement.held_against(self.repeats, self.checks)
-        self.cells: list[Row] = names.named(budget.apart(rows.per_cell(self.repeats)))
+        agreement.apply_checks(self.repeats, self.checks)
+        self.cells: list[Row] = names.named(budget.split_time(rows.per_cell(self.repeats)))
 
     @cached_property
     def memory(self) -> list[Row]:
-        """One row a cell: where its memory goes; see analysis.attribution."""
+        """One row per cell: where its memory goes; see analysis.records.attribution."""
         found = []
         for cell in self.cells:
             if (each := self._of(cell)) is not None:
@@ -63,8 +65,8 @@ class Gathered:
         return found
 
     def study(self, title: str, baseline: Gathered | None = None) -> Study:
-        """The Study of these records; `baseline`: others, shown beside cells of the same model, stack and
-        variant."""
+        """The Study of these records. `baseline`: other records, compared with cells of the same model, stack
+        and variant."""
         drawn = {cell["name"]: self._of(cell) for cell in self.cells}
         memory, prefill = {}, {}
         for name, each in drawn.items():
@@ -89,14 +91,14 @@ class Gathered:
             },
             memory=memory,
             prefill=prefill,
-            baseline=beside([*self.cells, *self.searches], baseline.cells) if baseline else {},
+            baseline=baseline_rows([*self.cells, *self.searches], baseline.cells) if baseline else {},
             machines=list({r.record["machine"]["slug"]: r.record["machine"] for r in self._ran}.values()),
             methods=_attention(self.cells) | _methods(self._ran),
             warnings=[*self.warnings, *(baseline.warnings if baseline else [])],
         )
 
     def _of(self, cell: Row) -> Stored | None:
-        """The record of the repeat that stands for a cell: the one its row is of."""
+        """The record behind a cell's row."""
         wanted = (cell["content_key"], cell["repeat"], cell["started_utc"])
         for each in self.stored:
             record = each.record
@@ -115,12 +117,12 @@ class Gathered:
 
 
 def _by_size(model: str) -> list[tuple[float, str]]:
-    """A model's name in the order people count: 0.5b, 1.8b, 14b, 110b."""
+    """Sort key of a model's name by size: 0.5b, 1.8b, 14b, 110b."""
     return [(float(number or 0), word) for number, word in re.findall(r"(\d+(?:\.\d+)?)|(\D+)", model)]
 
 
 def _ceilings(stored: Sequence[Stored]) -> dict[str, float | None]:
-    """By campaign: the best bandwidth that it measured."""
+    """By campaign: the best bandwidth measured in it."""
     campaigns: dict[str, list[Row]] = {}
     for each in stored:
         campaigns.setdefault(each.record["campaign"]["id"], []).append(each.record)
@@ -138,21 +140,22 @@ def _memory(samples: Mapping[str, Sequence[Any]]) -> MemoryCurve:
 
 
 def _attention(cells: Sequence[Row]) -> dict[str, Any]:
-    """Where the time of context goes: across the models of a stack, a fixed cost and the bandwidth of the
-    cache."""
-    said = []
+    """Cost of context per stack, across its models: a fixed cost, and the bandwidth of KV cache reads."""
+    lines = []
     for found in budget.budgets(cells):
         if found.of == "W" and found.bytes_per_s:
             fixed = (
-                f"{found.fixed_ms * 1e6:.0f} ns a token of context" if found.fixed_ms > 0 else "no fixed cost"
+                f"{found.fixed_ms * 1e6:.0f} ns per token of context"
+                if found.fixed_ms > 0
+                else "no fixed cost"
             )
             rate = f"{found.bytes_per_s / 1e9:,.0f} GB/s of KV cache"
-            said.append(f"{', '.join(found.group)}: {fixed}, and {rate} ({plural(found.cells, 'cell')}).")
-    return {"Where the time of context goes": said} if said else {}
+            lines.append(f"{', '.join(found.group)}: {fixed}, and {rate} ({plural(found.cells, 'cell')}).")
+    return {"Cost of context": lines} if lines else {}
 
 
 def _methods(stored: Sequence[Stored]) -> dict[str, Any]:
-    """How it was made, and how to make it again: what differs between records is listed."""
+    """How the records were measured, and the commands that repeat it; differing values are all listed."""
 
     def distinct(values: Sequence[Any]) -> list[Any]:
         return list({str(value): value for value in values if value}.values())
@@ -167,7 +170,7 @@ def _methods(stored: Sequence[Stored]) -> dict[str, Any]:
         "Harness": distinct([record.get("harness") for record in ours]),
         "To repeat it": distinct([" ".join(r["campaign"].get("command_line") or []) for r in ours]),
     }
-    return {heading: said for heading, said in methods.items() if said}
+    return {heading: content for heading, content in methods.items() if content}
 
 
 def _source(record: Row) -> str:
@@ -177,5 +180,7 @@ def _source(record: Row) -> str:
 
 def _versions(record: Row) -> str | None:
     versions = (record.get("loaded") or {}).get("versions")
-    said = ", ".join(f"{name} {version}" for name, version in versions.items()) if versions else "not loaded"
-    return f"{record['stack']}: {said}"
+    listed = (
+        ", ".join(f"{name} {version}" for name, version in versions.items()) if versions else "not loaded"
+    )
+    return f"{record['stack']}: {listed}"

@@ -1,4 +1,4 @@
-"""What the rows of one table are called: no two alike."""
+"""Unique names for the rows of one table."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Row = dict[str, Any]
 
 
 def named(rows: Sequence[Row]) -> list[Row]:
-    """The rows with a `name` each, that no two share: model, stack, variant; the device when it is no CPU;
-    and as much of the content key as it takes when only tokens, versions or machines differ."""
+    """The rows with a unique `name`: model, stack, variant, and the device unless it is a CPU. Six characters
+    of the content key follow where rows differ only in tokens, versions or machines."""
 
     def plain(row: Row) -> str:
         device = "" if row["device"] == "cpu" else f" on {row['device']}"

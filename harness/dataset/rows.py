@@ -1,5 +1,4 @@
-"""Records -> rows: one flat object per repeat, as lists and reports show it, and their summary per cell.
-Pure."""
+"""Records -> rows: one flat object per repeat, and their summary per cell. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from harness.analysis.records import energy, grow_results, sensor_summary, traff
 from harness.analysis.records.disturbances import counting
 from harness.analysis.records.flags import Flag, Limit, flags, identical, published, same_changes
 from harness.analysis.records.identity import device, identity, weights
-from harness.analysis.records.verdicts import USABLE, remarks, verdict
+from harness.analysis.records.verdicts import USABLE, notes, verdict
 from harness.analysis.series import intervals, latency
 from harness.analysis.series.latency import Analysis, Unusable
 from harness.analysis.series.line import Floats
@@ -33,33 +32,33 @@ MEDIANS = (
 
 
 def row(record: Record, columns: dict[str, list[int]], series_path: str | None, ceiling: float | None) -> Row:
-    """One repeat. Missing is null; names carry units; `columns`: its series; `ceiling`: bytes/s measured on
-    its machine, which shares of the bandwidth are taken of."""
+    """One repeat as a flat row; missing values are null. `columns`: its series. `ceiling`: read bandwidth
+    measured on its machine, in bytes/s."""
     reported = record.get("reported") or {}
     judged = verdict(record, ceiling, has_series=bool(columns), series=columns)
     state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
-    # A growth that was killed was watched to no end: its length is the answer, and its latency none.
-    found, unusable = _analysis({} if grow_results.answers(record) else columns)
+    # A `grow` run that ran out of memory gives a length; its latencies are not valid.
+    found, unusable = _analysis({} if grow_results.ended_by_memory(record) else columns)
     if unusable:
         state, reasons, disturbed = "invalid", [*reasons, f"its series is unusable: {unusable}"], None
     figures = latency.row(found)
     limits = traffic.limits(record, ceiling)
     loaded = record.get("loaded") or {}
-    raised = remarks(record)
+    raised = notes(record)
     if columns and not unusable:
         raised += flags(found, _higher(limits), _expected(record), loaded.get("kv_read"))
-    # A fault of the slope alone leaves what others published of B; of ours it leaves nothing.
-    spoiling = [
+    # A fault of the slope alone keeps B of published figures, but invalidates our measurements.
+    invalidating = [
         f for f in raised if f.invalidates == "all" or (f.invalidates == "W" and record["kind"] == "measured")
     ]
-    if state in USABLE and spoiling:
-        state, reasons = "invalid", [*reasons, *(flag.detail for flag in spoiling)]
+    if state in USABLE and invalidating:
+        state, reasons = "invalid", [*reasons, *(flag.detail for flag in invalidating)]
     if any(flag.invalidates == "first token" for flag in raised):
         figures["first_token_ms"] = None
     if loaded.get("kv_read") == "full":
         figures["W_identifiable"] = False
-    grown_to = grow_results.row(record, device_memory_bytes(record), traffic.kv_bytes_per_token(record))
-    said = {
+    growth = grow_results.row(record, device_memory_bytes(record), traffic.kv_bytes_per_token(record))
+    result = {
         **identity(record),
         "kind": record["kind"],
         "source": record.get("source"),
@@ -95,21 +94,21 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         **{key: reported[key] for key in REPORTED if reported.get(key) is not None},
         "loaded_bytes": loaded_bytes(record),
         "peak_allocator_bytes": _peak_allocator_bytes(record),
-        **({"max_ctx_is_target": bool(reported.get("max_ctx_is_target"))} if reported else grown_to),
+        **({"max_ctx_is_target": bool(reported.get("max_ctx_is_target"))} if reported else growth),
         "prefill_knees": traffic.prefill_knees(record),
         **energy.row(record),
         **sensor_summary.row(record),
         "series": series_path,
     }
     if found.line is None and reported:
-        said |= {key: reported.get(key) for key in ("B_ms", "W_tokens_per_ms")}
-        said["ttft_ms"] = reported.get("prefill_ms")
-        raised = published(said["B_ms"], said["W_tokens_per_ms"], said["ttft_ms"], _higher(limits))
-        said["flags"] = [flag.row() for flag in raised]
-        said["W_identifiable"] = said["W_tokens_per_ms"] is not None and not any(
+        result |= {key: reported.get(key) for key in ("B_ms", "W_tokens_per_ms")}
+        result["ttft_ms"] = reported.get("prefill_ms")
+        raised = published(result["B_ms"], result["W_tokens_per_ms"], result["ttft_ms"], _higher(limits))
+        result["flags"] = [flag.row() for flag in raised]
+        result["W_identifiable"] = result["W_tokens_per_ms"] is not None and not any(
             flag.code == "slope_faster_than_limit" for flag in raised
         )
-    return said | _against(said, limits)
+    return result | _against(result, limits)
 
 
 REPORTED = (
@@ -119,7 +118,7 @@ REPORTED = (
 
 
 def _buffers(loaded: Record) -> Row:
-    """What the stack says it takes in the end, by part; null for what is only known of others' figures."""
+    """Buffer sizes after the run by part, as the stack reports them; null for keys of published figures."""
     memory = loaded.get("memory") or {}
     parts = {f"{part}_buffer_bytes": memory.get(part) for part in ("model", "kv", "compute")}
     return dict.fromkeys(REPORTED) | {key: sum(by.values()) if by else None for key, by in parts.items()}
@@ -143,32 +142,32 @@ def _expected(record: Record) -> int | None:
 
 
 def _higher(limits: Mapping[str, Limit]) -> Limit | None:
-    """The ceiling that allows more: what is faster than it is no measurement."""
+    """The higher ceiling: anything faster is a measurement error."""
     return min(limits.values(), key=lambda limit: limit.B_ms, default=None)
 
 
-def _against(said: Row, limits: Mapping[str, Limit]) -> Row:
-    """What the data sheet's bandwidth and the measured one allow, and the shares of them reached: with the
-    cache read once, and (`declared`) as the stack says that it reads it."""
-    B, W, bpw = said["B_ms"], said["W_tokens_per_ms"], said["bpw"]
-    row: Row = {"B_as_w16_ms": B * 16 / bpw if B is not None and bpw else None}
+def _against(row: Row, limits: Mapping[str, Limit]) -> Row:
+    """Limits by the data sheet's bandwidth and by the measured one, and the shares reached: with the KV cache
+    read once, and (`declared`) as the stack reports reading it."""
+    B, W, bpw = row["B_ms"], row["W_tokens_per_ms"], row["bpw"]
+    found: Row = {"B_as_w16_ms": B * 16 / bpw if B is not None and bpw else None}
     for name, prefix in (("data sheet", ""), ("measured", "measured_")):
         limit = limits.get(name)
-        B_share, W_share = limit.shares(B, W, said["W_identifiable"]) if limit else (None, None)
-        allows = limit.W_declared_tokens_per_ms if limit and said["kv_read"] else None
-        row |= {
+        B_share, W_share = limit.shares(B, W, row["W_identifiable"]) if limit else (None, None)
+        allows = limit.W_declared_tokens_per_ms if limit and row["kv_read"] else None
+        found |= {
             f"B_{prefix}theory_ms": limit and limit.B_ms,
             f"W_{prefix}theory_tokens_per_ms": limit and limit.W_tokens_per_ms,
             f"B_{prefix}ratio": B_share,
             f"W_{prefix}ratio": W_share,
             f"W_declared_{prefix}theory_tokens_per_ms": allows,
-            f"W_declared_{prefix}ratio": W / allows if W and allows and said["W_identifiable"] else None,
+            f"W_declared_{prefix}ratio": W / allows if W and allows and row["W_identifiable"] else None,
         }
-    return row
+    return found
 
 
 def peak_rss_bytes(record: Record) -> int | None:
-    """The highest of what the samples, the kernel's high-water mark and wait4 saw."""
+    """Peak RSS: the largest of the samples, the kernel's high-water mark and wait4."""
     memory, done = record.get("memory", {}), record.get("done") or {}
     seen = (
         memory.get("peak_rss_bytes"),
@@ -179,7 +178,7 @@ def peak_rss_bytes(record: Record) -> int | None:
 
 
 def device_memory_bytes(record: Record) -> int | None:
-    """All memory of the device: a CPU's is the machine's. Null for a GPU that cannot be told from others."""
+    """Total memory of the device; a CPU's is the machine's. Null where several GPUs match."""
     machine, on = record["machine"], device(record)
     gpus = machine.get("gpus") or []
     of = [machine] if on == "cpu" else [gpu for gpu in gpus if gpu.get("uuid") == on] or gpus
@@ -188,8 +187,8 @@ def device_memory_bytes(record: Record) -> int | None:
 
 
 def loaded_bytes(record: Record) -> int | None:
-    """Taken once the model was loaded: on a GPU what the stack's allocator says, else the device's memory in
-    use; on a CPU the resident set."""
+    """Memory in use once the model was loaded: on a GPU by the stack's allocator, else of the device; on a
+    CPU the resident set."""
     memory, reported = record.get("memory", {}), record.get("reported") or {}
     if record.get("device") == "cpu":
         known = memory.get("after_load_rss_bytes")
@@ -207,7 +206,7 @@ def _peak_allocator_bytes(record: Record) -> int | None:
 
 
 def counted(rows: Sequence[Row]) -> list[Row]:
-    """The one row of each repeat that counts, in the order of `rows`."""
+    """The row that counts for each repeat, in the order of `rows`."""
     attempts: dict[tuple[str, int], list[Row]] = {}
     for each in sorted(rows, key=lambda r: str(r["started_utc"])):
         attempts.setdefault((each["content_key"], each["repeat"]), []).append(each)
@@ -219,10 +218,12 @@ def counted(rows: Sequence[Row]) -> list[Row]:
 
 
 def per_cell(rows: Sequence[Row]) -> list[Row]:
-    """One row a cell, machine, device and set of versions (content key), in order of first appearance:
-    medians over its ok repeats, or what became of the others, each repeat by the row that counts.
-    `disturbed_attempts`: how many the machine disturbed; `stayed_disturbed`: by what, a repeat each that no
-    attempt at was ok."""
+    """One row per cell, machine, device and set of versions (content key), in order of first appearance.
+
+    It has medians over the ok repeats, or the outcome of the others; of each repeat the row that counts.
+    `disturbed_attempts`: number of disturbed attempts. `stayed_disturbed`: the disturbance of each repeat
+    without an ok attempt.
+    """
     disturbed = Counter(each["content_key"] for each in rows if each["disturbed"])
     grouped: dict[str, list[Row]] = {}
     for each in counted(rows):
@@ -240,21 +241,21 @@ def per_cell(rows: Sequence[Row]) -> list[Row]:
 
 
 def _shown(repeats: list[Row]) -> list[Row]:
-    """The repeats whose figures stand for the cell: the ok ones, or all where none is."""
+    """The repeats that a cell's figures come from: the ok ones, or all if none is ok."""
     return [r for r in repeats if r["status"] in USABLE] or repeats
 
 
 def _pooled(repeats: list[Row]) -> Row:
     """Medians over a cell's ok repeats."""
-    fine = [r for r in repeats if r["status"] in USABLE]
+    usable = [r for r in repeats if r["status"] in USABLE]
     shown = _shown(repeats)
-    pooled = dict(shown[-1]) | {"repeats_ok": len(fine), "repeats": len(repeats)}
+    pooled = dict(shown[-1]) | {"repeats_ok": len(usable), "repeats": len(repeats)}
     for name in MEDIANS:
         values = [r[name] for r in shown if r[name] is not None]
         pooled[name] = statistics.median(values) if values else None
     for name in ("peak_rss_bytes", "peak_allocator_bytes"):
         pooled[name] = max((r[name] for r in shown if r[name]), default=None)
-    pooled["ok_series"] = [r["series"] for r in fine if r["series"] and r["status"] == "ok"]
+    pooled["ok_series"] = [r["series"] for r in usable if r["series"] and r["status"] == "ok"]
     pooled["reasons"] = list(dict.fromkeys(reason for r in repeats for reason in r["reasons"]))
     raised = {(flag["code"], flag["detail"]): flag for r in repeats for flag in r["flags"]}
     pooled["flags"] = list(raised.values())
@@ -262,7 +263,7 @@ def _pooled(repeats: list[Row]) -> Row:
 
 
 def name_kernel_changes(rows: Sequence[Row]) -> None:
-    """Flag rows of a model and stack whose mode changes at the same n: no drift, but another kernel."""
+    """Flag rows of a model and stack whose mode changes at the same n: a change of kernel, not drift."""
     of_stack: dict[tuple[str, str], list[Row]] = {}
     for each in rows:
         of_stack.setdefault((each["model"], each["stack"]), []).append(each)
@@ -273,7 +274,7 @@ def name_kernel_changes(rows: Sequence[Row]) -> None:
             alike[int(i)]["flags"] = [*others, flag.row()]
 
 
-def told_apart(rows: Sequence[Row], latencies: Sequence[Floats]) -> None:
+def flag_identical_series(rows: Sequence[Row], latencies: Sequence[Floats]) -> None:
     """Flag rows of different cells whose series are equal to the last digit."""
     cells = {
         f"{r['cell']} {r['started_utc']}": ms for r, ms in zip(rows, latencies, strict=True) if len(ms) > 1

@@ -1,4 +1,4 @@
-"""What a report is made of: rows and series as plain values. Nothing here reads or draws."""
+"""The data of a report: rows and series as plain values. Nothing here reads or draws."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Row = Mapping[str, Any]
-LONGEST_REASON = 32  # characters of it in a cell; the whole stands below the table
+LONGEST_REASON = 32  # characters shown in a table cell; the full reason is below the table
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Latency in ms against `n`: a token's position, or a prompt's length. At full length: it is thinned for
-    display alone."""
+    """Latency in ms against `n`, a token's position or a prompt's length. At full resolution: only display is
+    thinned."""
 
     n: Floats
     ms: Floats
@@ -25,7 +25,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """Memory of a worker while it ran. `vram_bytes` is null where no GPU was used."""
+    """Memory of a worker over time. `vram_bytes`: null where no GPU was used."""
 
     seconds: Floats
     rss_bytes: Floats | None
@@ -36,13 +36,13 @@ class MemoryCurve:
 class Study:
     """All that a report shows.
 
-    `cells`: one row a cell, each with a `name` that no other has; a figure that is null or missing is shown
-    as a dash. `repeats`: one row a record. `checks`: one named row a check of a variant's logits.
-    `searches`: one named row a search for the longest context. `attributions`: one row a cell, where its
-    memory goes. The rest goes by a row's name: `series`, the repeat that is drawn, its first token first
-    (which is prefill, and left out); `memory`; `prefill`; `baseline`, the row to show beside. `machines`:
-    facts. `methods`: heading -> text, list or mapping, in the order they are shown; what may be typed, below
-    a heading with "repeat" or "command" in it. `warnings`: what was passed over.
+    `cells`: one row per cell with a unique `name`; a figure that is null or missing is shown as a dash.
+    `repeats`: one row per record. `checks`: one named row per check of a variant's logits. `searches`: one
+    named row per search for the longest context. `attributions`: one row per cell, where its memory goes.
+    By row name: `series`, the repeat to draw, including its first token (prefill, which is not drawn);
+    `memory`; `prefill`; `baseline`, the row to compare with. `machines`: facts. `methods`: heading -> text,
+    list or mapping, in display order; commands go under a heading with "repeat" or "command" in it.
+    `warnings`: unreadable files.
     """
 
     title: str
@@ -78,7 +78,7 @@ def ok(row: Row) -> bool:
 
 
 def failure(row: Row) -> str:
-    """`oom`, or `error: ` and why; empty for a cell that is ok."""
+    """`oom`, or `error: ` and the reason; empty for a cell that is ok."""
     status = str(row.get("status"))
     if status == "ok":
         return ""
@@ -90,7 +90,7 @@ def failure(row: Row) -> str:
 
 
 def figure(row: Row | None, key: str) -> float | None:
-    """A figure of a row as a finite number; null where there is none."""
+    """A figure of a row as a finite number; null: none."""
     value = (row or {}).get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -98,7 +98,7 @@ def figure(row: Row | None, key: str) -> float | None:
 
 
 def bounds(row: Row | None, key: str) -> tuple[float | None, float | None]:
-    """An interval, [low, high], either of which may be open (null); both null where there is none."""
+    """The ends of an interval [low, high]; an open end is null, and both are null without an interval."""
     value = (row or {}).get(key)
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         return None, None
@@ -107,8 +107,8 @@ def bounds(row: Row | None, key: str) -> tuple[float | None, float | None]:
 
 
 def labels(rows: Sequence[Row], model: str) -> list[str]:
-    """What tells a model's cells apart: their names without the model's and without a device that all share,
-    where that is enough."""
+    """Short labels of a model's cells: their names without the model and without a device that all share; the
+    full names where the short ones are not unique."""
     names = [str(row["name"]) for row in rows]
     devices = {str(row.get("device")) for row in rows}
     shared = f" on {devices.pop()}" if len(devices) == 1 else ""

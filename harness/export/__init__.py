@@ -1,1 +1,1 @@
-"""Ok repeats in the formats of others: llama-bench's JSON, CSV, and parquet of every token."""
+"""Export ok repeats: as llama-bench's JSON, as CSV, and as Parquet with every token."""

@@ -1,4 +1,4 @@
-"""Which repeats are exported: those that are ok; the others are counted, with why."""
+"""Choose the repeats to export: those that are ok. The others are counted by reason."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from harness.dataset.by_campaign import campaigns
 from harness.results import Stored
 
 Row = dict[str, Any]
-Told = tuple[Row, Stored]
+Repeat = tuple[Row, Stored]
 
 
 @dataclass
 class Chosen:
-    """Repeats that are ok, read one campaign at a time as they are asked for; `left_out` counts the others,
-    by why, of what was read so far. `fits`: why an ok one cannot be exported; empty where it can."""
+    """The ok repeats, read lazily one campaign at a time. `left_out`: the others read so far, by reason.
+
+    `fits`: returns why an ok repeat cannot be exported; empty where it can.
+    """
 
     stored: Iterable[Stored]
     fits: Callable[[Row], str] = lambda row: ""
@@ -25,8 +27,8 @@ class Chosen:
     warnings: list[str] = field(default_factory=list)
     seen: int = 0
 
-    def by_campaign(self) -> Iterator[list[Told]]:
-        """The repeats of each campaign, the oldest first."""
+    def by_campaign(self) -> Iterator[list[Repeat]]:
+        """The repeats of each campaign, oldest first."""
         for campaign in campaigns(self.stored):
             self.warnings += campaign.gathered.warnings
             self.left_out.update("search" for _ in campaign.searches)

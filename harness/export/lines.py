@@ -1,4 +1,4 @@
-"""CSV: a line a repeat, all figures in full."""
+"""CSV export: one line per repeat, all figures at full precision."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from harness.export.chosen import Row, Told
+from harness.export.chosen import Repeat, Row
 
-# In this order; an interval becomes two columns, and the codes of flags one text.
+# Columns in this order. An interval becomes two columns; the flags' codes become one text.
 FIELDS = (
     *("campaign", "cell", "model", "stack", "variant", "kind", "weights", "machine", "device", "repeat"),
     *("started_utc", "content_key", "workload", "prompt_tokens", "new_tokens", "tokens", "n_ctx", "kv_read"),
@@ -23,8 +23,8 @@ FIELDS = (
 INTERVALS = ("tokens_per_s_ci95", "B_ci95_ms", "W_ci95")
 
 
-def text(chosen: Iterable[Sequence[Told]]) -> str:
-    """A heading and a line for each repeat; empty where there is none. What is not known is empty."""
+def text(chosen: Iterable[Sequence[Repeat]]) -> str:
+    """A heading and a line per repeat; empty without repeats. An unknown value is an empty cell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for campaign in chosen:

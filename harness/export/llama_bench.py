@@ -1,7 +1,7 @@
-"""llama-bench's JSON: a row a campaign, cell and test, a sample a repeat; fields as of llama.cpp's 0.5.0-dev.
+"""llama-bench's JSON with the fields of llama.cpp 0.5.0-dev: a row per campaign, cell and test.
 
-The fields, their order and types are those of `struct test` in tools/llama-bench/llama-bench.cpp, as
-llama-cpp-python 0.3.36 has it. docs/export.md says what each is here.
+Each repeat is a sample. The fields, their order and types are those of `struct test` in
+tools/llama-bench/llama-bench.cpp, as bundled with llama-cpp-python 0.3.36. docs/export.md defines each one.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from hashlib import sha256
 from typing import Any
 
 from harness import results
-from harness.export.chosen import Row, Told
+from harness.export.chosen import Repeat, Row
 from harness.results import Record
 
 BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "metal": "MTL", "vulkan": "Vulkan", "hip": "ROCm"}
 
 
 def fits(row: Row) -> str:
-    """Why an ok repeat is no test of llama-bench's; empty where it is one."""
+    """Why an ok repeat has no equivalent in llama-bench; empty where it has one."""
     if row["kind"] != "measured":
         return "reported by others"
     if row["workload"] != "decode":
-        return f"workload {row['workload']}"  # of no length that was asked for
+        return f"workload {row['workload']}"  # its length was not requested
     return "" if row["series"] else "without a series"
 
 
-def rows(chosen: Iterable[Sequence[Told]]) -> Iterator[dict[str, Any]]:
-    """Its rows. The prompt is a test of its own, left out where the first token's latency does not stand."""
+def rows(chosen: Iterable[Sequence[Repeat]]) -> Iterator[dict[str, Any]]:
+    """The rows of llama-bench. Prefill is a separate test, left out where TTFT is not valid."""
     for campaign in chosen:
-        cells: dict[str, list[Told]] = {}
+        cells: dict[str, list[Repeat]] = {}
         for row, each in campaign:
             cells.setdefault(row["content_key"], []).append((row, each))
         for repeats in cells.values():
@@ -58,12 +58,12 @@ def text(found: Sequence[dict[str, Any]]) -> str:
 
 
 def builds(found: Sequence[dict[str, Any]]) -> list[str]:
-    """What stands for each build in the rows, the oldest test's first."""
+    """The build ids in the rows, by the time of their first test."""
     return list(dict.fromkeys(row["build_commit"] for row in sorted(found, key=lambda row: row["test_time"])))
 
 
 def build(record: Record) -> str:
-    """8 hexadecimal digits that stand for a build: the stack, its versions, environment and build flags."""
+    """An id of 8 hexadecimal digits for a build: the stack, its versions, environment and build flags."""
     environment = record.get("environment") or {}
     versions = (record.get("loaded") or {}).get("versions")
     known = [record["stack"], versions, environment.get("lock"), environment.get("variables")]
@@ -71,7 +71,7 @@ def build(record: Record) -> str:
 
 
 def _known(row: Row, record: Record) -> dict[str, Any]:
-    """What is the same of all tests of a cell. What a stack has no word for is as llama-bench leaves it."""
+    """The fields shared by all tests of a cell. Options that a stack lacks have llama-bench's default."""
     loaded, machine = record.get("loaded") or {}, record["machine"]
     options = record["options"] | (loaded.get("options") or {})
     on_gpu = record["device"] != "cpu"
@@ -121,7 +121,7 @@ def _known(row: Row, record: Record) -> dict[str, Any]:
 
 
 def _test(prompt: int, new: int, depth: int, started_utc: str, samples_ns: Sequence[int]) -> dict[str, Any]:
-    """Means and deviations as llama-bench means them, from the samples: its own deviation in ns wraps."""
+    """Means and standard deviations as in llama-bench, but without its overflow of the deviation in ns."""
     rates = [1e9 * (prompt + new) / ns for ns in samples_ns]
     several = len(samples_ns) > 1
     return {

@@ -1,4 +1,4 @@
-"""Parquet: every token of every repeat with a series, and whose it is; a row group a repeat."""
+"""Parquet export: every token of every repeat with a series; one row group per repeat."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness import results
-from harness.export.chosen import Told
+from harness.export.chosen import Repeat
 from harness.results import ResultsError
 
 WHOSE = ("campaign", "cell", "model", "stack", "variant", "kind", "machine", "device", "started_utc")
@@ -23,15 +23,18 @@ SCHEMA = pa.schema(
 )
 
 
-def write(target: Path, chosen: Iterable[Sequence[Told]]) -> int:
-    """Write the file, beside and renamed, and return of how many repeats; none, and no file, where none has a
-    series. `n` is as its source counts it; what was not measured is null. Raises ResultsError."""
+def write(target: Path, chosen: Iterable[Sequence[Repeat]]) -> int:
+    """Write the file and return the number of repeats in it; without a series there is no file.
+
+    It is written as TARGET.partial and then renamed. `n` is as its source counts it; a value not measured is
+    null. Raises ResultsError.
+    """
     partial, count = target.with_name(f"{target.name}.partial"), 0
     try:
         with pq.ParquetWriter(partial, SCHEMA, compression="zstd") as file:
             for campaign in chosen:
-                for told in campaign:
-                    count += _group(file, told)
+                for repeat in campaign:
+                    count += _group(file, repeat)
         if count:
             partial.replace(target)
     except OSError as refusal:
@@ -41,8 +44,8 @@ def write(target: Path, chosen: Iterable[Sequence[Told]]) -> int:
     return count
 
 
-def _group(file: pq.ParquetWriter, told: Told) -> int:
-    row, each = told
+def _group(file: pq.ParquetWriter, repeat: Repeat) -> int:
+    row, each = repeat
     series = results.series(each)
     if not series:
         return 0

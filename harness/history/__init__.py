@@ -1,1 +1,1 @@
-"""How every cell did from night to night: records, nights, steps, and a page of them."""
+"""The history of every cell: records -> nights -> steps -> a page."""

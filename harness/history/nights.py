@@ -1,4 +1,4 @@
-"""Records -> nights: each figure of each cell, campaign by campaign; one that failed has a reason instead."""
+"""Records -> nights: each metric of each cell by campaign; a failed night has a reason instead of a value."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ NO_FIGURE = "ok, but without this figure"
 
 @dataclass(frozen=True)
 class Night:
-    """One campaign's figure of one cell; `began`: the campaign, UTC. `value`: the mean over its ok repeats;
-    null where there is none, and `why` says why not. `records`: the folders it comes from."""
+    """One metric of one cell in one campaign.
+
+    `began`: start of the campaign, UTC. `value`: mean over its ok repeats; null: none, with the reason in
+    `why`. `records`: the source folders.
+    """
 
     began: datetime
     value: float | None
@@ -34,8 +37,11 @@ class Night:
 
 @dataclass(frozen=True)
 class Series:
-    """One metric of one cell on one device, oldest night first, one of them at least with a value. `name`: as
-    people say it; `spread`: relative standard error of a usual night's mean, by its own repeats."""
+    """One metric of one cell on one device, oldest night first; at least one night has a value.
+
+    `name`: display name of the cell. `spread`: median relative standard error of a night's mean, from its
+    repeats.
+    """
 
     name: str
     identity: Mapping[str, Any]
@@ -46,8 +52,8 @@ class Series:
 
 @dataclass
 class History:
-    """`cells_without_data`: by name, cells that have no figure: how many nights, why the last failed.
-    `campaigns`: how many there were, of whatever cells."""
+    """`cells_without_data`: by name, the number of nights and why the last one failed. `campaigns`: number of
+    campaigns over all cells."""
 
     series: list[Series] = field(default_factory=list)
     cells_without_data: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -56,18 +62,22 @@ class History:
 
     @property
     def ends(self) -> tuple[datetime, datetime]:
-        """When the first and the last night of all series began; there is one series at least."""
+        """When the first and the last night of all series began; needs at least one series."""
         nights = [night.began for each in self.series for night in each.nights]
         return min(nights), max(nights)
 
 
 Key = tuple[str, str, str, str]  # kind of record, cell, machine, device
-Ran = dict[datetime, list[tuple[Row, Path]]]  # by when the campaign began: the rows of a cell, a record each
+Ran = dict[
+    datetime, list[tuple[Row, Path]]
+]  # by start of the campaign: the rows of a cell, each with its record's folder
 
 
 def history(stored: Iterable[Stored]) -> History:
-    """The series of measured and searched records, cells in order of first appearance. Raises ResultsError
-    for a record that went since it was found."""
+    """The series of measured and searched records, cells in order of first appearance.
+
+    Raises ResultsError for a record that disappeared since it was found.
+    """
     made = History()
     cells: dict[Key, Ran] = {}
     for campaign in campaigns(stored):
@@ -88,8 +98,10 @@ def history(stored: Iterable[Stored]) -> History:
 
 
 def _with_a_device(cells: Mapping[Key, Ran]) -> dict[Key, Ran]:
-    """What failed before it had a device, and so has only the one asked for, is of the one that the cell is
-    measured on, if that is one."""
+    """Assign runs that failed before they had a device to the device that measured the cell, if only one did.
+
+    Until then they have only the requested device.
+    """
     measured: dict[tuple[str, str, str], list[str]] = {}
     for (kind, cell_id, machine, device), ran in cells.items():
         if any(row["status"] in USABLE for night in ran.values() for row, _ in night):
@@ -105,7 +117,7 @@ def _with_a_device(cells: Mapping[Key, Ran]) -> dict[Key, Ran]:
 
 
 def _names(cells: Mapping[Key, Ran]) -> dict[Key, str]:
-    """A name for each, that no two share: the machine and the cell's id are told where it takes them."""
+    """A unique name for each cell, with the machine and the cell's id where needed."""
     first = {key: next(iter(ran.values()))[0][0] | {"device": key[3]} for key, ran in cells.items()}
     plain = {key: str(names.named([row])[0]["name"]) for key, row in first.items()}
     if len({machine for _, _, machine, _ in cells}) > 1:
@@ -118,12 +130,12 @@ def _names(cells: Mapping[Key, Ran]) -> dict[Key, str]:
 
 
 def _series(name: str, device: str, metric: Metric, ran: Ran) -> Series | None:
-    """Null where no night has a value."""
+    """The series of a metric; null where no night has a value."""
     nights, spreads = [], []
-    # Of a functional stack the speed says nothing; what it holds and takes does.
-    fine = ("ok",) if metric.family == "slower" else USABLE
+    # The speed of a functional stack means nothing; its memory and longest context do.
+    statuses = ("ok",) if metric.family == "slower" else USABLE
     for began, night in ran.items():
-        rows = [row for row, _ in night if row["status"] in fine]
+        rows = [row for row, _ in night if row["status"] in statuses]
         values = [value for row in rows if (value := metric.value(row)) is not None]
         value = statistics.fmean(values) if values else None
         why = "" if values else NO_FIGURE if rows else _why([row for row, _ in night])
@@ -139,6 +151,6 @@ def _series(name: str, device: str, metric: Metric, ran: Ran) -> Series | None:
 
 
 def _why(rows: Sequence[Row]) -> str:
-    """`oom: CUDA out of memory; timeout: ...`, each once."""
-    said = (": ".join([row["status"], *row["reasons"][:1]]) for row in rows)
-    return "; ".join(dict.fromkeys(said))
+    """`oom: CUDA out of memory; timeout: ...`, without duplicates."""
+    reasons = (": ".join([row["status"], *row["reasons"][:1]]) for row in rows)
+    return "; ".join(dict.fromkeys(reasons))

@@ -1,4 +1,4 @@
-"""A history as one page that opens offline: the steps first, then every figure of every cell over time."""
+"""A history as one offline HTML page: the steps, then a plot of every metric of every cell."""
 
 from __future__ import annotations
 
@@ -14,33 +14,37 @@ from harness.report import document, markup
 from harness.report.drawing import COLOURS, Figure, layout, plain, upright
 from harness.system.wording import plural
 
-FEWEST = 2 * SHORTEST  # nights with a figure, for a step to be seen
+FEWEST = 2 * SHORTEST  # nights with a figure that a step needs
 
 HEADINGS = (
     ("cell", False, "model, stack and variant; the device where it is no CPU"),
-    ("figure", False, "which of its figures moved"),
-    ("verdict", False, "whether that is for the worse"),
-    ("since", False, "the first night at the new level; across a gap, between which nights"),
-    ("from", True, "median over the nights of the level before"),
-    ("to", True, "median over the nights of the level since"),
-    ("change", True, "relative"),
-    ("what changed", False, "of versions, options, clocks and the machine, in the two nights on either side"),
+    ("figure", False, "the metric that changed level"),
+    ("verdict", False, "better or worse"),
+    ("since", False, "the first night at the new level; across a gap, the nights around it"),
+    ("from", True, "median over the nights of the old level"),
+    ("to", True, "median over the nights of the new level"),
+    ("change", True, "relative change"),
+    (
+        "what changed",
+        False,
+        "differences in versions, options, clocks and the machine, over two nights before and after",
+    ),
 )
 MEANINGS = (
-    "A night is a campaign, and its figure the mean over its ok repeats. A night without one is a gap and"
-    " never a zero: it is marked at the foot of its figure, with the reason.",
-    "A step is where a figure moves to another level and stays there for three nights at least: piecewise"
-    " constants by penalised least squares on logarithms. One or two nights that stand alone are no step."
-    " Of quiet histories of 60 nights some 1% show one; a step of four times the noise is dated to its night,"
-    " or to one beside it, in 97 of 100.",
-    "What changed at a step stands beside it in time. That it is the cause is for the reader to say.",
+    "A night is a campaign. Its figure is the mean over its ok repeats. A night without a figure is a gap,"
+    " not a zero: a mark at the bottom of the plot gives the reason.",
+    "A step is a move to another level for at least three nights, found as piecewise constants by penalised"
+    " least squares on logarithms. One or two outlying nights are not a step. About 1% of 60-night histories"
+    " without a change show a step. A step of four times the noise is dated to within one night in 97% of"
+    " cases.",
+    "The changes listed at a step happened at the same time. They need not be its cause.",
 )
 LEVEL, FAILED = COLOURS[1], "#8a4b00"
-ROOM = 0.1  # of the view above and below, at least this share of the figure: else noise fills the view
+MARGIN = 0.1  # above and below, at least this share of the figure: otherwise noise fills the plot
 
 
 def page(title: str, history: History, steps: Sequence[Step]) -> str:
-    """The whole file as text; one series at least."""
+    """The whole file as text; needs at least one series."""
     first, last = history.ends
     cells = {series.name: "" for series in history.series} | dict.fromkeys(history.cells_without_data, "")
     lead = (
@@ -60,7 +64,7 @@ def page(title: str, history: History, steps: Sequence[Step]) -> str:
         drawn = [figure(s, steps) for s in history.series if s.identity["model"] == model]
         body += [f'<section id="m{place}"><h2>{escape(model)}</h2><div class=figures>']
         body += [*(markup.figure(each, f"m{place}") for each in drawn), "</div></section>"]
-    body += ['<section id="methods"><h2>Methods</h2>', *(f"<p>{escape(said)}</p>" for said in MEANINGS)]
+    body += ['<section id="methods"><h2>Methods</h2>', *(f"<p>{escape(text)}</p>" for text in MEANINGS)]
     return document.whole(title, "".join([*body, "</section></main>"]))
 
 
@@ -70,18 +74,18 @@ def counted(number: int, what: str) -> str:
 
 
 def figure(series: Series, steps: Sequence[Step]) -> Figure:
-    """Nights as points, levels as lines, a dotted line at each of its steps, failed nights at the foot."""
+    """Nights as points, levels as lines, a dotted line at each step, failed nights at the bottom."""
     metric, nights, levels = series.metric, series.nights, levels_of(series)
     unit, per = ("MB", 1e6) if metric.unit == "bytes" else (metric.unit, 1.0)
     values = [night.value / per for night in nights if night.value is not None]
     low, high = min(values), max(values)
-    headroom = max(ROOM * (low + high) / 2, (high - low) * ROOM)
+    headroom = max(MARGIN * (low + high) / 2, (high - low) * MARGIN)
     dates = [night.began.isoformat() for night in nights]
     drawn: list[tuple[str | None, float | None]] = []
     most = long(series)
     for place, night in enumerate(nights):
         if place and night.began - nights[place - 1].began > most:
-            drawn.append((None, None))  # the line between them breaks off
+            drawn.append((None, None))  # break the line across a gap
         drawn.append((dates[place], None if night.value is None else night.value / per))
     data: list[dict[str, Any]] = [
         {
@@ -119,12 +123,12 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
             }
         )
     own = [step for step in steps if step.series is series]
-    told = "; ".join(f"{step.word} ({step.change:+.1%}) {step.when}" for step in reversed(own))
+    summary = "; ".join(f"{step.word} ({step.change:+.1%}) {step.when}" for step in reversed(own))
     return Figure(
         f"{series.name}-{metric.name}",
         f"{series.name}: {metric.name}",
         f"{metric.name} of {series.name} in {unit}, night by night, and its levels. "
-        + (f"{told[:1].upper()}{told[1:]}." if told else "No step."),
+        + (f"{summary[:1].upper()}{summary[1:]}." if summary else "No step."),
         data,
         layout(
             "night (UTC)",
@@ -133,7 +137,7 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
             yaxis={"range": [low - headroom, high + headroom]},
             shapes=[upright(step.first.began.isoformat(), "dot") for step in own],
         ),
-        ["night", unit, "why there is none"],
+        ["night", unit, "reason if missing"],
         [
             [day(n.began, series), "-" if n.value is None else f"{n.value / per:,.5g}", n.why or "-"]
             for n in nights
@@ -144,26 +148,26 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
 
 
 def _warnings(history: History) -> Iterator[str]:
-    said = [
+    missing = [
         f"{name}: no figure in {counted(nights, 'night')}; the last: {why}"
         for name, (nights, why) in history.cells_without_data.items()
     ]
-    if said or history.warnings:
-        yield "<h2>What to mind</h2>" + markup.listed(map(escape, [*said, *history.warnings]))
+    if missing or history.warnings:
+        yield "<h2>Warnings</h2>" + markup.listed(map(escape, [*missing, *history.warnings]))
 
 
 def enough(history: History) -> bool:
-    """Whether any figure has the nights that a step takes."""
+    """Whether any series has enough nights for a step."""
     return any(sum(night.value is not None for night in each.nights) >= FEWEST for each in history.series)
 
 
-def _table(steps: Sequence[Step], told: bool) -> Iterator[str]:
+def _table(steps: Sequence[Step], enough_nights: bool) -> Iterator[str]:
     yield '<section id="steps"><h2>Steps</h2>'
     if not steps:
         few = (
             ""
-            if told
-            else f" Nor could it be seen: a step takes {FEWEST} nights, three before and three after."
+            if enough_nights
+            else f" There are too few nights: a step needs {FEWEST}, three before and three after."
         )
         yield f"<p>No figure of any cell moved to another level.{few}</p></section>"
         return
@@ -177,6 +181,6 @@ def _line(step: Step) -> str:
     numbers = [shown(metric, step.before.value), shown(metric, step.after.value), f"{step.change:+.1%}"]
     cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
     cells += "".join(f"<td class=num>{escape(text)}</td>" for text in numbers)
-    # The one column of sentences: it alone may take several lines.
+    # Only the column of sentences may wrap.
     cells += f'<td style="white-space:normal;min-width:18rem">{escape(changes(step, len(step.changed)))}</td>'
     return f'<tr{kind}><th scope="row">{escape(step.series.name)}</th>{cells}</tr>'

@@ -1,4 +1,4 @@
-"""Nights -> steps: where a figure moved to another level and stayed, since when, and what changed then."""
+"""Nights -> steps: when a figure moved to another level and stayed there, and what else changed then."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from harness.history.nights import History, Night, Series
 from harness.results import Record
 
 Row = dict[str, Any]
-BESIDE = 2  # nights on either side whose surroundings are compared: a step is dated to one night
-LONG = 2.0  # usual intervals between nights, from which on there is a gap between two
+COMPARED_NIGHTS = 2  # nights on either side of a step whose surroundings are compared: its date is +- 1 night
+LONG = 2.0  # times the usual interval between nights: a longer one is a gap
 CHANGES_SHOWN = 3
 
 
 @dataclass(frozen=True)
 class Step:
-    """From one level of a series to the next. `last` is the last night of the old level, `first` the first
-    of the new one; `gap`: nights between them failed, or were left out. `changed`: what differs of the
-    surroundings, as analysis.surroundings gives it."""
+    """From one level of a series to the next.
+
+    `last`: last night of the old level. `first`: first night of the new one. `gap`: nights between them
+    failed or are missing. `changed`: differences of the surroundings, see surroundings.changed.
+    """
 
     series: Series
     before: Level
@@ -39,12 +41,12 @@ class Step:
 
     @property
     def change(self) -> float:
-        """Relative: new / old - 1."""
+        """Relative change: new / old - 1."""
         return self.after.value / self.before.value - 1
 
     @property
     def word(self) -> str:
-        """SLOWER, FASTER and the like."""
+        """The verdict: SLOWER, FASTER and so on."""
         metric = self.series.metric
         worse = metric.cost(self.after.value) > metric.cost(self.before.value)
         return metric.worse if worse else metric.improved
@@ -57,7 +59,7 @@ class Step:
 
 
 def found_in(history: History) -> list[Step]:
-    """The steps of all series, the latest first. Reads the records beside each; raises ResultsError."""
+    """The steps of all series, latest first. Reads records of the nights around each; raises ResultsError."""
     steps = [step for series in history.series for step in _steps(series)]
     return sorted(steps, key=lambda step: step.first.began, reverse=True)
 
@@ -67,7 +69,7 @@ def levels_of(series: Series) -> list[Level]:
 
 
 def row(step: Step) -> Row:
-    """A step as one flat object; times are UTC, levels medians over the nights of the level."""
+    """A step as a flat row. Times are UTC; `before` and `after` are medians over the nights of a level."""
     return {
         "name": step.series.name,
         **step.series.identity,
@@ -86,13 +88,13 @@ def row(step: Step) -> Row:
 
 
 def day(when: datetime, series: Series) -> str:
-    """The date of a night in UTC, and its time where another night of the series has the same date."""
+    """The UTC date of a night, with its time where another night of the series has the same date."""
     days = [night.began.date() for night in series.nights]
     return f"{when:%Y-%m-%d}" if days.count(when.date()) < 2 else f"{when:%Y-%m-%d %H:%M}"
 
 
 def long(series: Series) -> timedelta:
-    """Between two nights more than this is a gap, by what is usual for the series."""
+    """The longest usual interval between two nights of the series; a longer one is a gap."""
     intervals = (later.began - earlier.began for earlier, later in pairwise(series.nights))
     return LONG * statistics.median_high([*intervals] or [timedelta()])
 
@@ -105,10 +107,10 @@ def shown(metric: Metric, value: float) -> str:
 
 
 def changes(step: Step, most: int = CHANGES_SHOWN) -> str:
-    """What changed, in words; of much the first."""
-    said = [f"{each['what']}: {each['before']} -> {each['after']}" for each in step.changed]
-    more = f"; and {len(said) - most} more" if len(said) > most else ""
-    return "; ".join(said[:most]) + more or "nothing that is recorded"
+    """What changed, as text; at most the first `most` changes."""
+    parts = [f"{each['what']}: {each['before']} -> {each['after']}" for each in step.changed]
+    more = f"; and {len(parts) - most} more" if len(parts) > most else ""
+    return "; ".join(parts[:most]) + more or "nothing recorded"
 
 
 def _steps(series: Series) -> list[Step]:
@@ -118,12 +120,12 @@ def _steps(series: Series) -> list[Step]:
         gap = after.first - before.last > 1 or first.began - last.began > long(series)
         old = [night for night in nights[before.first : before.last + 1] if night.value is not None]
         new = [night for night in nights[after.first : after.last + 1] if night.value is not None]
-        differs = changed(_records(old[-BESIDE:]), _records(new[:BESIDE]))
+        differs = changed(_records(old[-COMPARED_NIGHTS:]), _records(new[:COMPARED_NIGHTS]))
         found.append(Step(series, before, after, last, first, gap, differs))
     return found
 
 
 def _records(nights: Sequence[Night]) -> list[Record]:
-    """Those of measured nights that have a figure: a failed repeat may not know its surroundings."""
+    """The usable records of the nights; a failed repeat may lack its surroundings."""
     found = [results.read(folder / "record.json") for night in nights for folder in night.records]
     return [record for record in found if status(record)[0] in USABLE]

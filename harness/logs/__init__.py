@@ -1,1 +1,1 @@
-"""Logs of other tools -> series of one token's latency each, by one reader a format."""
+"""Logs of other tools -> per-token series; one reader per format."""

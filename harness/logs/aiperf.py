@@ -1,7 +1,7 @@
-"""AIPerf's profile_export.jsonl: one record a request, with the gaps between the chunks of its stream.
+"""AIPerf's profile_export.jsonl: one record per request, with the gaps between the chunks of its stream.
 
-The form is that of docs/tutorials/working-with-profile-exports.md (github.com/ai-dynamo/aiperf): metrics have
-a value and a unit; `inter_chunk_latency` is a list, and there only where the requests were streamed.
+The format is documented in docs/tutorials/working-with-profile-exports.md (github.com/ai-dynamo/aiperf).
+Metrics have a value and a unit; `inter_chunk_latency` is a list, present only for streamed requests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def read(records: Sequence[Mapping[str, Any]]) -> Log:
     """The requests of an export. Raises LogError."""
     if any(is_summary(record) for record in records):
         raise LogError(
-            f"an {FORMAT} of statistics over all requests; profile_export.jsonl beside it has each request"
+            f"an {FORMAT} with statistics over all requests; use profile_export.jsonl from the same folder"
         )
     series: dict[str, Series] = {}
     requests: dict[str, Request] = {}
@@ -56,11 +56,11 @@ def read(records: Sequence[Mapping[str, Any]]) -> Log:
     notes = left_out(failed, len(records))
     if requests:
         notes.append(
-            f"{len(requests)} requests have totals alone: inter_chunk_latency is kept of streamed requests"
+            f"{len(requests)} requests have totals only: inter_chunk_latency needs streamed requests"
         )
     notes += [SHARED] if overlapping(spans) else []
     if not series and not requests:
-        raise LogError(f"an {FORMAT} without a request that succeeded")
+        raise LogError(f"an {FORMAT} without a successful request")
     return Log(FORMAT, series, requests, notes)
 
 
@@ -75,6 +75,6 @@ def _ms(metrics: Mapping[str, Any], name: str) -> Any:
         return None
     unit = metrics[name].get("unit", "ms")
     if unit not in units.NAMES:
-        raise LogError(f"an {FORMAT} with {name} in {unit}, which is no unit of time")
+        raise LogError(f"an {FORMAT} with {name} in {unit}, which is not a unit of time")
     scale = units.MS[units.NAMES[unit]]
     return [each * scale for each in value] if isinstance(value, list) else value * scale

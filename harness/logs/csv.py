@@ -1,4 +1,4 @@
-"""CSV, and JSON or JSONL that is a table: text -> columns of text, each row with the line it stands in."""
+"""CSV, and tables as JSON or JSONL: text -> columns of text, with the line number of each row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEPARATORS = (",", ";", "\t")
 
 
 def read(text: str, options: Options) -> Log:
-    """The series of a CSV file with a line of names. Raises LogError."""
+    """The series of a CSV file with a header line. Raises LogError."""
     header = text.split("\n", 1)[0]
     separator = max(SEPARATORS, key=header.count)
     try:
@@ -24,14 +24,14 @@ def read(text: str, options: Options) -> Log:
             io.StringIO(text), dtype=str, keep_default_na=False, sep=separator, skip_blank_lines=False
         )
     except (ValueError, pandas.errors.ParserError) as damage:
-        raise LogError(f"it is no CSV file: {_why(damage)}") from damage
+        raise LogError(f"it is not a CSV file: {_why(damage)}") from damage
     found.index = pandas.RangeIndex(2, 2 + len(found))
     found = found.rename(columns=lambda name: str(name).strip()).fillna("")
     return table.read(found[(found != "").any(axis=1)], options, "line")
 
 
 def of_objects(rows: Sequence[Mapping[str, Any]], options: Options) -> Log:
-    """The series of JSON objects, one a token. Raises LogError."""
+    """The series of JSON objects, one per token. Raises LogError."""
     found = pandas.DataFrame([{str(key): _text(cell) for key, cell in row.items()} for row in rows]).fillna(
         ""
     )
@@ -40,7 +40,7 @@ def of_objects(rows: Sequence[Mapping[str, Any]], options: Options) -> Log:
 
 
 def of_lists(columns: Mapping[str, Any], options: Options) -> Log | None:
-    """The series of one JSON object of lists of equal length; null where it is none."""
+    """The series of one JSON object with lists of equal length; null: not such an object."""
     lists = {str(key): value for key, value in columns.items() if isinstance(value, list)}
     if len({len(value) for value in lists.values()}) != 1:
         return None
@@ -54,5 +54,5 @@ def _text(cell: Any) -> str:
 
 
 def _why(damage: Exception) -> str:
-    said = str(damage).strip().splitlines() or [""]
-    return said[-1].removeprefix("Error tokenizing data. C error: ").rstrip(".")
+    lines = str(damage).strip().splitlines() or [""]
+    return lines[-1].removeprefix("Error tokenizing data. C error: ").rstrip(".")

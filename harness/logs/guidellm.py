@@ -1,7 +1,7 @@
-"""GuideLLM's benchmarks.json: time to first token and mean gap of each request, no single tokens.
+"""GuideLLM's benchmarks.json: TTFT and mean inter-token latency per request, no per-token times.
 
-The form is that of src/guidellm/schemas/base/request_stats.py (github.com/vllm-project/guidellm): each
-benchmark has requests by outcome, with `time_to_first_token_ms` and `inter_token_latency_ms`, a mean.
+The format is defined in src/guidellm/schemas/base/request_stats.py (github.com/vllm-project/guidellm). Each
+benchmark has requests by outcome, with `time_to_first_token_ms` and the mean `inter_token_latency_ms`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from harness.logs.log import SHARED, Log, LogError, Request, left_out, overlapping
 
 FORMAT = "GuideLLM report"
-MEANS = "GuideLLM keeps the mean gap of each request, not single tokens: no B, W or shape follows from it"
+MEANS = "GuideLLM stores the mean inter-token latency per request, not per-token times: no B, W or shape"
 
 
 def is_one(document: Any) -> bool:
@@ -44,6 +44,6 @@ def read(report: Mapping[str, Any]) -> Log:
             if start is not None and end is not None:
                 spans.append((start, end))
     if not requests:
-        raise LogError(f"a {FORMAT} without a request that succeeded")
+        raise LogError(f"a {FORMAT} without a successful request")
     notes = [MEANS, *left_out(failed, failed + len(requests)), *([SHARED] if overlapping(spans) else [])]
     return Log(FORMAT, requests=requests, notes=notes)

@@ -1,9 +1,9 @@
 """llama.cpp's server: responses with `timings`, streams of them with `timings_per_token`, and its log.
 
-The forms are those of tools/server/README.md (github.com/ggml-org/llama.cpp): `timings` are totals of a
-request so far, so that a stream that repeats them with each token has every token's latency, and one response
-has totals alone. The log's lines are those that print_timings() in tools/server writes; llama-cli's differ in
-a prefix and a word.
+The formats are documented in tools/server/README.md (github.com/ggml-org/llama.cpp). `timings` are totals of
+a request so far: a stream that repeats them with each token gives every token's latency, a single response
+gives totals only. print_timings() in tools/server writes the log's lines; llama-cli's differ in a prefix and
+a word.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from harness.logs.log import Log, LogError, Request, Series
 
 FORMAT = "llama.cpp server log"
 TOTALS = (
-    "llama.cpp's timings are totals of a request: no B, W or shape follows from them; "
-    'a stream with "timings_per_token": true has each token'
+    "llama.cpp's timings are totals of a request: no B, W or shape; "
+    'request a stream with "timings_per_token": true for per-token times'
 )
 LINE = re.compile(r"(prompt )?eval time\s*=\s*([\d.]+) ms /\s*(\d+) (?:tokens|runs)")
 Timings = Mapping[str, Any]
@@ -45,9 +45,9 @@ def read_stream(text: str) -> Log:
     try:
         chunks = [json.loads(event) for event in events if event and event != "[DONE]"]
     except json.JSONDecodeError as damage:
-        raise LogError(f"a stream of events, one of which is no JSON: {damage.msg}") from damage
+        raise LogError(f"a stream of events with one that is not JSON: {damage.msg}") from damage
     if not any(is_one(chunk) for chunk in chunks):
-        raise LogError('a stream without timings; ask llama-server for "timings_per_token": true')
+        raise LogError('a stream without timings; send "timings_per_token": true to llama-server')
     return read([chunk for chunk in chunks if is_one(chunk)])
 
 
@@ -56,9 +56,9 @@ def read(responses: Sequence[Mapping[str, Any]]) -> Log:
     generations: list[list[Timings]] = []
     for timings in (response["timings"] for response in responses):
         if not {"predicted_n", "predicted_ms"} <= timings.keys():
-            raise LogError("a response of llama-server whose timings lack predicted_n or predicted_ms")
-        goes_on = generations and _goes_on(generations[-1][-1], timings)
-        generations[-1].append(timings) if goes_on else generations.append([timings])
+            raise LogError("a llama-server response with timings that lack predicted_n or predicted_ms")
+        same_request = generations and _continues(generations[-1][-1], timings)
+        generations[-1].append(timings) if same_request else generations.append([timings])
     series: dict[str, Series] = {}
     requests: dict[str, Request] = {}
     for number, chunks in enumerate(generations, 1):
@@ -72,7 +72,7 @@ def read(responses: Sequence[Mapping[str, Any]]) -> Log:
 
 
 def read_log(text: str) -> Log:
-    """The requests that a log of the server, or of llama-cli, gives totals of."""
+    """The requests with totals in a log of llama-server or llama-cli."""
     requests: dict[str, Request] = {}
     prompt_ms: float | None = None
     for prompt, ms, tokens in LINE.findall(text):
@@ -84,8 +84,8 @@ def read_log(text: str) -> Log:
     return Log(FORMAT, requests=requests, notes=[TOTALS])
 
 
-def _goes_on(before: Timings, timings: Timings) -> bool:
-    """Whether a chunk belongs to the same request; the last one repeats the count of the one before it."""
+def _continues(before: Timings, timings: Timings) -> bool:
+    """Whether a chunk continues the same request; the last chunk repeats the previous count."""
     same = all(before.get(key) == timings.get(key) for key in ("prompt_n", "prompt_ms", "cache_n"))
     return (
         same
@@ -95,7 +95,7 @@ def _goes_on(before: Timings, timings: Timings) -> bool:
 
 
 def _series(chunks: Sequence[Timings]) -> Series:
-    """The first token is the prompt's; a chunk that adds no token adds no latency."""
+    """One request as a series. The first token is prefill; a chunk without a new token adds no latency."""
     last_of = {int(chunk["predicted_n"]): float(chunk["predicted_ms"]) for chunk in reversed(chunks)}
     counts = np.array(sorted(last_of), dtype=float)
     prompt_tokens = chunks[0].get("cache_n", 0) + chunks[0].get("prompt_n", 0)
@@ -104,7 +104,9 @@ def _series(chunks: Sequence[Timings]) -> Series:
     first_ms = chunks[0].get("prompt_ms")
     ms = np.concatenate([[np.nan if first_ms is None else first_ms], gaps])
     at = int(np.argmax(steps > 1)) if (steps > 1).any() else None
-    fault = None if at is None else f"{steps[at] + 1:.0f} tokens came as one after the {counts[at]:.0f}th"
+    fault = (
+        None if at is None else f"{steps[at] + 1:.0f} tokens came in one chunk after token {counts[at]:.0f}"
+    )
     return Series(prompt_tokens + counts, ms, fault)
 
 

@@ -1,4 +1,4 @@
-"""Open a log, recognise its format by what is in it, and have it read."""
+"""Open a log, detect its format from its content, and read it."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def _text(path: Path) -> str:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as damage:
             raise LogError("it is a damaged gzip file") from damage
-    wide = content.startswith((b"\xff\xfe", b"\xfe\xff"))  # as PowerShell's > writes
+    wide = content.startswith((b"\xff\xfe", b"\xfe\xff"))  # written by > in PowerShell
     try:
         text = content.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise LogError("it is no text file")
+        raise LogError("it is not a text file")
     return text
 
 
 def _documents(text: str) -> list[Any]:
-    """One JSON document, or one a line. Raises LogError."""
+    """One JSON document, or one per line. Raises LogError."""
     try:
         whole = json.loads(text)
         return whole if isinstance(whole, list) else [whole]
@@ -68,13 +68,13 @@ def _documents(text: str) -> list[Any]:
         try:
             found += [json.loads(line)] if line.strip() else []
         except (json.JSONDecodeError, RecursionError) as damage:
-            raise LogError(f"it is no JSON, and as JSONL it is damaged in line {number}") from damage
+            raise LogError(f"it is not JSON, and as JSONL line {number} is damaged") from damage
     return found
 
 
 def _of_json(documents: list[Any], options: Options) -> Log:
     if not documents or not all(isinstance(each, dict) for each in documents):
-        raise LogError("it is JSON, but not of objects")
+        raise LogError("it is JSON, but not objects")
     for reader in (vllm, aiperf, llama_server):
         if all(reader.is_one(each) for each in documents):
             _no_columns(options, reader.FORMAT)
@@ -90,12 +90,12 @@ def _of_json(documents: list[Any], options: Options) -> Log:
 def _no_columns(options: Options, form: str) -> None:
     if options.any:
         raise OptionError(
-            f"it is a {form}, which has its own names and units: --unit and columns are for tables"
+            f"it is a {form}, which defines names and units itself: --unit and column options are for tables"
         )
 
 
 def _guarded(reader: Any, content: Any, form: str) -> Log:
-    """Files of others may have anything anywhere: what a reader cannot use is one sentence, no traceback."""
+    """Run a reader. A file with unexpected content gives one sentence, not a traceback. Raises LogError."""
     try:
         log: Log = reader(content)
     except LogError:

@@ -1,4 +1,4 @@
-"""Columns of a table, one row a token -> series: which column is what, its unit, faults of cells."""
+"""Columns of a table, one row per token -> series: detect columns and units, report invalid cells."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from harness.logs import units
 from harness.logs.log import Floats, Log, LogError, OptionError, Series
 
 LATENCIES = [name + unit for name in ("latency", "itl") for unit in ("_ms", "_us", "_ns", "_s", "")]
-MOST_NAMED = 12  # columns that a message lists
-DATES = 0.5  # of the cells that are no numbers and are dates: it is a column of dates
+MOST_NAMED = 12  # column names listed in a message
+DATES = 0.5  # share of non-numeric cells that are dates from which on a column has dates
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which column is what, and the unit of its times; null: by the column's name or values."""
+    """The columns to use and the unit of their times; null: detected from names or values."""
 
     latency: str | None = None
     time: str | None = None
@@ -33,7 +33,7 @@ class Options:
 def read(table: pandas.DataFrame, options: Options, row_word: str) -> Log:
     """The series of a table of text, indexed by line or row. Raises LogError.
 
-    `row_word`: what its index counts, for messages. Without a column `n` positions are counted from 1.
+    `row_word`: `line` or `row`, for messages. Without a column `n` positions are counted from 1.
     """
     if table.empty:
         raise LogError("it has no rows")
@@ -99,7 +99,7 @@ def _numbers(column: pandas.Series[str]) -> Floats:
 
 
 def _latency_unit(given: str | None, column: str, parts: list[Floats]) -> tuple[str, str | None]:
-    """By the median of all tokens but each series' first."""
+    """The unit by the median of all tokens except the first of each series."""
     decoded = np.concatenate([part[1:] for part in parts])
     usable = decoded[np.isfinite(decoded) & (decoded > 0)]
     if len(usable) == 0:
@@ -124,7 +124,7 @@ def _dates(column: pandas.Series[str]) -> bool:
 
 
 def _dated(column: pandas.Series[str]) -> Floats:
-    """Dates in nanoseconds since the first; NaN for what is none."""
+    """Dates in nanoseconds since the earliest; NaN for other cells."""
     dates = pandas.to_datetime(column, format="ISO8601", errors="coerce", utc=True)
     return ((dates - dates.min()) / pandas.Timedelta(1, "ns")).to_numpy(dtype=float)
 
@@ -137,13 +137,13 @@ def _positions(rows: pandas.DataFrame, row_word: str) -> tuple[Floats, str | Non
         return n, fault
     if (falls := np.diff(n) <= 0).any():
         at = int(np.argmax(falls)) + 1
-        several = "--group-column tells several series of one file apart"
+        several = "--group-column separates several series in one file"
         return n, f"n does not increase after {n[at - 1]:g} ({row_word} {rows.index[at]}); {several}"
     return n, None
 
 
 def _not_numbers(column: pandas.Series[str], numbers: Floats, name: str, row_word: str) -> str | None:
-    """The first cell that is no finite number."""
+    """The first cell that is not a finite number, as a clause; null: none."""
     if np.isfinite(numbers).all():
         return None
     at = int(np.argmin(np.isfinite(numbers)))

@@ -1,4 +1,4 @@
-"""Units of time in logs: as given, as a column's name has them, or inferred; and whether one is plausible."""
+"""Units of time in logs: given, from a column's name, or inferred; and whether a unit is plausible."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from harness.logs.log import OptionError
 
 MS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
-# Of one token, in ms. Nothing decodes 10,000 tokens/s for one user. Slower than 1 token/s is rare enough to
-# ask where nothing says that the unit is ms; slower than one a minute is always asked.
+# Plausible latencies of one token, in ms. Nothing decodes 10,000 tokens/s for a single user. Slower than
+# 1 token/s is rare: an assumed unit is not accepted there. A named one is accepted up to a minute per token.
 LEAST_MS, MOST_ASSUMED_MS, MOST_NAMED_MS = 0.1, 1e3, 60e3
 EPOCH_S = (1e9, 5e9)  # 2001 to 2128, as seconds since 1970
 SPELLINGS = {
@@ -22,13 +22,13 @@ NAMES = {word: unit for unit, words in SPELLINGS.items() for word in words.split
 
 
 def of_name(column: str) -> str | None:
-    """The unit that ends a column's name: `latency_ms`, `gap (us)`; null where none does."""
+    """The unit at the end of a column's name: `latency_ms`, `gap (us)`; null: none."""
     found = re.search(r"(?:^|[\W_])([^\W_]+)\W*$", column.lower())
     return NAMES.get(found[1]) if found else None
 
 
 def of_latencies(given: str | None, column: str, median: float) -> tuple[str, str | None]:
-    """The unit of a column of latencies, and a note where it was assumed. Raises OptionError: a question."""
+    """The unit of a column of latencies, and a note on it. Raises OptionError: the unit is not plausible."""
     if given:
         return given, f"{column} is in {given}, as given"
     named = of_name(column)
@@ -36,11 +36,11 @@ def of_latencies(given: str | None, column: str, median: float) -> tuple[str, st
     ms = median * MS[unit]
     if not LEAST_MS <= ms <= (MOST_NAMED_MS if named else MOST_ASSUMED_MS):
         raise OptionError(_question(column, unit, named is not None, median))
-    return unit, None if named else f"{column} is taken to be in ms; --unit says otherwise"
+    return unit, None if named else f"{column} is assumed to be in ms; use --unit for another unit"
 
 
 def of_times(given: str | None, column: str, median_gap: float, latest: float) -> tuple[str, str]:
-    """The unit of a column of timestamps, and a note that says which and why."""
+    """The unit of a column of timestamps, and a note with the reason."""
     if given:
         return given, _timestamps(column, given, "as given", median_gap)
     named = of_name(column)
@@ -49,7 +49,7 @@ def of_times(given: str | None, column: str, median_gap: float, latest: float) -
     for unit, ms in MS.items():
         if EPOCH_S[0] <= latest * ms / 1e3 <= EPOCH_S[1]:
             return unit, _timestamps(column, unit, "inferred from its size as a date", median_gap)
-    # A gap of 1 ms to 1 s: of units that are a thousand apart, exactly one fits.
+    # Units are a factor of a thousand apart, so a gap of 1 ms to 1 s fits exactly one.
     for unit, ms in MS.items():
         if 1 <= median_gap * ms < 1e3:
             return unit, _timestamps(column, unit, "inferred from its gaps", median_gap)

@@ -1,8 +1,9 @@
-"""Results of `vllm bench serve --save-result --save-detailed`: time to first token and gaps of each request.
+"""Results of `vllm bench serve --save-result --save-detailed`: TTFT and gaps of each request.
 
-One JSON object a run; `--append-result` writes several, one a line. Times are seconds of the client's clock;
-`itls` has the gaps between chunks of each request's stream. The form is that of vllm/benchmarks/serve.py
-(github.com/vllm-project/vllm); docs.vllm.ai/en/latest/cli/bench/serve describes the options.
+One JSON object per run; `--append-result` writes several, one per line. Times are seconds of the client's
+clock; `itls` has the gaps between chunks of each request's stream. The format is defined in
+vllm/benchmarks/serve.py (github.com/vllm-project/vllm); docs.vllm.ai/en/latest/cli/bench/serve describes the
+options.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def read(runs: Sequence[Mapping[str, Any]]) -> Log:
     for number, run in enumerate(runs, 1):
         if "itls" not in run or "ttfts" not in run:
             raise LogError(
-                f"a {FORMAT} with averages only; `vllm bench serve --save-detailed` keeps each token"
+                f"a {FORMAT} with averages only; run `vllm bench serve --save-detailed` for per-token times"
             )
         prefix = f"run {number} " if len(runs) > 1 else ""
         ttfts, itls = run["ttfts"], run["itls"]
@@ -53,5 +54,5 @@ def read(runs: Sequence[Mapping[str, Any]]) -> Log:
         shared |= (run.get("max_concurrent_requests") or 1) > 1
     notes = [*left_out(failed, requests), *([SHARED] if shared else [])]
     if not series:
-        raise LogError(f"a {FORMAT} in which no request has two tokens or more")
+        raise LogError(f"a {FORMAT} without a request of two or more tokens")
     return Log(FORMAT, series, notes=notes)

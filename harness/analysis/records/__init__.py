@@ -1,1 +1,1 @@
-"""What records say: verdicts and their reasons, memory, bandwidth, sensors, agreement. Pure."""
+"""Analysis of records: verdicts with reasons, memory, bandwidth, sensors, logits. Pure."""

@@ -1,5 +1,7 @@
-"""Is a variant still the same model? Its logits against the 16-bit reference's: by how much they differ, and
-whether that is what its types cost or another model. Pure."""
+"""Compare a variant's logits with those of the 16-bit reference: is it still the same model? Pure.
+
+A quantized type explains an error of a known size. A larger error means another model.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,23 @@ Row = dict[str, Any]
 WINDOW = 25  # positions compared of the prompt and at each depth, as many as the usual prompt has
 DEPTHS = (300, 2_100)  # past llama.cpp's first padding of its cache, and past 2,048, where some caches end
 
-# Above these a mean relative error is another model's, by the bits of the coarsest type in play. Measured on
-# random weights, which are harsher than trained ones, of 2 layers to the 24 of qwen1.5-0.5b, at n = 25 to
-# 2,100, the worst window: f16 and f32 0.002, bf16 0.015; 8 bits 0.044; 5 bits 0.19; 4 bits 0.37, fp4 0.42;
-# 3 bits 0.57; 2 bits 0.84. Two models with nothing in common: 1.41, the square root of two. One matrix of the
-# last of two layers with its rows in another order: 0.5 to 0.8, of the first 0.8 to 1.3. So down to 8 bits
-# any such fault is seen, at 4 most are, below only a model that is unrelated.
+# (bits of the coarsest type, bound): a mean relative error above the bound is another model's. Worst window
+# measured at n = 25 to 2,100, on random weights (harsher than trained ones), 2 to 24 layers of qwen1.5-0.5b:
+# f16 and f32 0.002, bf16 0.015; 8 bits 0.044; 5 bits 0.19; 4 bits 0.37, fp4 0.42; 3 bits 0.57; 2 bits 0.84.
+# Two unrelated models: 1.41, the square root of two. Rows of one matrix in another order, in a model of two
+# layers: 0.5 to 0.8 in the last layer, 0.8 to 1.3 in the first. So such a fault is always found down to
+# 8 bits and mostly at 4 bits; below that only an unrelated model is found.
 WRONG_ABOVE: tuple[tuple[int, float], ...] = ((16, 0.06), (8, 0.15), (5, 0.4), (4, 0.6), (1, 1.1))
-NEAR_TIE = 1e-3  # of the spread of a position's logits: which of two comes first is then a matter of rounding
+NEAR_TIE = 1e-3  # of the spread of a position's logits: below this, rounding decides which token comes first
 
 
 def windows(prompt_tokens: int, tokens: int) -> list[list[int]]:
-    """The positions to compare, each [first, end) counting from 0: the last WINDOW of the prompt, and WINDOW
-    up to each of DEPTHS, to twice the last of these, four times and so on, and to the workload's own length:
-    past these, the deepest that there is time for is half of what would fit, or deeper. They do not overlap;
-    the last goes before the one above it."""
+    """The windows of positions to compare, each [first, end), counted from 0; they do not overlap.
+
+    WINDOW positions end at the end of the prompt, at each of DEPTHS, at the last depth doubled again and
+    again, and at the workload's length. Doubling means that a check cut short by time still reaches half of
+    the depth it could have reached. Where two windows would overlap, the workload's own wins.
+    """
     found = [[max(0, prompt_tokens - WINDOW), prompt_tokens]]
     deepest = [max(prompt_tokens, tokens - WINDOW), tokens]
     for end in itertools.takewhile(lambda end: end <= deepest[0], _depths()):
@@ -51,8 +55,7 @@ def _depths() -> Iterator[int]:
 
 
 def shown(compared: Sequence[int]) -> list[int]:
-    """Of the depths n compared, shallowest first, those that a table shows: the prompt, DEPTHS, and the
-    deepest."""
+    """The compared depths that a table shows: the prompt, DEPTHS and the deepest. `compared`: ascending n."""
     return [n for n in compared if n in (compared[0], *DEPTHS, compared[-1])]
 
 
@@ -61,24 +64,24 @@ def compare(
     reference_positions: Sequence[int],
     variant: NDArray[np.float32],
     variant_positions: Sequence[int],
-    asked: Sequence[Sequence[int]],
+    requested: Sequence[Sequence[int]],
 ) -> list[Row]:
-    """How far a variant's logits are from the reference's, one row a window of `asked` that both have whole.
+    """How far a variant's logits are from the reference's: one row per requested window that both cover.
 
-    The logits are (positions, vocabulary), float32, a row for each of the positions. Errors are shares: the
-    length of the difference over the reference's. What is computed in 64 bits is one position at a time: a
-    row may have 152,000 logits. Raises ValueError: the vocabularies or the numbers of rows differ.
+    Logits are float32 of shape (positions, vocabulary). An error is the norm of the difference over the norm
+    of the reference. Float64 is used for one position at a time: a row may have 152,000 logits. Raises
+    ValueError: the vocabularies or the numbers of rows differ.
     """
     if reference.ndim != 2 or variant.ndim != 2 or reference.shape[1] != variant.shape[1]:
         widths = [str(each.shape[-1]) if each.ndim else "1" for each in (variant, reference)]
-        raise ValueError(f"{widths[0]} logits a position, and the reference has {widths[1]}")
+        raise ValueError(f"{widths[0]} logits per position, the reference has {widths[1]}")
     places = []
     for logits, positions in ((reference, reference_positions), (variant, variant_positions)):
         if len(logits) != len(positions):
             raise ValueError(f"{len(logits)} rows of logits for {len(positions)} positions")
         places.append({position: place for place, position in enumerate(positions)})
     found = []
-    for first, end in asked:
+    for first, end in requested:
         wanted = range(first, end)
         if all(position in of for position in wanted for of in places):
             rows = ((reference[places[0][position]], variant[places[1][position]]) for position in wanted)
@@ -88,7 +91,7 @@ def compare(
 
 @dataclass(frozen=True)
 class _Position:
-    """One position; the figures are 0 where either side is not comparable."""
+    """One position. The figures are 0 where either side is not comparable."""
 
     reference_holds: bool
     variant_holds: bool
@@ -135,7 +138,7 @@ def _window(positions: Sequence[_Position]) -> Row:
         "relative_error_max": max(each.error for each in positions),
         "top1_agreement": sum(each.same for each in positions) / many,
         "near_ties": sum(each.tied and not each.same for each in positions),
-        # Of equals it rounds to either side of 0.
+        # Rounding may make it negative for equal logits.
         "kl_nats": max(0.0, sum(each.kl_nats for each in positions) / many),
     }
 
@@ -147,8 +150,10 @@ def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def bits(record: Record) -> int:
-    """Of the coarsest type that a variant's weights or cache are asked to have, by the types' names; 16 where
-    the reference has the very weights, unpacked."""
+    """Bits of the coarsest type requested for a variant's weights or KV cache, from the types' names.
+
+    16 where the reference has the same weights, unpacked.
+    """
     if _unpacked(record):
         return 16
     options = record.get("options") or {}
@@ -161,26 +166,28 @@ CACHE_TYPES = ("type_k", "type_v")
 
 
 def allowed(record: Record) -> float:
-    """The mean relative error from which a check is wrong."""
+    """The largest mean relative error that the variant's types explain."""
     of = bits(record)
     return next(bound for least, bound in WRONG_ABOVE if of >= least)
 
 
 def verdict(record: Record) -> tuple[str, str | None]:
-    """What a check says: `agrees`, `wrong`, `failed` (the variant or the reference gave no logits) or
-    `unchecked` (there is no reference), and why, as a sentence."""
+    """The result of a check and its reason.
+
+    `agrees`, `wrong`, `failed` (the variant or the reference gave no logits) or `unchecked` (no reference).
+    """
     check = record["check"]
     if record["outcome"] != "ok":
         word = "unchecked" if check.get("unchecked") else "failed"
         return word, record.get("reason") or str(record["outcome"])
     if mismatches := _mismatches(record):
-        return "unchecked", f"not what was asked for: {mismatches[0]}"
+        return "unchecked", f"did not run as requested: {mismatches[0]}"
     for depth in check["depths"]:
         if depth["not_finite"]:
             many = f"{depth['not_finite']} of {plural(depth['positions'], 'position')} up to n = {depth['n']}"
-            return "wrong", f"not-a-number logits at {many}"
+            return "wrong", f"NaN or infinite logits at {many}"
         if depth["reference_not_finite"]:
-            return "unchecked", f"the reference's own logits are no numbers up to n = {depth['n']}"
+            return "unchecked", f"the reference has NaN or infinite logits up to n = {depth['n']}"
     worst = max(check["depths"], key=lambda depth: float(depth["relative_error"]))
     error, bound = worst["relative_error"], allowed(record)
     if error <= bound:
@@ -193,18 +200,18 @@ def verdict(record: Record) -> tuple[str, str | None]:
 
 
 def _mismatches(record: Record) -> list[str]:
-    """Where the logits are another kernel's than was asked for, or of other options."""
+    """Kernels and options that differ from the requested ones, one sentence each."""
     ran = record["check"].get("ran")
     return [*other_kernels(ran), *other_options(record["options"], ran)] if ran else []
 
 
 def _unpacked(record: Record) -> bool:
-    """Whether the reference has the very weights of a packed checkpoint."""
+    """Whether the reference has the weights of a packed checkpoint, unpacked."""
     return bool((record["check"].get("reference") or {}).get("unpacked"))
 
 
 def row(record: Record) -> Row:
-    """One check as lists and reports show it. Missing is null."""
+    """One check as lists and reports show it. Missing values are null."""
     word, reason = verdict(record)
     check = record["check"]
     return {
@@ -223,27 +230,26 @@ def row(record: Record) -> Row:
 
 
 def latest(rows: Sequence[Row]) -> list[Row]:
-    """One row a content key, in order of first appearance: the last that came to its end, else the last."""
+    """One row per content key, in order of first appearance: the last that finished, else the last."""
     found: dict[str, Row] = {}
     for each in _ordered(rows):
         found[each["content_key"]] = each
     return [each for each in rows if found[each["content_key"]] is each]
 
 
-def held_against(rows: Sequence[Row], checks: Sequence[Row]) -> None:
-    """Say in each measured row what the latest check of it found, `weights_check`; one that is wrong makes it
-    invalid."""
-    speaking = {key: each for each in _ordered(checks) for key in each["speaks_for"]}
+def apply_checks(rows: Sequence[Row], checks: Sequence[Row]) -> None:
+    """Set `weights_check` of measured rows from their latest checks; a `wrong` one makes a row invalid."""
+    check_of = {key: each for each in _ordered(checks) for key in each["speaks_for"]}
     for each in rows:
-        found = speaking.get(each["content_key"], {})
+        found = check_of.get(each["content_key"], {})
         each["weights_check"] = found.get("verdict")
         if found.get("verdict") == "wrong":
             each["flags"].append({"code": "weights_disagree", "detail": str(found["reason"])})
             each["reasons"] = [*each["reasons"], str(found["reason"])]
             each["status"] = "invalid" if each["status"] in USABLE else each["status"]
-            each["disturbed"] = None  # it is invalid for more than what the machine did
+            each["disturbed"] = None  # another attempt would not help
 
 
 def _ordered(checks: Sequence[Row]) -> list[Row]:
-    """Those that came to their end last, and of those the latest last."""
+    """Unfinished checks first, then finished ones; each group oldest first."""
     return sorted(checks, key=lambda each: (each["outcome"] == "ok", str(each["started_utc"])))

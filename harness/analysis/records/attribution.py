@@ -1,10 +1,9 @@
-"""Where a worker's memory goes: records -> parts of what was held once loaded and at the peak. Pure.
+"""Split a worker's memory into parts, once loaded and at the peak: records -> parts in bytes. Pure.
 
-On a CPU the total is the resident set; on a GPU it is the device's memory in use less that before the worker
-started. What no part claims is `unattributed`, which is negative where the parts claim more than was held:
-nothing is spread over the parts to make them fit. A part that nobody tells, and that is taken to be what the
-others leave over, is named in `by_difference`; at such a moment nothing can be said of a rest, which is null.
-docs/memory.md says what each part is.
+The total is the resident set on a CPU. On a GPU it is the device's memory in use, less that before the worker
+started. `unattributed` is the total minus the parts. It is negative where the parts add up to more than the
+total: parts are never scaled to fit. `by_difference` names an inferred part, computed as the total minus the
+reported parts; `unattributed` is then null. docs/memory.md defines the parts.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ Columns = Mapping[str, Sequence[Any]]
 
 PARTS = ("weights", "kv", "compute", "workspace", "slack", "runtime")
 FEWEST_SAMPLES = 8  # for a slope
-TOLD_FROM_NOISE = 5.0  # times the scatter about the line that memory has to grow by
-HIDING = 0.1  # of that growth; a cache first grows into what the allocator held free, and nothing rises
+SIGNIFICANT_GROWTH = 5.0  # times the scatter about the line: memory that grew less is noise
+HIDING = 0.1  # of that growth: a cache first fills free memory that the allocator holds, and hides there
 _OF_CELL = (
     *("cell", "name", "kind", "model", "stack", "variant", "weights", "machine", "device", "content_key"),
     *("status", "n_ctx", "prompt_tokens", "new_tokens", "tokens"),
@@ -32,26 +31,26 @@ _NO_SLOPE = dict.fromkeys(("measured_bytes_per_token", "not_measured"))
 
 
 def row(cell: Row, record: Record, latency: Columns, samples: Columns) -> Row:
-    """Where the memory of a cell goes, from the record that its row is of, that one's series and its memory
-    samples (each empty where there is none).
+    """Where the memory of a cell goes. `record`: the one behind the cell's row; `latency`, `samples`: its
+    token series and its memory samples, each empty where missing.
 
-    `loaded` and `peak`: total_bytes, parts (null: not told), by_difference (names of parts),
-    unattributed_bytes, unattributed_share; null where the worker never came so far. Of what others published
-    the sizes alone are known.
+    `loaded` and `peak` have total_bytes, parts (null: not reported), by_difference (names of parts),
+    unattributed_bytes and unattributed_share. They are null where the worker did not get that far. Published
+    figures have sizes only.
     """
-    said = {key: cell[key] for key in _OF_CELL} | {"kv_bytes_per_token": traffic.kv_bytes_per_token(record)}
+    found = {key: cell[key] for key in _OF_CELL} | {"kv_bytes_per_token": traffic.kv_bytes_per_token(record)}
     if record["kind"] == "reported":
-        return said | _reported(record["reported"]) | _NO_SLOPE
-    once_loaded, peak = _on_cpu(record, samples) if said["device"] == "cpu" else _on_gpu(record, samples)
+        return found | _reported(record["reported"]) | _NO_SLOPE
+    once_loaded, peak = _on_cpu(record, samples) if found["device"] == "cpu" else _on_gpu(record, samples)
     return (
-        said
+        found
         | {"file_bytes": record["model"]["weights"].get("file_bytes"), "loaded": once_loaded, "peak": peak}
         | _slope(record, latency, samples)
     )
 
 
 def _reported(figures: Row) -> Row:
-    """As published: of several runs, so that nothing can be said of a rest."""
+    """Published sizes. They come from several runs, so unattributed memory is unknown."""
     buffers = {"weights": figures.get("model_buffer_bytes"), "kv": figures.get("kv_buffer_bytes")}
     total = figures.get("vram_bytes")
     known = total is not None or any(value is not None for value in buffers.values())
@@ -66,8 +65,11 @@ def _reported(figures: Row) -> Row:
 
 
 def _on_cpu(record: Record, samples: Columns) -> tuple[Row | None, Row | None]:
-    """Of the resident set. llama.cpp's compute buffer is reserved by the log and resident by what it touched:
-    nothing when loaded, and at the peak at most what came since and is in no other part."""
+    """Parts of the resident set.
+
+    llama.cpp's log reports the reserved size of the compute buffer, but only touched pages are resident: none
+    once loaded; at the peak at most the growth since then that is in no other part.
+    """
     before, after, done = _facts(record)
     memory, marks = record.get("memory") or {}, _marks(record)
     total = memory.get("after_load_rss_bytes")
@@ -77,31 +79,31 @@ def _on_cpu(record: Record, samples: Columns) -> tuple[Row | None, Row | None]:
     weights, kv = _sum(before, "model"), _sum(before, "kv")
     logits = _sum(before, "output") if "compute" in (before.get("memory") or {}) else None
     slack, runtime = _slack(before, before, loaded), _interpreter(imported, loaded)
-    once_told = {"weights": weights, "kv": kv, "slack": slack, "runtime": runtime}
-    once_loaded = _moment(total, once_told | {"compute": logits})
+    reported_once_loaded = {"weights": weights, "kv": kv, "slack": slack, "runtime": runtime}
+    once_loaded = _moment(total, reported_once_loaded | {"compute": logits})
     highest = _highest_resident(record, samples)
     if not finished or highest is None:
         return once_loaded, None
-    told = {
+    reported = {
         "weights": _sum(after, "model"),
         "kv": _sum(after, "kv"),
         "slack": _slack(after, done, finished),
         "runtime": _interpreter(imported, finished),
     }
-    since = sum((told[part] or 0) - (then or 0) for part, then in once_told.items())
-    taken = max(0, highest - total - since)  # what else came since, and nobody tells of
+    since = sum((reported[part] or 0) - (then or 0) for part, then in reported_once_loaded.items())
+    taken = max(0, highest - total - since)  # growth since loading that nothing reports
     if logits is not None:
         reserved = _sum(after, "compute") or 0
-        left_over = ("compute",) if 0 < taken < reserved else ()
-        return once_loaded, _moment(highest, told | {"compute": logits + min(taken, reserved)}, left_over)
-    if kv is None:  # of a stack that tells nothing of its memory
-        return once_loaded, _moment(highest, told)
-    return once_loaded, _moment(highest, told | {"workspace": taken}, ("workspace",) if taken else ())
+        inferred = ("compute",) if 0 < taken < reserved else ()
+        return once_loaded, _moment(highest, reported | {"compute": logits + min(taken, reserved)}, inferred)
+    if kv is None:  # the stack reports nothing about its memory
+        return once_loaded, _moment(highest, reported)
+    return once_loaded, _moment(highest, reported | {"workspace": taken}, ("workspace",) if taken else ())
 
 
 def _interpreter(imported: Row, now: Row) -> int | None:
-    """Interpreter and libraries: all that was there before loading, and the files mapped now that are not the
-    weights': libraries' code is read as it first runs."""
+    """Bytes of interpreter and libraries: anonymous memory before loading, and files mapped now other than
+    the weights. Mapped files grow during a run: library code is read when it first runs."""
     anon, files = imported.get("rss_anon_bytes"), imported.get("rss_file_bytes")
     if anon is None or files is None:
         return None
@@ -110,8 +112,8 @@ def _interpreter(imported: Row, now: Row) -> int | None:
 
 
 def _slack(facts: Record, heap: Record, mark: Row) -> int | None:
-    """What is held and of no use: free in malloc's heap, and pages of the weights' file that no weight is
-    read from. Null where neither is told."""
+    """Bytes held but unused: free memory in malloc's heap, and pages of the weights' file that hold no weight
+    in use. Null where neither is reported."""
     free, pages = heap.get("heap_free_bytes"), mark.get("rss_weights_bytes")
     if free is None and pages is None:
         return None
@@ -121,7 +123,7 @@ def _slack(facts: Record, heap: Record, mark: Row) -> int | None:
 
 
 def _highest_resident(record: Record, samples: Columns) -> int | None:
-    """Most of the resident set at once since generation began, in bytes; null where it was never read."""
+    """Largest resident set since generation began, in bytes; null where it was never read."""
     finished = _marks(record).get("finished", {})
     pairs = zip(
         samples.get("t_ns", ()),
@@ -136,8 +138,8 @@ def _highest_resident(record: Record, samples: Columns) -> int | None:
 
 
 def _on_gpu(record: Record, samples: Columns) -> tuple[Row | None, Row | None]:
-    """Of the device's memory. What neither the stack nor its allocator has is taken to be the driver's:
-    context and kernels; of llama.cpp also the pools of its backend."""
+    """Parts of the device's memory. The driver's part (context and kernels; for llama.cpp also the pools of
+    its backend) is inferred: total minus the parts of the stack and its allocator."""
     before, after, done = _facts(record)
     if not before:
         return None, None
@@ -173,19 +175,19 @@ def _on_device(
         compute = (_sum(facts, "compute", on_gpu=True) or 0) + (_sum(facts, "output", on_gpu=True) or 0)
     workspace = None if allocated is None else max(0, allocated - (weights or 0) - (kv or 0))
     slack = None if allocated is None or reserved is None else reserved - allocated
-    told = {"weights": weights, "kv": kv, "compute": compute, "workspace": workspace, "slack": slack}
-    known = [part for part in told.values() if part is not None]
-    if total is None or not known or sum(known) > total:  # nothing is left over
-        return _moment(total, told)
-    return _moment(total, told | {"runtime": total - sum(known)}, ("runtime",))
+    reported = {"weights": weights, "kv": kv, "compute": compute, "workspace": workspace, "slack": slack}
+    known = [part for part in reported.values() if part is not None]
+    if total is None or not known or sum(known) > total:  # nothing remains for the driver
+        return _moment(total, reported)
+    return _moment(total, reported | {"runtime": total - sum(known)}, ("runtime",))
 
 
-def _moment(total: int | None, told: Mapping[str, int | None], by_difference: Sequence[str] = ()) -> Row:
-    known = sum(part for part in told.values() if part is not None)
+def _moment(total: int | None, reported: Mapping[str, int | None], by_difference: Sequence[str] = ()) -> Row:
+    known = sum(part for part in reported.values() if part is not None)
     rest = None if total is None or by_difference else total - known
     return {
         "total_bytes": total,
-        "parts": {part: told.get(part) for part in PARTS},
+        "parts": {part: reported.get(part) for part in PARTS},
         "by_difference": list(by_difference),
         "unattributed_bytes": rest,
         "unattributed_share": rest / total if rest is not None and total and total > 0 else None,
@@ -193,8 +195,7 @@ def _moment(total: int | None, told: Mapping[str, int | None], by_difference: Se
 
 
 def _facts(record: Record) -> tuple[Record, Record, Record]:
-    """What the stack said once loaded, and after the run, and what it said of the run; empty where it came
-    to none."""
+    """What the stack reported once loaded, after the run, and about the run; empty where nothing."""
     before, done = record.get("loaded") or {}, record.get("done") or {}
     return before, before | (done.get("facts_changed") or {}), done
 
@@ -204,7 +205,7 @@ def _marks(record: Record) -> dict[str, Row]:
 
 
 def _sum(facts: Record, part: str, on_gpu: bool = False) -> int | None:
-    """Bytes of a part, by the stack, over all places, or over those on a GPU; null where it does not tell."""
+    """Reported bytes of a part, summed over all places or those on a GPU; null: not reported."""
     places = (facts.get("memory") or {}).get(part)
     if places is None:
         return None
@@ -212,16 +213,18 @@ def _sum(facts: Record, part: str, on_gpu: bool = False) -> int | None:
 
 
 def _is_host(place: str) -> bool:
-    """`cpu`, `CPU_Mapped`, `CUDA_Host`: memory of the machine, not of the GPU."""
+    """Whether a place is host memory: `cpu`, `CPU_Mapped`, `CUDA_Host`."""
     return place.lower().startswith("cpu") or place.endswith("_Host")
 
 
 def _slope(record: Record, latency: Columns, samples: Columns) -> Row:
-    """Bytes that a token of context really took: the slope of memory against tokens held, least squares.
-    Null, and `not_measured` says why, where the cache does not grow or the run is too short to tell."""
+    """Measured bytes per token of context: the least-squares slope of memory against tokens held.
+
+    Null where the cache does not grow or the run is too short; `not_measured` gives the reason.
+    """
     loaded, done = record.get("loaded") or {}, record.get("done") or {}
     if not done:
-        return {"measured_bytes_per_token": None, "not_measured": "it did not come to its end"}
+        return {"measured_bytes_per_token": None, "not_measured": "the run did not finish"}
     if _sum(loaded, "kv") or loaded.get("kv_read") not in ("grows", "copied"):
         return {"measured_bytes_per_token": None, "not_measured": "its cache is allocated when it is loaded"}
     steps = done.get("memory_steps")
@@ -231,18 +234,18 @@ def _slope(record: Record, latency: Columns, samples: Columns) -> Row:
         "measured_bytes_per_token": slope,
         "not_measured": None
         if slope is not None
-        else "it is too short to tell growth from noise, and from free memory used",
+        else "the run is too short: growth is not distinguishable from noise or from free memory being used",
     }
 
 
 def _of_steps(steps: Sequence[Sequence[int]]) -> tuple[Any, Any]:
-    """Tokens held and the bytes that the stack's allocator had given out."""
+    """Tokens held, and bytes allocated by the stack's allocator."""
     found = np.asarray(steps, dtype=float)
     return found[:, 0], found[:, 1]
 
 
 def _of_samples(record: Record, latency: Columns, samples: Columns) -> tuple[Any, Any]:
-    """Tokens held at each sample taken while they came, and the bytes held: anonymous, or the device's."""
+    """Tokens held at each sample during generation, and bytes held: anonymous memory, or the device's."""
     key = "rss_anon_bytes" if record.get("device") == "cpu" else "vram_bytes"
     pairs = zip(samples.get("t_ns", ()), samples.get(key, ()), strict=False)
     known = [(t_ns, held) for t_ns, held in pairs if held is not None]
@@ -251,7 +254,7 @@ def _of_samples(record: Record, latency: Columns, samples: Columns) -> tuple[Any
     if not known or not len(gaps) or began is None:
         return np.empty(0), np.empty(0)
     for index, ns in record["done"].get("flushes") or ():
-        if index < len(gaps):  # the stack stood still before this token
+        if index < len(gaps):  # the stack was paused before this token
             gaps[index] += ns
     stamps = began + gaps.cumsum()
     t_ns, held = np.asarray(known, dtype=float).T
@@ -261,7 +264,7 @@ def _of_samples(record: Record, latency: Columns, samples: Columns) -> tuple[Any
 
 
 def _free(record: Record) -> int:
-    """Bytes that the allocator held free once the model was loaded."""
+    """Free bytes held by the allocator once the model was loaded."""
     loaded = record["loaded"]
     if record.get("device") == "cpu":
         return int(loaded.get("heap_free_bytes") or 0)
@@ -274,5 +277,5 @@ def _line(n: Any, held: Any, free: int) -> float | None:
         return None
     slope, at_zero = np.polyfit(n, held, 1)
     scatter = float(np.std(held - slope * n - at_zero))
-    grown = float(slope * np.ptp(n))
-    return float(slope) if grown > TOLD_FROM_NOISE * scatter and HIDING * grown >= free else None
+    growth = float(slope * np.ptp(n))
+    return float(slope) if growth > SIGNIFICANT_GROWTH * scatter and HIDING * growth >= free else None

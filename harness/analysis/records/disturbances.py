@@ -1,7 +1,7 @@
-"""What the machine, not the stack, did to a repeat: why it is invalid, and what to do about it. Pure.
+"""Find disturbances: repeats that the machine, not the stack, made invalid, and what to do about them. Pure.
 
-A repeat that is invalid for nothing else is measured again. The worker's own faults, waits and memory decide;
-what is counted of the whole machine, and others may have caused, is a remark.
+A repeat that is invalid only for a disturbance is measured again. Counters of the worker (page faults, waits
+for a CPU, memory) decide. Counters of the whole machine, which other processes may have raised, give notes.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from harness.analysis.records import throttling, traffic
 from harness.analysis.records.flags import Flag
 from harness.system.wording import plural
 
-CONTENTION_TOLERANCE = 0.05  # of threads x time; 0.1% is usual on a quiet machine
-CONTENTION_FLOOR_NS = 50_000_000  # a wait or two, which any machine has, is a large share of a very short run
+CONTENTION_TOLERANCE = 0.05  # of threads x time; a quiet machine has 0.1%
+CONTENTION_FLOOR_NS = 50_000_000  # one or two normal waits are a large share of a very short run
 STALLED_SHARE = 0.01  # of the timed part
 STALLED_FLOOR_US = 10_000
 PAGE_BYTES = 4096
 REFAULT_FLOOR_BYTES = 64 << 20
 REFAULT_TOLERANCE = 0.05  # of the model
 PAGED_IN_FLOOR_BYTES = 4 << 20
-PAGED_IN_TOLERANCE = 0.01  # of the weights that each step reads: the warm-up has read all of them
-NAMED_CPUS = 0.1  # a process that used less disturbed nobody
+PAGED_IN_TOLERANCE = 0.01  # of the weights that each step reads; the warm-up has read them all
+NAMED_CPUS = 0.1  # a process that used fewer CPUs than this is not named
 
 Record = dict[str, Any]
 Row = Mapping[str, Any]
@@ -35,8 +35,8 @@ Kind = Literal["cpu", "memory", "heat", "warmup"]
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a repeat's figures are invalid, as a sentence. `disturbance`: what of the machine disturbed it, so
-    that another attempt may be ok; null: the stack's fault, or the config's."""
+    """Why a repeat is invalid. `disturbance`: what on the machine caused it, so that another attempt may be
+    ok; null: the stack or the config caused it."""
 
     text: str
     disturbance: Kind | None = None
@@ -44,8 +44,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class BusyProcess:
-    """The process that took the most CPU time while repeats were disturbed. `cpus`: how many it kept busy on
-    average, of `of_cpus`."""
+    """The process that used most CPU time while repeats were disturbed: on average `cpus` of `of_cpus`."""
 
     name: str
     pid: int
@@ -57,48 +56,52 @@ def reasons(record: Record) -> list[Reason]:
     """Each disturbance that makes a finished repeat invalid."""
     found = []
     if not record["done"]["warmup"]["agreed"]:
-        found.append(Reason("warm-up never settled: no two windows in a row agreed", "warmup"))
+        found.append(Reason("warm-up never settled: no two consecutive windows agreed", "warmup"))
     found += _paging(record)
     found += _quota(record)
     found += _contention(record)
     return found + [Reason(text, "heat") for text in throttling.invalid_because(record)]
 
 
-def remarks(record: Record) -> list[Flag]:
-    """What rose on the machine while a repeat was timed, and is no sign that it met the worker."""
+def notes(record: Record) -> list[Flag]:
+    """Notes on pressure on the whole machine while timing; the worker need not have been affected."""
     if record["outcome"] != "ok" or not record.get("done"):
         return []
     _, machine = _pressures(record)
-    said = _memory_was_short(record, machine)
+    details = _memory_was_short(record, machine)
     if machine.get("pswpin"):
-        said.append(f"{plural(machine['pswpin'], 'page')} swapped in")
+        details.append(f"{plural(machine['pswpin'], 'page')} swapped in")
     if not _quota(record) and (stalled := _stalled(record, machine, "cgroup_throttled_us")):
-        said.append(f"the CPU quota throttled the cgroup around it for {stalled}")
-    if not said:
+        details.append(f"the CPU quota throttled the cgroup around it for {stalled}")
+    if not details:
         return []
     return [
         Flag(
-            "machine_under_pressure", f"the whole machine, while timing: {'; '.join(said)}", invalidates=None
+            "machine_under_pressure",
+            f"the whole machine, while timing: {'; '.join(details)}",
+            invalidates=None,
         )
     ]
 
 
 def _paging(record: Record) -> list[Reason]:
-    # Within a memory budget the pressure is that of the worker on its own limit: it would be met again.
+    # Within a memory budget the worker's own limit causes the pressure: another attempt would meet it again.
     kind: Kind | None = None if record.get("memory_budget") else "memory"
     found = []
     if faults := record["done"]["major_faults"]:
         found.append(f"{plural(faults, 'major page fault')} while timing")
     own, _ = _pressures(record)
     found += [f"its own cgroup, while timing: {text}" for text in _memory_was_short(record, own)]
-    if came := _weights_that_came(record):
-        found.append(f"{came / 1e6:.0f} MB of its weights came into memory while timing")
+    if paged_in := _weights_paged_in(record):
+        found.append(f"{paged_in / 1e6:.0f} MB of its weights were paged in while timing")
     return [Reason(text, kind) for text in found]
 
 
 def _pressures(record: Record) -> tuple[Record, Record]:
-    """What rose while timing: of the worker's own cgroup, where it had one, and of the machine. Older records
-    have both under one name: within a budget a cgroup's own counters took the place of the machine's."""
+    """Pressure counters while timing: of the worker's own cgroup, if it had one, and of the machine.
+
+    Older records keep both under one name: within a budget the cgroup's counters replaced the machine's.
+    """
     conditions = record.get("conditions") or {}
     machine = conditions.get("pressure") or {}
     if (own := conditions.get("worker_pressure")) is not None:
@@ -127,7 +130,7 @@ def _memory_was_short(record: Record, pressure: Record) -> list[str]:
 
 
 def _stalled(record: Record, pressure: Record, name: str) -> str | None:
-    """How long, where that counts."""
+    """How long it stalled; null where too short to matter."""
     timed_us, stalled_us = _timed_ns(record) / 1e3, pressure.get(name, 0)
     if stalled_us <= max(STALLED_SHARE * timed_us, STALLED_FLOOR_US):
         return None
@@ -138,10 +141,12 @@ def _timed_ns(record: Record) -> int:
     return record["timing"].get("last_token_ns") or 0
 
 
-def _weights_that_came(record: Record) -> int | None:
-    """Bytes of the mapped weights that were not in the worker's memory when timing began, though the warm-up
-    had read them, and were at its end: a page whose read is under way already makes a token wait without a
-    major fault. Rows of an input embedding come as their tokens do. Null: no more than may, or not known."""
+def _weights_paged_in(record: Record) -> int | None:
+    """Bytes of mapped weights paged in while timing, though the warm-up had read them; null: few or unknown.
+
+    A token that waits for a read already under way has no major fault, so faults alone do not show this.
+    Rows of an input embedding are allowed: they are read when their tokens come.
+    """
     marks = {mark["at"]: mark for mark in (record.get("memory") or {}).get("marks") or []}
     before, after = (marks.get(at, {}).get("rss_weights_bytes") for at in ("warmed", "finished"))
     model_bytes, step_bytes = traffic.model_bytes(record), traffic.weight_bytes_per_token(record)
@@ -152,8 +157,8 @@ def _weights_that_came(record: Record) -> int | None:
 
 
 def _quota(record: Record) -> list[Reason]:
-    """A quota is of a cgroup that others may share: the worker's own waiting must bear it out, where that is
-    known."""
+    """Throttling by a CPU quota. Other processes may share the cgroup, so the worker's own CPU wait must
+    confirm it, where known."""
     _, machine = _pressures(record)
     waited_ns = record["done"].get("cpu_wait_ns")
     stalled = _stalled(record, machine, "cgroup_throttled_us")
@@ -163,8 +168,7 @@ def _quota(record: Record) -> list[Reason]:
 
 
 def _contention(record: Record) -> list[Reason]:
-    """Threads that were ready and had no CPU: someone else was running. Two threads that meet at a barrier
-    for every tensor are slowed by far more than the share they lose."""
+    """Threads that waited for a CPU. A barrier per tensor makes them lose far more than this share."""
     waited_ns, timing = record["done"].get("cpu_wait_ns"), record["timing"]
     if waited_ns is None or not timing.get("last_token_ns"):
         return []
@@ -181,8 +185,10 @@ def _contention(record: Record) -> list[Reason]:
 
 
 def summary(cells: Iterable[Row], busiest: BusyProcess | None = None) -> str | None:
-    """How many repeats stayed disturbed, by what, and what to do, in one sentence; null: none did. `cells`:
-    rows of analysis.rows.per_cell."""
+    """How many repeats stayed disturbed, why, and what to do, in one sentence; null: none did.
+
+    `cells`: rows of dataset.rows.per_cell.
+    """
     rows = [row for row in cells if row.get("kind") == "measured"]
     kinds = Counter(kind for row in rows for kind in row["stayed_disturbed"])
     stayed, of = kinds.total(), sum(row["repeats"] for row in rows)
@@ -200,23 +206,24 @@ def summary(cells: Iterable[Row], busiest: BusyProcess | None = None) -> str | N
 
 
 _CAUSES: dict[Kind, tuple[str, str]] = {
-    "cpu": ("other processes took the CPUs", "close them, or lower `threads`"),
-    "memory": ("memory was short, and pages came from disk", "close what takes memory"),
+    "cpu": ("other processes used the CPUs", "close them, or lower `threads`"),
+    "memory": ("memory was short and pages were read from disk", "close programs that use memory"),
     "heat": ("the device was throttled", "let it cool (protocol.cool_down)"),
-    "warmup": ("warm-up never settled", "close what else is running"),
+    "warmup": ("warm-up never settled", "close other programs"),
 }
 
 
 def kind(found: Sequence[Reason]) -> Kind | None:
-    """What disturbed a repeat that is invalid for these reasons, if all of them are disturbances: the first
-    of them; null otherwise."""
+    """The first disturbance, if all reasons are disturbances; null otherwise."""
     kinds = [reason.disturbance for reason in found]
     return kinds[0] if kinds and None not in kinds else None
 
 
 def counting(attempts: Sequence[T], usable: Callable[[T], bool], disturbed: Callable[[T], object]) -> T:
-    """Of the attempts at a repeat, oldest first, the one that counts: the latest; or, where the machine
-    disturbed that, the latest that is usable, if one is."""
+    """The attempt at a repeat that counts: the latest, or, if it was disturbed, the latest usable one if any.
+
+    `attempts`: oldest first.
+    """
     latest = attempts[-1]
     usables = (each for each in reversed(attempts) if usable(each))
     return next(usables, latest) if disturbed(latest) else latest

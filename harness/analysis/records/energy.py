@@ -1,4 +1,4 @@
-"""Joules per token from counters of energy, or why there are none: never estimated. Pure."""
+"""Joules per token from energy counters, or the reason why there are none. Nothing is estimated. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from harness.system.wording import plural
 
 Record = dict[str, Any]
 
-# NVML renews its counter every 20 to 100 ms, RAPL every ms: at both ends of 30 s that is 0.7% at most.
+# NVML updates its counter every 20 to 100 ms, RAPL every ms: at both ends of 30 s an error of at most 0.7%.
 WINDOW_S = 30.0
-MOST_INTERVALS = 3  # without a sample: longer, and a counter might have begun anew unseen
-# A package's counter begins anew at 65 to 262 kJ, minutes apart. What would have taken more power than this
-# was not a counter that came round, but one that was set back (by a suspend, a driver).
+MOST_INTERVALS = 3  # without a sample; in a longer gap a counter could wrap around unseen
+# A package's counter wraps around at 65 to 262 kJ, every few minutes. A step that would take more power than
+# this is not a wrap-around: the counter was reset (by a suspend or a driver).
 MOST_W = 10_000
 UNITS = {"uj": 1e-6, "mj": 1e-3}
 
@@ -23,11 +23,11 @@ Domains = Mapping[str, Mapping[str, Any]]
 
 
 def measured(columns: Columns, domains: Domains, during: Timed | None) -> Record | None:
-    """What the counters said between the first and the last sample of the decode (the prompt is none of it):
-    `timed_s`, `window_s`, `tokens` that came in it, `longest_gap_s` between samples, and by column `domains`:
-    `name`, `joules` (null: not known), `failed_reads`, `set_back` (times). Null without a counter.
+    """Energy between the first and the last sample of decode, without prefill; null without a counter.
 
-    `domains`: of the columns that count energy, `name`, and `range_uj` at which it begins anew.
+    Returns `timed_s`, `window_s`, `tokens` generated in the window, `longest_gap_s` between samples, and
+    `domains` by column: `name`, `joules` (null: not known), `failed_reads`, `set_back` (times).
+    `domains`: per energy column its `name`, and `range_uj`, at which it wraps around.
     """
     if not domains or during is None:
         return None
@@ -67,40 +67,40 @@ def _spent(
 
 
 def row(record: Record) -> Record:
-    """`joules_per_token` of the decode, of the whole device with all that ran on it, `energy_window_s`,
-    `energy_source`; or null and why in `energy_reason`. All null of a record that looked for no counter."""
-    said: Record = dict.fromkeys(("joules_per_token", "energy_window_s", "energy_source", "energy_reason"))
+    """`joules_per_token` of decode for the whole device, other processes included, `energy_window_s` and
+    `energy_source`; or null, with the reason in `energy_reason`. All null where no counter was looked for."""
+    found: Record = dict.fromkeys(("joules_per_token", "energy_window_s", "energy_source", "energy_reason"))
     sensors = record.get("sensors")
     if not sensors:
-        return said
+        return found
     on_cpu = record.get("device") == "cpu"
     energy = sensors["energy"] or {"domains": {}}
     domains = [each for each in energy["domains"].values() if _counts(each["name"], on_cpu)]
     if not domains:
         what = "CPU energy" if on_cpu else "GPU energy"
-        why = sensors["missing"].get(what, "no counter of its energy was read while it was timed")
-        return said | {"energy_reason": why}
+        why = sensors["missing"].get(what, "no energy counter was read while it was timed")
+        return found | {"energy_reason": why}
     dram = " and DRAM" if any(each["name"] == "dram" for each in domains) else ""
     source = f"RAPL: CPU packages{dram}" if on_cpu else "NVML: the whole GPU"
-    said |= {"energy_window_s": energy["window_s"], "energy_source": f"{source}, other processes included"}
+    found |= {"energy_window_s": energy["window_s"], "energy_source": f"{source}, other processes included"}
     if reason := _no_figure(energy, domains, sensors["interval_ms"] / 1e3):
-        return said | {"energy_reason": reason}
-    return said | {"joules_per_token": sum(each["joules"] for each in domains) / energy["tokens"]}
+        return found | {"energy_reason": reason}
+    return found | {"joules_per_token": sum(each["joules"] for each in domains) / energy["tokens"]}
 
 
 def _counts(name: str, on_cpu: bool) -> bool:
-    """Not psys, the whole platform: it has the packages in it."""
+    """Whether a domain belongs to the device. psys does not count: it includes the packages."""
     return name != "psys" and (name != "gpu") == on_cpu
 
 
 def _no_figure(energy: Record, domains: Sequence[Record], interval_s: float) -> str | None:
-    """Why these counters make no figure; null when they do."""
+    """Why these counters give no figure; null when they do."""
     if energy["timed_s"] < WINDOW_S:
         return f"timed part of {energy['timed_s']:.0f} s: energy needs {WINDOW_S:.0f} s"
     if energy["window_s"] < WINDOW_S:
         return f"energy was read over {energy['window_s']:.1f} s of decode: it needs {WINDOW_S:.0f} s"
     if energy["longest_gap_s"] > MOST_INTERVALS * interval_s:
-        return f"energy was not read for {energy['longest_gap_s']:.1f} s: a counter may have begun anew"
+        return f"energy was not read for {energy['longest_gap_s']:.1f} s: a counter may have wrapped around"
     for each in domains:
         if each["failed_reads"]:
             return (
@@ -112,4 +112,4 @@ def _no_figure(energy: Record, domains: Sequence[Record], interval_s: float) -> 
             )
         if each["joules"] is None:
             return f"the energy of {each['name']} was not read"
-    return None if energy["tokens"] > 0 else "no token came between two readings of the energy"
+    return None if energy["tokens"] > 0 else "no token was generated between two energy readings"

@@ -1,4 +1,4 @@
-"""What is wrong with a series, as codes and sentences, from the series and the ceiling alone. Pure."""
+"""Flags for what is wrong with a series: codes and sentences, from the series and the ceiling alone. Pure."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from harness.analysis.series.line import Floats
 from harness.analysis.series.shapes import Segment, is_flat
 from harness.system.wording import plural
 
-CEILING_TOLERANCE = 1.05  # faster than the ceiling by more than this is no measurement
-# The same of figures without a series, whose ceiling is a data sheet's: for their rounding.
+CEILING_TOLERANCE = 1.05  # faster than the ceiling by more than this is a measurement error
+# The same for figures without a series, against a data sheet's ceiling: allows for rounding.
 DATA_SHEET_TOLERANCE = 1.02
-UNSYNCHRONISED = 0.9  # a prefill reads all weights too: it cannot take less than this of the steps after it
-SAME_N = 3  # tokens: to within which the place of a change is found
-SECOND_TOKEN = 5.0  # times the steps after it: where the time of an unsynchronised first token went
+UNSYNCHRONISED = 0.9  # prefill reads all weights too, so it cannot take less than this share of a later step
+SAME_N = 3  # tokens: how precisely the position of a change is known
+SECOND_TOKEN = 5.0  # times a later step: an unsynchronised first token's time shows up here
 
 
 @dataclass(frozen=True)
 class Flag:
-    """`invalidates`: which figures: `all`, `W`, `first token`; null for a remark."""
+    """`invalidates`: which figures: `all`, `W` or `first token`; null for a note."""
 
     code: str
     detail: str
@@ -35,10 +35,11 @@ class Flag:
 
 @dataclass(frozen=True)
 class Limit:
-    """What the higher ceiling allows: ms to read the weights once, ms per token of context (null: none).
+    """The least time that the higher ceiling allows.
 
-    `first_ms`: of the first token, where it need not read all that a step reads (null: as B_ms).
-    `declared_slope_ms`: with the cache read as the stack declares, be that more than once.
+    `B_ms`: to read the weights once. `slope_ms`: per token of context; null: no limit. `first_ms`: for the
+    first token, where it reads less than a later step; null: as B_ms. `declared_slope_ms`: per token of
+    context, with the cache read as the stack declares, which may be more than once.
     """
 
     B_ms: float
@@ -57,7 +58,7 @@ class Limit:
     def shares(
         self, B_ms: float | None, W: float | None, identifiable: bool
     ) -> tuple[float | None, float | None]:
-        """Of the ceiling, as B and as W reach it; null where there is no figure or no limit."""
+        """Shares of the ceiling that B and W reach; null where there is no figure or no limit."""
         allows = self.W_tokens_per_ms
         B_share = self.B_ms / B_ms if self.B_ms and B_ms and B_ms > 0 else None
         return B_share, W / allows if W and allows and identifiable else None
@@ -69,10 +70,10 @@ def flags(
     expected_tokens: int | None = None,
     kv_read: str | None = None,
 ) -> list[Flag]:
-    """All that is wrong with one series; `expected_tokens`: how many were asked for, where that is known.
+    """All flags of one series. `expected_tokens`: how many were requested; null: not known.
 
-    `kv_read`: as the stack declares it. With a static cache (`full`) a step may read more than a prefill
-    does; a sliding one (`window`) is flat from its window on.
+    `kv_read`: as the stack declares it. With a static cache (`full`) a step may read more than prefill does.
+    With a sliding window (`window`) latency is flat past the window.
     """
     raised = [*(_first_token(found) if kv_read != "full" else []), *_shape(found, kv_read == "window")]
     if expected_tokens is not None and found.n_tokens != expected_tokens:
@@ -87,7 +88,7 @@ def flags(
 def published(
     B_ms: float | None, W_tokens_per_ms: float | None, first_token_ms: float | None, limit: Limit | None
 ) -> list[Flag]:
-    """What is wrong with figures that have no series: faster than the ceiling allows."""
+    """Flags of figures without a series: those faster than the ceiling allows."""
     if limit is None:
         return []
     raised = []
@@ -96,7 +97,7 @@ def published(
         ("first_token_faster_than_limit", "the first token", first_token_ms),
     ):
         if ms is not None and ms < limit.B_ms / DATA_SHEET_TOLERANCE:
-            detail = f"{what} took {ms:.2f} ms, and reading the weights takes {limit.B_ms:.2f}"
+            detail = f"{what} took {ms:.2f} ms, but reading the weights takes {limit.B_ms:.2f}"
             raised.append(Flag(code, detail, "first token" if what != "B" else "all"))
     if limit.slope_ms and W_tokens_per_ms and 1 / W_tokens_per_ms < limit.slope_ms / DATA_SHEET_TOLERANCE:
         raised.append(_slope(W_tokens_per_ms, limit.slope_ms))
@@ -104,7 +105,7 @@ def published(
 
 
 def identical(series: Mapping[str, Floats]) -> dict[str, Flag]:
-    """By name: those that are equal to the last digit to another one."""
+    """Flags by name: series equal to another one to the last digit."""
     names: dict[bytes, list[str]] = {}
     for name, ms in series.items():
         names.setdefault(hashlib.sha256(np.ascontiguousarray(ms).tobytes()).digest(), []).append(name)
@@ -119,11 +120,10 @@ def identical(series: Mapping[str, Floats]) -> dict[str, Flag]:
 
 
 def same_changes(changes: Mapping[str, int | None]) -> dict[str, Flag]:
-    """By name: series of one stack whose mode changes at the same n as another's. `changes`: as of
-    series.change_of_mode.
+    """Flags by name: series of one stack whose mode changes at the same n. `changes`: see change_of_mode.
 
-    A machine that heats up or is disturbed changes at another token in each series; a kernel that is chosen
-    by the length of the context changes at the same one.
+    A hot or disturbed machine changes at a different token in each series. A kernel chosen by context length
+    changes at the same token in all.
     """
     raised = {}
     for name, at in changes.items():
@@ -131,9 +131,7 @@ def same_changes(changes: Mapping[str, int | None]) -> dict[str, Flag]:
             continue
         alike = sum(other is not None and abs(other - at) <= SAME_N for other in changes.values())
         if alike > 1:
-            detail = (
-                f"at n = {at:,}: a change at the same n in {alike} series of this stack: a change of kernel"
-            )
+            detail = f"{alike} series of this stack change at n = {at:,}: a change of kernel"
             raised[name] = Flag("kernel_change", detail, invalidates=None)
     return raised
 
@@ -142,8 +140,7 @@ def _first_token(found: Analysis) -> list[Flag]:
     first, second, settled = found.first_token_ms, found.second_ms, found.settled_ms
     if first is None or second is None or settled is None or first >= UNSYNCHRONISED * settled:
         return []
-    detail = f"the first token took {first:.2f} ms, the steps after it {settled:.2f}, and a prefill reads"
-    detail += " the weights as often"
+    detail = f"the first token took {first:.2f} ms, later steps {settled:.2f}: prefill reads all weights too"
     if second > SECOND_TOKEN * settled:
         detail += f"; the second took {second:.0f}: the clock was read before the device was done"
     return [Flag("first_token_unsynchronised", detail, invalidates="first token")]
@@ -161,7 +158,9 @@ def _shape(found: Analysis, slides: bool) -> list[Flag]:
     if levels := jump(found.shape):
         at = found.shape.segments[1].from_n
         detail = f"latency jumps from {levels[0]:.2f} to {levels[1]:.2f} ms at n = {at:,}"
-        return [Flag("drift", f"{detail}: the machine or the kernel changed, not the work", invalidates=None)]
+        return [
+            Flag("drift", f"{detail}: the machine or the kernel changed, not the workload", invalidates=None)
+        ]
     return []
 
 
@@ -172,12 +171,12 @@ def _faster_than(found: Analysis, limit: Limit) -> list[Flag]:
         raised.append(
             Flag(
                 "faster_than_limit",
-                f"{found.fastest_ms:.2f} ms, and reading the weights takes {limit.B_ms:.2f}",
+                f"{found.fastest_ms:.2f} ms, but reading the weights takes {limit.B_ms:.2f}",
             )
         )
     first_ms = limit.B_ms if limit.first_ms is None else limit.first_ms
     if found.first_token_ms is not None and found.first_token_ms < first_ms / CEILING_TOLERANCE:
-        detail = f"the first token took {found.first_token_ms:.2f} ms, and reading the weights takes"
+        detail = f"the first token took {found.first_token_ms:.2f} ms, but reading the weights takes"
         raised.append(Flag("first_token_faster_than_limit", f"{detail} {first_ms:.2f}", "first token"))
     if limit.slope_ms and found.line and found.W_identifiable:
         most = _steepest_ms(found)
@@ -187,10 +186,10 @@ def _faster_than(found: Analysis, limit: Limit) -> list[Flag]:
 
 
 def _steepest_ms(found: Analysis) -> float | None:
-    """The most that a token of context may cost by this series; null where the line does not tell.
+    """Upper end of the slope's interval, in ms per token of context; null where it is not reliable.
 
-    A host that is slower than its device up to some position makes the line flatter than the work is, and a
-    series that bends upwards: an honest one may then have any slope. So may one that hardly rises.
+    A host that is slower than its device up to some position makes the line too flat, and the series bends
+    upwards: a correct series may then have any slope. So may one that hardly rises.
     """
     known, shape = found.interval, found.shape
     if known is None or shape is None or found.median_ms is None or found.bends_up:
@@ -200,5 +199,5 @@ def _steepest_ms(found: Analysis) -> float | None:
 
 
 def _slope(W: float, slope_ms: float) -> Flag:
-    detail = f"W is {W:.0f} tokens/ms, and bandwidth allows {1 / slope_ms:.0f}"
+    detail = f"W is {W:.0f} tokens/ms, but bandwidth allows {1 / slope_ms:.0f}"
     return Flag("slope_faster_than_limit", detail, "W")

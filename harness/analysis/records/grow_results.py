@@ -1,4 +1,4 @@
-"""How far a generation grew before memory ran out, and what of the free memory its cache had then. Pure."""
+"""How far a growing generation got before memory ran out, and its cache's share of the free memory. Pure."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from typing import Any
 Record = dict[str, Any]
 
 
-def answers(record: Record) -> bool:
-    """Whether memory that ran out is the answer, not a failure: of a generation that was to grow, once it
-    decoded."""
+def ended_by_memory(record: Record) -> bool:
+    """Whether running out of memory is the result, not a failure: a `grow` workload that decoded a token."""
     ran_out = record["workload"]["kind"] == "grow" and record["outcome"] == "oom"
     return bool(ran_out and record["tokens"])
 
 
 def stopped(record: Record) -> str | None:
-    """What ended a generation that was to grow before its target, in the words of who ended it; else null."""
-    return record.get("reason") if answers(record) else (record.get("done") or {}).get("stopped")
+    """Why a `grow` workload ended before its target, in the reporter's words; null where it did not."""
+    return record.get("reason") if ended_by_memory(record) else (record.get("done") or {}).get("stopped")
 
 
 def row(record: Record, device_bytes: int | None, kv_bytes_per_token: float | None) -> dict[str, Any]:
-    """`max_ctx`: tokens of prompt and decode that were held, the last of them at least; `max_ctx_is_target`:
-    it was told to go no further; `limit_reason`: what ended it. `kv_share_of_free`: the cache at the end, of
-    what was free of the device, or the budget, when the model was loaded. Null for other workloads."""
+    """Results of a `grow` workload; null for others.
+
+    `max_ctx`: tokens of prompt and decode held, a lower bound. `max_ctx_is_target`: it reached its target.
+    `limit_reason`: what ended it. `kv_share_of_free`: size of the KV cache at the end over the memory free on
+    the device, or in the budget, once the model was loaded.
+    """
     found: dict[str, Any] = dict.fromkeys(("max_ctx", "limit_reason", "kv_share_of_free"))
     found["max_ctx_is_target"] = False
-    ended = record["outcome"] == "ok" or answers(record)
+    ended = record["outcome"] == "ok" or ended_by_memory(record)
     if record["workload"]["kind"] != "grow" or not ended:
         return found
     length, why = record["workload"]["prompt_tokens"] + record["tokens"], stopped(record)
@@ -38,7 +40,7 @@ def row(record: Record, device_bytes: int | None, kv_bytes_per_token: float | No
 
 
 def _free_when_loaded(record: Record, device_bytes: int | None) -> int | None:
-    """Bytes of the budget that no anonymous memory had, or of the device that nobody had."""
+    """Bytes free once loaded: of the budget, less anonymous memory; or of the device."""
     marks: Mapping[str, Record] = {mark["at"]: mark for mark in record.get("memory", {}).get("marks", [])}
     loaded, budget = marks.get("loaded", {}), (record.get("memory_budget") or {}).get("bytes")
     if record.get("device") == "cpu":

@@ -1,4 +1,4 @@
-"""Whose figures a row has: what the rows of every kind of record say of it. Pure."""
+"""The identity columns that rows of every kind of record share: cell, model, stack, machine. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def identity(record: Record) -> dict[str, Any]:
 
 
 def device(record: Record) -> str | None:
-    """The device it ran on, else the one asked for."""
+    """The device it ran on, else the requested one."""
     found: str | None = record.get("device", record.get("asked", {}).get("device"))
     return found
 

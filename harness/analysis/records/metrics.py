@@ -1,4 +1,4 @@
-"""Which figures of a cell are followed from run to run: unit, which way is better, where a row has it."""
+"""The metrics compared from run to run: unit, which direction is better, and how to read one from a row."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure. `better`: lower or higher; `family`: what a threshold is asked for. `value` of a row of a
-    repeat or a search, null where it has none; `error`: its relative standard error within that repeat, from
-    blocks of its tokens, null where they are too few. `worse`, `improved`: the words for what a change may
-    be."""
+    """One metric. `better`: lower or higher; `family`: threshold that applies; `worse`, `improved`: verdicts.
+
+    `value`: its value in a row of a repeat or a search; null: none. `error`: its relative standard error
+    within that repeat, from blocks of tokens; null: too few blocks.
+    """
 
     name: str
     unit: str
@@ -29,12 +30,12 @@ class Metric:
     improved: str = "FASTER"
 
     def cost(self, value: float) -> float:
-        """The logarithm of the figure, or of its inverse, so that more is worse: a difference of two is a
-        relative change, and noise of both signs is alike."""
+        """Logarithm of the figure or of its inverse, so that higher is worse. A difference of two costs is a
+        relative change, and noise is symmetric."""
         return math.log(value) if self.better == "lower" else -math.log(value)
 
     def figure(self, cost: float) -> float:
-        """The figure of such a cost."""
+        """The figure that has this cost."""
         return math.exp(cost if self.better == "lower" else -cost)
 
     def change(self, cost: float) -> float:
@@ -52,8 +53,7 @@ def _of(key: str) -> Callable[[Row], float | None]:
 
 
 def _of_a_length(value: Callable[[Row], float | None]) -> Callable[[Row], float | None]:
-    """What is of a length that was asked for: of a generation that grew further it would be more by that
-    alone."""
+    """A value that is comparable only at a fixed length: null for a `grow` workload, which may run longer."""
     return lambda row: None if row.get("workload") == "grow" else value(row)
 
 
@@ -69,19 +69,19 @@ def _interval(key: str) -> Callable[[Row], float | None]:
 
 
 def _slope(row: Row) -> float | None:
-    """W, of a slope that can be told from none."""
+    """W, where the slope is distinguishable from zero."""
     return _positive(row, "W_tokens_per_ms") if row.get("W_identifiable") else None
 
 
 def _peak_bytes(row: Row) -> float | None:
-    """The most memory taken: a process's resident set, or of a GPU the allocator's, else the device's."""
+    """Peak memory: the resident set on a CPU; on a GPU the allocator's peak, else the device's."""
     if row.get("device") == "cpu":
         return _positive(row, "peak_rss_bytes")
     return _positive(row, "peak_allocator_bytes") or _positive(row, "peak_vram_bytes")
 
 
 def _longest(row: Row) -> float | None:
-    """Tokens of context, of a search, or of a generation that grew until memory or its target ended it."""
+    """Longest context in tokens: of a search, or of a `grow` workload."""
     return _positive(row, "verified_n_ctx") or _positive(row, "max_ctx")
 
 

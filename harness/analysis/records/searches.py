@@ -1,4 +1,4 @@
-"""Searches for the longest context -> rows: what was predicted, what was proved, by which probes. Pure."""
+"""Searches for the longest context -> rows: predicted and verified lengths, and the probes. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from harness.analysis.records.verdicts import USABLE, status
 Record = dict[str, Any]
 Row = dict[str, Any]
 
-SAID = (
+COPIED = (
     *("predicted_n_ctx", "predicted_allocated_n_ctx", "verified_n_ctx", "verified_by", "allocated_n_ctx"),
     *("limit_reason", "limit_bytes", "limit_stated", "not_filled", "granule", "need", "predicted_from"),
 )
 
 
 def row(record: Record) -> Row:
-    """One search, flat. Missing is null. `verified_by`: decode, at the end of a context that was filled, or
-    allocation. `live_probes`: how many contexts were really allocated; `search_s`: without filling them."""
+    """One search as a flat row. Missing values are null.
+
+    `verified_by`: decode (at the end of a filled context) or allocation. `live_probes`: how many contexts
+    were allocated. `search_s`: time without filling them.
+    """
     state, reasons = status(record)
     search = record["search"]
     probes, budget = search["probes"], record.get("memory_budget") or {}
@@ -32,8 +35,8 @@ def row(record: Record) -> Row:
         "weights": weights(record),
         "status": state,
         "reasons": reasons,
-        **{name: search.get(name) for name in SAID},
-        # What is known by the way of a search that came to no end is no answer.
+        **{name: search.get(name) for name in COPIED},
+        # An unfinished search has no result, whatever its probes found.
         **({} if state in USABLE else {"verified_n_ctx": None, "verified_by": None}),
         "model_bytes": traffic.model_bytes(record),
         "weight_bytes_per_token": traffic.weight_bytes_per_token(record),
@@ -49,7 +52,7 @@ def row(record: Record) -> Row:
 
 
 def latest(rows: Sequence[Row]) -> list[Row]:
-    """Of searches of the same, the last; in the order of their first."""
+    """The last search per content key, in order of first appearance."""
     found: dict[str, Row] = {}
     for each in sorted(rows, key=lambda row: str(row["started_utc"])):
         found[each["content_key"]] = each

@@ -1,4 +1,4 @@
-"""What may explain that a figure changed: versions, options, clocks, the machine's state, as facts. Pure."""
+"""Facts that may explain a change of a figure: versions, options, clocks, the machine's state. Pure."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any
 Record = dict[str, Any]
 Fact = str | float
 
-# How a repeat is measured; the rest of a protocol says when it ends, in which order, and how often.
+# Protocol keys that affect a measurement; the others set order, number of repeats and stopping.
 PROTOCOL = ("warmup", "sample_interval_ms", "memory_budget", "cool_down")
 CONDITIONS = ("governor", "turbo_off", "smt", "transparent_hugepages")
 MACHINE = ("slug", "cpu", "kernel", "usable_cpus")
-# Of what is measured beside the tokens, relative differences of the medians that are worth a line.
+# Relative differences of medians that are reported.
 CLOCKS, BANDWIDTH = 0.02, 0.05
 ABSENT, SHOWN = "-", 3
 
 
 def surroundings(record: Record) -> dict[str, Fact]:
-    """By name, what of a measured record is no figure of it, and may change one. Numbers are measured, and
-    never twice the same; the rest is text."""
+    """Facts by name that are not results of a record but may affect them. Numbers are measured and noisy; all
+    else is text."""
     return dict(_facts(record))
 
 
 def changed(before: Sequence[Record], after: Sequence[Record]) -> list[dict[str, str]]:
-    """What differs between two sets of records of the same cell: `what`, and what it was `before` and
-    `after`, the latest first where several were found."""
+    """Differences between two sets of records of a cell: `what`, with its values `before` and `after`, latest
+    first."""
     was, now = ([surroundings(record) for record in side] for side in (before, after))
     names = dict.fromkeys(name for facts in [*was, *now] for name in facts)
     found = []
     for name in names:
         old, new = ([facts[name] for facts in side if name in facts] for side in (was, now))
-        if told := _difference(name, old, new):
-            found.append({"what": name, "before": told[0], "after": told[1]})
+        if values := _difference(name, old, new):
+            found.append({"what": name, "before": values[0], "after": values[1]})
     return found
 
 
@@ -45,10 +45,10 @@ def _difference(name: str, old: Sequence[Fact], new: Sequence[Fact]) -> tuple[st
         return (f"{was:,.0f}", f"{now:,.0f}") if abs(now / was - 1) > tolerance else None
     if any(numbers):  # measured on one side alone
         return None
-    return None if {*old} == {*new} else (_told(old), _told(new))
+    return None if {*old} == {*new} else (_listed(old), _listed(new))
 
 
-def _told(values: Sequence[Fact]) -> str:
+def _listed(values: Sequence[Fact]) -> str:
     several = [str(value) for value in dict.fromkeys(reversed(values))]
     more = f" and {len(several) - SHOWN} more" if len(several) > SHOWN else ""
     return ", ".join(several[:SHOWN]) + more or ABSENT
@@ -56,27 +56,29 @@ def _told(values: Sequence[Fact]) -> str:
 
 def _facts(record: Record) -> Iterator[tuple[str, Fact]]:
     machine, loaded = record["machine"], record.get("loaded") or {}
-    yield from _said("machine", {name: machine.get(name) for name in MACHINE})
-    yield from _said("", {"device": record.get("device")})
+    yield from _as_text("machine", {name: machine.get(name) for name in MACHINE})
+    yield from _as_text("", {"device": record.get("device")})
     for number, gpu in enumerate(machine.get("gpus") or []):
-        yield from _said(f"GPU {number}", {key: gpu.get(key) for key in ("name", "driver", "memory_bytes")})
-    yield from _said("", {name: record.get("conditions", {}).get(name) for name in CONDITIONS})
+        yield from _as_text(
+            f"GPU {number}", {key: gpu.get(key) for key in ("name", "driver", "memory_bytes")}
+        )
+    yield from _as_text("", {name: record.get("conditions", {}).get(name) for name in CONDITIONS})
     ours = record.get("harness") or {}
     commit = (ours.get("git_commit") or "")[:10] or None
-    yield from _said("harness", {"version": ours.get("version"), "commit": commit})
+    yield from _as_text("harness", {"version": ours.get("version"), "commit": commit})
     environment = record.get("environment") or {}
-    yield from _said("environment", {"key": environment.get("key"), "runner": environment.get("runner")})
-    yield from _said("build", environment.get("variables") or {})
+    yield from _as_text("environment", {"key": environment.get("key"), "runner": environment.get("runner")})
+    yield from _as_text("build", environment.get("variables") or {})
     for line in environment.get("lock") or []:
         name, _, version = str(line).partition("==")
         yield f"package {name}", version or ABSENT
-    yield from _said("version of", loaded.get("versions") or {})
-    yield from _said("option", record.get("options") or {})
-    yield from _said("setting", loaded.get("settings") or {})
-    yield from _said("variable", record.get("variables") or {})
-    yield from _said("protocol", {name: (record.get("protocol") or {}).get(name) for name in PROTOCOL})
+    yield from _as_text("version of", loaded.get("versions") or {})
+    yield from _as_text("option", record.get("options") or {})
+    yield from _as_text("setting", loaded.get("settings") or {})
+    yield from _as_text("variable", record.get("variables") or {})
+    yield from _as_text("protocol", {name: (record.get("protocol") or {}).get(name) for name in PROTOCOL})
     weights = record["model"]["weights"]
-    yield from _said(
+    yield from _as_text(
         "weights", {name: weights.get(name) for name in ("fingerprint", "synthetic", "revision")}
     )
     if kernels := loaded.get("kernels"):
@@ -97,11 +99,11 @@ def _measured(record: Record) -> Iterator[tuple[str, float]]:
         yield "read bandwidth measured, MB/s", float(best) / 1e6
 
 
-def _said(of: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each value that is known as text, mappings flattened."""
+def _as_text(of: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Known values as text, with mappings flattened."""
     for key, value in values.items():
         name = f"{of} {key}".strip().replace("_", " ")
         if isinstance(value, Mapping):
-            yield from _said(name, value)
+            yield from _as_text(name, value)
         elif value is not None:
             yield name, str(value).lower() if isinstance(value, bool) else str(value)

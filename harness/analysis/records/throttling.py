@@ -1,4 +1,4 @@
-"""Was the device throttled while it was timed: what sensors said, and does that invalidate a figure. Pure."""
+"""Was the device throttled while timing, by its sensors, and does that invalidate a figure? Pure."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ FIRMWARE = "vcgencmd get_throttled"
 KERNEL = "thermal_throttle"
 NVML = "NVML"
 PI_BITS = "pi_throttled_bits"
-# The sample at the end is asked for as the last token is seen: what it shows was so at that token.
+# The last sample is taken when the last token arrives, so what it shows applied at that token.
 CLOSING_NS = 1_000_000_000
-# A throttle of 1% of the time that halves the clock moves a mean by 1%, less than repeats differ by. A single
-# event of a few ms is common on a laptop, and is none.
+# Throttling for 1% of the time at half the clock moves a mean by 1%, less than run-to-run noise. A single
+# event of a few ms is common on a laptop and does not count.
 THROTTLED_SHARE = 0.01
-THROTTLED_FLOOR_MS = 10  # a jiffy: shorter ones the kernel cannot time
+THROTTLED_FLOOR_MS = 10  # a jiffy: the kernel cannot time shorter ones
 
 
 def seen(columns: Columns, during: Timed | None) -> list[Record]:
-    """What was throttled in the timed part, as facts: `source`, `what`, `from_n` and `to_n` (positions of the
-    tokens in the making), of bits `samples` of `of_samples` that showed it, of counters `ms` and `events`.
+    """Throttling in the timed part, as facts.
 
-    Where `samples` is 0, none showed the bit of now, and the one that stays until the next boot was set.
-    Where the timed part had no end nothing was looked at, which `unseen` tells.
+    A fact has `source`, `what`, `from_n` and `to_n` (positions of the tokens being generated). For bits it
+    has `samples` of `of_samples` that showed it; for counters `ms` and `events`. `samples` is 0 where only
+    the bit that stays set until the next boot was seen. Empty where the timed part has no end: see `unseen`.
     """
     if during is None or not columns.get("t_ns"):
         return []
@@ -38,55 +38,60 @@ def seen(columns: Columns, during: Timed | None) -> list[Record]:
 
 
 def unseen(columns: Columns, during: Timed | None) -> dict[str, str]:
-    """What of the timed part could not have been seen, and why: all of it where it had no end; of a Pi what
-    had occurred before, since boot, and all where its firmware told nothing from the first token on."""
+    """Throttling that could not be observed, with the reason.
+
+    All of it where the timed part has no end, or where a Pi's firmware gave no reading. On a Pi also what had
+    already occurred since boot: its bit cannot rise again.
+    """
     if during is None:
-        return {"throttling": "not looked at: the worker did not come to the end of what was to be timed"}
+        return {"throttling": "not checked: the worker did not finish the timed part"}
     if PI_BITS not in columns:
         return {}
     bits = _read(columns, PI_BITS)
     if not _to_the_end(bits, during):
-        return {f"{FIRMWARE} while timing": "none of its readings in the timed part or after it succeeded"}
+        return {f"{FIRMWARE} while timing": "no reading in the timed part or after it succeeded"}
     before = [value for t, value in bits if t <= during.start_ns][-1:]
     occurred = [name for bit, name in FIRMWARE_BITS.items() if before and before[0] & bit << SINCE_BOOT]
-    why = "it had occurred since boot before this repeat: what fell between two samples was not seen"
+    why = "it had occurred since boot before this repeat: an event between two samples could not be seen"
     return {f"{name} between samples": why for name in occurred}
 
 
 def invalid_because(record: Record) -> list[str]:
-    """Each throttling in the timed part that makes a repeat's figures none, as a sentence. A CPU that is not
-    the device, and was too hot beside it, makes them none of that."""
+    """Each throttling in the timed part that invalidates a repeat, as a sentence. A hot CPU that is not the
+    device invalidates nothing."""
     reasons = []
     for fact in _facts(record):
         if fact["source"] == KERNEL:
-            if _spoils(record, fact):
+            if _invalidates(record, fact):
                 span = f"{fact['ms'] / 1e3:.2f} s of {_timed_ms(record) / 1e3:.2f}, {_span(fact)}"
                 reasons.append(f"throttled while timing: {fact['what']} for {span} ({KERNEL})")
         elif fact["what"] not in CONDITIONS:
-            reasons.append(f"throttled while timing: {_bits_said(fact)}")
+            reasons.append(f"throttled while timing: {_bits_text(fact)}")
     return reasons
 
 
-def remarks(record: Record) -> list[Flag]:
-    """What held the device's clocks down and invalidates nothing; and throttles too short to, not timed, or
-    of a CPU that is not the device."""
-    said = []
+def notes(record: Record) -> list[Flag]:
+    """Notes: conditions that held the device's clocks down, and throttling that does not invalidate (too
+    short, of unknown length, or of a CPU that is not the device)."""
+    raised = []
     for fact in _facts(record):
         if fact["what"] in CONDITIONS:
-            said.append(Flag("power_cap", f"a condition of the device: {_bits_said(fact)}", invalidates=None))
-        elif fact["source"] == KERNEL and not _spoils(record, fact):
-            lasted = "of a length not told" if fact["ms"] is None else f"{fact['ms']} ms in all"
+            raised.append(
+                Flag("power_cap", f"a condition of the device: {_bits_text(fact)}", invalidates=None)
+            )
+        elif fact["source"] == KERNEL and not _invalidates(record, fact):
+            lasted = "of unknown length" if fact["ms"] is None else f"{fact['ms']} ms in all"
             detail = f"{fact['what']}: {fact['events'] or 0} events, {_span(fact)}, {lasted}"
-            said.append(Flag("thermal_events", detail, invalidates=None))
-    return said
+            raised.append(Flag("thermal_events", detail, invalidates=None))
+    return raised
 
 
 def _timed_ms(record: Record) -> float:
     return (record["timing"].get("last_token_ns") or 0) / 1e6
 
 
-def _spoils(record: Record, fact: Record) -> bool:
-    """Whether a throttle that the kernel counted is of the device, and lasted long enough."""
+def _invalidates(record: Record, fact: Record) -> bool:
+    """Whether a throttle counted by the kernel is of the device and lasted long enough."""
     long = max(THROTTLED_SHARE * _timed_ms(record), THROTTLED_FLOOR_MS)
     return record.get("device") == "cpu" and (fact["ms"] or 0) > long
 
@@ -96,7 +101,7 @@ def _facts(record: Record) -> list[Record]:
     return facts
 
 
-def _bits_said(fact: Record) -> str:
+def _bits_text(fact: Record) -> str:
     if not fact["samples"]:
         return f"{fact['what']} between two samples, {_span(fact)} ({fact['source']})"
     of = f"{fact['samples']} of {plural(fact['of_samples'], 'sample')}"
@@ -108,13 +113,13 @@ def _span(fact: Record) -> str:
 
 
 def _read(columns: Columns, name: str) -> list[tuple[int, int]]:
-    """Time and value of each sample that has one."""
+    """Time and value of each sample that has a value."""
     pairs = zip(columns.get("t_ns", ()), columns.get(name, ()), strict=False)
     return [(t, value) for t, value in pairs if t is not None and value is not None]
 
 
 def _to_the_end(samples: Sequence[tuple[int, int]], during: Timed) -> list[tuple[int, int]]:
-    """Those of the timed part, and the first after it: what rose until then rose by then."""
+    """Samples of the timed part and the first one after it, which shows counters that rose before the end."""
     after = next((t for t, _ in samples if t > during.end_ns), during.end_ns)
     return [(t, value) for t, value in samples if during.start_ns < t <= after]
 
@@ -122,7 +127,7 @@ def _to_the_end(samples: Sequence[tuple[int, int]], during: Timed) -> list[tuple
 def _active(
     source: str, names: Mapping[int, str], samples: Sequence[tuple[int, int]], during: Timed
 ) -> list[Record]:
-    """A fact for each bit that was set in a sample of the timed part, or in the one that closes it."""
+    """A fact per bit that was set in a sample of the timed part or in its closing sample."""
     inside = [(t, bits) for t, bits in _to_the_end(samples, during) if t <= during.end_ns + CLOSING_NS]
     facts = []
     for bit, name in names.items():
@@ -145,12 +150,12 @@ def _active(
 def _firmware(columns: Columns, during: Timed) -> list[Record]:
     samples = _read(columns, PI_BITS)
     facts = _active(FIRMWARE, FIRMWARE_BITS, samples, during)
-    told = {fact["what"] for fact in facts}
+    reported = {fact["what"] for fact in facts}
     before = [each for each in samples if each[0] <= during.start_ns][-1:]
     watched = [*before, *_to_the_end(samples, during)]
     for bit, name in FIRMWARE_BITS.items():
         for (earlier, was), (later, now) in pairwise(watched):
-            if name not in told and now & ~was & bit << SINCE_BOOT:
+            if name not in reported and now & ~was & bit << SINCE_BOOT:
                 ends = {"from_n": during.n_at(earlier), "to_n": during.n_at(later)}
                 counts = {"samples": 0, "of_samples": len(watched) - len(before), "ms": None, "events": None}
                 facts.append({"source": FIRMWARE, "what": name, **ends, **counts})

@@ -1,4 +1,4 @@
-"""What a decode step reads from memory, and what share of a bandwidth that is. Pure: from a record alone."""
+"""Bytes that a decode step reads from memory, and the share of bandwidth reached. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ Record = dict[str, Any]
 
 
 def model_bytes(record: Record) -> int | None:
-    """Bytes of all tensors: as loaded where the stack counts its own exactly, else as the file's header has
-    them."""
+    """Bytes of all tensors: as loaded where the stack counts them exactly, else from the file's header."""
     return _weights(record).get("model_bytes")
 
 
@@ -36,8 +35,10 @@ def bpw(record: Record) -> float | None:
 
 
 def nominal_bits(quant: str | None) -> int | None:
-    """The bits that a type's name promises, without scales and what stays in 16 bits: `q4_k_m`, `nf4` and
-    `gptq-int4` 4, `int8` 8, f16, bf16 and fp32 16; null for a name that says none."""
+    """The bits in a type's name, without scales and without tensors kept in 16 bits; null for none.
+
+    `q4_k_m`, `nf4` and `gptq-int4` 4; `int8` 8; f16, bf16 and fp32 16.
+    """
     if re.fullmatch(r"(f|bf|fp)(16|32)", quant or ""):
         return 16
     found = re.search(r"\d+", quant or "")
@@ -45,8 +46,10 @@ def nominal_bits(quant: str | None) -> int | None:
 
 
 def weight_bytes_per_token(record: Record) -> int | None:
-    """Bytes of weights one decode step reads: all but an untied input embedding, of which it reads one
-    row. By bits per weight and shape where only those are known."""
+    """Bytes of weights that one decode step reads: all but an untied input embedding, where it reads one row.
+
+    From bits per weight and shape where only those are known.
+    """
     weights, shape, bits = _weights(record), _shape(record), bpw(record)
     if weights.get("model_bytes") is None:
         return round(demand.of_bits(shape, bits).weight_bytes_per_token) if shape and bits else None
@@ -56,11 +59,11 @@ def weight_bytes_per_token(record: Record) -> int | None:
 
 
 def kv_bytes_per_token(record: Record) -> float | None:
-    """Bytes of KV cache a token adds: as the stack says, else 2 * layers * kv_heads * head_dim * element
-    bytes, K and V as typed."""
-    said = (record.get("loaded") or {}).get("kv_bytes_per_token")
-    if said is not None:
-        return float(said)
+    """Bytes of KV cache per token: as the stack reports, else 2 * layers * kv_heads * head_dim * element
+    bytes, with the types of K and V."""
+    reported = (record.get("loaded") or {}).get("kv_bytes_per_token")
+    if reported is not None:
+        return float(reported)
     attention, shape = record["model"]["weights"].get("attention"), _shape(record)
     if not attention and shape:
         attention = shapes.attention(shape)
@@ -72,14 +75,14 @@ def kv_bytes_per_token(record: Record) -> float | None:
 
 
 def ceiling_bytes_per_s(records: Iterable[Record]) -> float | None:
-    """The best read bandwidth measured on this machine in these records' campaigns; null when none was."""
+    """The best read bandwidth measured on this machine in these records' campaigns; null: not measured."""
     rates = [float(p["read_bytes_per_s"]) for r in records for p in r.get("bandwidth_probes", [])]
     return max(rates, default=None)
 
 
 def data_sheet(record: Record) -> Machine | None:
-    """The GPU's data sheet, or that of the board whose CPU it is; null of other CPUs, whose memory no name
-    tells, and of what is not known."""
+    """The data sheet of the GPU, or of the board with this CPU; null: unknown, and for other CPUs, whose name
+    does not determine their memory."""
     if record.get("device") == "cpu":
         return board(record["machine"].get("cpu"))
     names = [str(gpu.get("name")).lower() for gpu in record["machine"].get("gpus") or []]
@@ -88,15 +91,17 @@ def data_sheet(record: Record) -> Machine | None:
 
 
 def board(cpu: str | None) -> Machine | None:
-    """The single-board computer that a system names so: `Raspberry Pi 5 Model B Rev 1.0`, and not a
-    `Raspberry Pi 500`; null of others."""
+    """The single-board computer with this CPU name; null for others.
+
+    `Raspberry Pi 5 Model B Rev 1.0` is a Raspberry Pi 5; a `Raspberry Pi 500` is not.
+    """
     known = (m for m in MACHINES.values() if m.board and f"{cpu} ".startswith(f"{m.name} "))
     return next(known, None)
 
 
 def prefill_knees(record: Record) -> dict[str, list[int | None] | None] | None:
-    """Prompt lengths between which prefill is bound by compute, as `harness theory` gives them; null of a
-    board, whose rate depends on the kernel of each type, and of a machine whose rate is not known."""
+    """Prompt lengths between which prefill is compute-bound, as in `harness theory`; null where the machine's
+    rate is unknown, and for a board, whose rate depends on the kernel of each type."""
     machine, shape, bits = data_sheet(record), _shape(record), bpw(record)
     if machine is None or machine.board or shape is None or bits is None:
         return None
@@ -107,10 +112,10 @@ def prefill_knees(record: Record) -> dict[str, list[int | None] | None] | None:
 
 
 def limits(record: Record, ceiling: float | None) -> dict[str, Limit]:
-    """What the data sheet's bandwidth and the measured one allow, by name; those that are known.
+    """Limits by the data sheet's bandwidth and by the measured one, by name, where known.
 
-    What fits the last-level cache of a CPU is not counted. A cache that is read in full is part of B, but not
-    of the first token: a prompt need not attend to cells that are empty.
+    Bytes that fit a CPU's last-level cache do not count. A KV cache that is read in full is part of B but not
+    of the first token: prefill need not attend to empty cells.
     """
     step, (kv_read, length) = _step(record), _reading(record)
     if step is None:
@@ -136,11 +141,11 @@ def limits(record: Record, ceiling: float | None) -> dict[str, Limit]:
 
 
 def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
-    """Bytes a mean decode step streams (weights, and the context so far once) over its time, as a share of
-    ceiling.
+    """MBU on a CPU: bytes per mean decode step over its time, as a share of ceiling.
 
-    A static cache is streamed in full, a sliding one up to its window. What fits the last-level cache is not
-    counted: it need not come from memory again. Null where all of the weights do.
+    A step reads the weights, and the context so far once: a static KV cache in full, a sliding one up to its
+    window. Bytes that fit the last-level cache do not count: they need not be read from memory again. Null
+    where all weights fit, and on a GPU.
     """
     timing, step = record.get("timing", {}), _step(record)
     steps = record["tokens"] - 1
@@ -157,7 +162,7 @@ def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
 
 
 def _step(record: Record) -> floors.Demand | None:
-    """The bytes of a decode step alone, for what is bound by bandwidth; null where they are not known."""
+    """The bytes of a decode step, without its compute; null where they are not known."""
     weights = weight_bytes_per_token(record)
     if weights is None:
         return None
@@ -165,8 +170,8 @@ def _step(record: Record) -> floors.Demand | None:
 
 
 def _reading(record: Record) -> tuple[str, int]:
-    """How the stack reads its cache, and the tokens of a static one or of a window: 0 where it does not say,
-    which allows most."""
+    """How the stack reads its KV cache, and the size in tokens of a static cache or a window; 0: unreported,
+    which gives the loosest limit."""
     loaded = record.get("loaded") or {}
     kv_read, shape = loaded.get("kv_read") or "grows", _shape(record)
     if kv_read == "window":
@@ -175,8 +180,10 @@ def _reading(record: Record) -> tuple[str, int]:
 
 
 def _slope_ms(record: Record, step: floors.Demand, ceiling: floors.Ceiling, kv_read: str) -> float | None:
-    """The least ms that a token of context adds, its cache read as `kv_read`; null where there is no such
-    slope: a static cache, and a window that the run left behind."""
+    """The least ms that a token of context adds, with the cache read as `kv_read`.
+
+    Null where latency has no such slope: a static cache, or a run past its sliding window.
+    """
     declared, length = _reading(record)
     past = declared == "window" and record["workload"]["prompt_tokens"] + record["tokens"] > length
     if declared == "full" or past or not step.kv_bytes_per_token:
@@ -186,7 +193,7 @@ def _slope_ms(record: Record, step: floors.Demand, ceiling: floors.Ceiling, kv_r
 
 
 def _mean_attended(record: Record, step: floors.Demand) -> float:
-    """Tokens of cache that a decode step attends to, over the steps' mean."""
+    """Mean tokens of KV cache that a decode step attends to."""
     kv_read, length = _reading(record)
     first = record["workload"]["prompt_tokens"] + 1
     last = first + record["tokens"] - 2
@@ -198,8 +205,8 @@ def _mean_attended(record: Record, step: floors.Demand) -> float:
 
 
 def _weights(record: Record) -> dict[str, Any]:
-    """Sizes of the weights. A stack that says `tied` has counted what it loaded to the byte; the header is
-    that of the file."""
+    """Sizes of the weights: from a stack that reports `tied`, which counts exactly, else from the file's
+    header."""
     loaded = record.get("loaded") or {}
     if "tied" in loaded and loaded.get("model_bytes") is not None:
         return dict(loaded)

@@ -1,1 +1,1 @@
-"""Pure statistics of numbers in a row: lines, shapes, intervals, spread, steps. No record is known here."""
+"""Statistics of series: lines, shapes, intervals, spread, steps. Pure; nothing here knows records."""

@@ -1,8 +1,8 @@
-"""Where the time goes: a cost per token that no quantization shrinks, and the bandwidth that bytes get. Pure.
+"""Split the time of a token into a fixed cost, which quantization does not reduce, and a bandwidth. Pure.
 
-Across the quantizations of one model in one stack, B against the bytes a step streams is a line: its height
-at none is what launching, the host and small kernels take; its slope is the bandwidth that is really had.
-Across the models of one stack the slope of latency against bytes of KV cache tells the same of attention.
+Across the quantizations of one model in one stack, B against the bytes that a step reads is a line. Its
+intercept is the time of kernel launches, the host and small kernels; its slope gives the achieved bandwidth.
+Across the models of one stack, 1 / W against bytes of KV cache per token gives the same for attention.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from harness.analysis.series.line import least_squares
 
 Row = dict[str, Any]
 
-FEWEST = 3  # different sizes; two always lie on a line
+FEWEST = 3  # different sizes; two always fit a line
 
 
 @dataclass(frozen=True)
 class Budget:
-    """`of`: B or W. `group`: what its rows share. `fixed_ms`: per token (for W: of context); `bytes_per_s`:
-    null where more bytes do not take longer."""
+    """`of`: B or W. `group`: the values its rows share. `fixed_ms`: per token; for W per token of context.
+    `bytes_per_s`: null where more bytes do not take longer."""
 
     of: str
     group: tuple[str, ...]
@@ -33,7 +33,7 @@ class Budget:
 
 
 def budgets(rows: Sequence[Row]) -> list[Budget]:
-    """For each model and stack on a machine (B), and for each stack on a machine (W), where sizes differ."""
+    """Budgets of B per model, stack and machine, and of W per stack and machine, where sizes differ."""
     ok = [row for row in rows if row["status"] == "ok"]
     place = ("stack", "machine", "device")
     found = _fitted(ok, "B", ("model", *place), "weight_bytes_per_token", lambda row: row["B_ms"])
@@ -42,10 +42,10 @@ def budgets(rows: Sequence[Row]) -> list[Budget]:
     return found
 
 
-def apart(rows: Sequence[Row]) -> list[Row]:
-    """The rows with `fixed_ms`, `bytes_ms` and `dominated_by` (fixed or bytes) of B; null where not known."""
+def split_time(rows: Sequence[Row]) -> list[Row]:
+    """The rows with `fixed_ms`, `bytes_ms` and `dominated_by` (fixed or bytes) for B; null: not known."""
     known = {budget.group: budget for budget in budgets(rows) if budget.of == "B"}
-    said = []
+    split = []
     for row in rows:
         budget = known.get((row["model"], row["stack"], row["machine"], row["device"]))
         parts: Row = dict.fromkeys(("fixed_ms", "bytes_ms", "dominated_by"))
@@ -56,8 +56,8 @@ def apart(rows: Sequence[Row]) -> list[Row]:
                 "bytes_ms": streamed,
                 "dominated_by": "fixed" if fixed > streamed else "bytes",
             }
-        said.append(row | parts)
-    return said
+        split.append(row | parts)
+    return split
 
 
 def _fitted(

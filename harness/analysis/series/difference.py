@@ -1,7 +1,7 @@
-"""Did a figure change from one set of runs to another, by how much, and can that be told from chance? Pure.
+"""Did a figure change between two sets of runs, by how much, and is it statistically significant? Pure.
 
-Repeats are processes, and differ by more than tokens within one do; nights differ again. The spread of each
-level that is known is looked at, moderated over all cells (analysis.spread), and the widest counts.
+Repeats are processes and differ more than tokens within one process; campaigns differ more again. The spread
+at each known level is moderated over all cells (see spread.py), and the widest one counts.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from scipy.special import stdtr, stdtrit
 from harness.analysis.series.spread import Spread, moderated, within
 
 CONFIDENCE = 0.90
-FALSE_DISCOVERIES = 0.02  # share that may be none of what is called a change: Benjamini, Hochberg 1995
-FEWEST_CAMPAIGNS = 3  # of a baseline, to know how campaigns differ
+FALSE_DISCOVERIES = 0.02  # expected share of false ones among reported changes: Benjamini, Hochberg 1995
+FEWEST_CAMPAIGNS = 3  # of a baseline, to estimate how campaigns differ
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The costs (logarithms: see metrics.Metric.cost) of one figure of one cell on one side, a list for each
-    campaign with a value for each repeat; `within`: the standard error that blocks of tokens give to one of
-    them (root mean square), null where there are too few."""
+    """One figure of one cell on one side, as costs (logarithms: see metrics.Metric.cost).
+
+    `campaigns`: a list per campaign, with a value per repeat. `within`: standard error of one repeat from
+    blocks of tokens (root mean square); null: too few blocks.
+    """
 
     campaigns: Sequence[Sequence[float]]
     within: float | None = None
@@ -49,34 +51,33 @@ class Sample:
 
 @dataclass(frozen=True)
 class Difference:
-    """`cost`: new less base, of the means; `middle`: of the medians. `ends`: the 90% interval of the former;
-    `p`: the chance of so large a one, were there none. Those two are null where nothing is known of the
-    spread."""
+    """`cost`: difference of the means, new minus base. `middle`: difference of the medians. `ends`: 90%
+    confidence interval of `cost`. `p`: its p-value. `ends` and `p` are null where the spread is unknown."""
 
     cost: float
     middle: float
     ends: tuple[float, float] | None
     p: float | None
     spread: float | None = None
-    """Standard deviation of one repeat, by what is known of all cells."""
+    """Standard deviation of one repeat, moderated over all cells."""
 
 
 @dataclass(frozen=True)
 class _Level:
-    """The spread of one value; `share`: of its variance in that of the difference of two means."""
+    """The spread of one value. `share`: its weight in the variance of the difference of two means."""
 
     spread: Spread
     share: float
 
     @property
     def variance(self) -> float:
-        """Of the difference."""
+        """Variance of the difference."""
         return self.spread.variance * self.share
 
 
 def differences(pairs: Mapping[str, tuple[Sample, Sample]]) -> dict[str, Difference]:
-    """Of each pair (base, new), by name, the difference. All are of one figure, whose spreads are alike
-    enough to learn from each other."""
+    """The difference of each pair (base, new), by name. All pairs are of one metric, so that their spreads
+    are similar enough to share information."""
     repeats = {name: _of_repeats(*pair) for name, pair in pairs.items()}
     campaigns = {name: _of_campaigns(*pair) for name, pair in pairs.items()}
     known = [_moderated(level) for level in (repeats, campaigns)]
@@ -99,8 +100,8 @@ def differences(pairs: Mapping[str, tuple[Sample, Sample]]) -> dict[str, Differe
 
 
 def beyond(found: Difference, bound: float) -> int:
-    """1 where all of the interval and the medians lie above a bound (a cost), -1 where below its negative,
-    else 0. Of few repeats one late process may carry the mean: the median has to say the same."""
+    """1 where the whole interval and the difference of medians exceed `bound` (a cost), -1 where they are
+    below its negative, else 0. One slow process among few repeats moves the mean: the median must agree."""
     if found.ends is None:
         return 0
     least, most = found.ends
@@ -108,9 +109,11 @@ def beyond(found: Difference, bound: float) -> int:
 
 
 def settled(bases: Mapping[str, Sample], bound: float) -> dict[str, Sample]:
-    """Each baseline without the campaigns that were a change themselves, held against those before them: a
-    slowdown must not become what the next night is compared with, nor hide it by the spread it makes. What
-    got better twice in a row is the new baseline. The oldest campaign stands."""
+    """Each baseline without campaigns that changed significantly from the campaigns before them.
+
+    A slowdown must not become the next baseline, nor hide the next one by widening the spread. Two
+    improvements in a row become the new baseline. The oldest campaign always stays.
+    """
     kept = {name: [base.campaigns[0]] for name, base in bases.items()}
     better: dict[str, list[Sequence[float]]] = {name: [] for name in bases}
     for number in range(1, max((len(base.campaigns) for base in bases.values()), default=0)):
@@ -120,9 +123,9 @@ def settled(bases: Mapping[str, Sample], bound: float) -> dict[str, Sample]:
         known = {name: Sample(kept[name], bases[name].within) for name in nights}
         pairs = {name: (known[name], Sample([night], bases[name].within)) for name, night in nights.items()}
         found = differences(pairs)
-        told = discoveries({name: each.p for name, each in found.items() if each.p is not None})
+        significant = discoveries({name: each.p for name, each in found.items() if each.p is not None})
         for name, night in nights.items():
-            change = beyond(found[name], bound) if name in told else 0
+            change = beyond(found[name], bound) if name in significant else 0
             better[name] = [*better[name], night] if change < 0 else []
             if change == 0:
                 kept[name].append(night)
@@ -132,8 +135,8 @@ def settled(bases: Mapping[str, Sample], bound: float) -> dict[str, Sample]:
 
 
 def discoveries(p: Mapping[str, float]) -> set[str]:
-    """The names whose differences are no chance, of all that were looked for: of these a share of at most
-    FALSE_DISCOVERIES is expected to be none."""
+    """The names with statistically significant differences; at most FALSE_DISCOVERIES of them are expected to
+    be false."""
     ordered = sorted(p, key=lambda name: p[name])
     last = 0
     for rank, name in enumerate(ordered, 1):
@@ -143,14 +146,14 @@ def discoveries(p: Mapping[str, float]) -> set[str]:
 
 
 def _of_repeats(base: Sample, new: Sample) -> _Level | None:
-    """From repeats within their campaigns; null where no campaign has two."""
+    """Spread of repeats within campaigns; null where no campaign has two."""
     spread = within([*base.campaigns, *new.campaigns])
     shares = [sum(1 / len(values) for values in s.campaigns) / len(s.campaigns) ** 2 for s in (base, new)]
     return _Level(spread, sum(shares)) if spread else None
 
 
 def _of_campaigns(base: Sample, new: Sample) -> _Level | None:
-    """From the means of campaigns, which hold the spread of their repeats too; null for a few."""
+    """Spread of campaign means, which includes the spread of repeats; null: too few campaigns."""
     if len(base.campaigns) < FEWEST_CAMPAIGNS:
         return None
     groups = [side.means for side in (base, new)]
@@ -159,7 +162,7 @@ def _of_campaigns(base: Sample, new: Sample) -> _Level | None:
 
 
 def _disturbed(side: Sample, usual: _Level | None) -> _Level | None:
-    """The spread of the repeats of a side of one campaign, where it is far beyond the usual."""
+    """Spread of a side with one campaign, where it is far wider than usual."""
     own = within(side.campaigns) if len(side.campaigns) == 1 else None
     if own is None or usual is None or not own.far_beyond(usual.spread):
         return None
@@ -167,12 +170,12 @@ def _disturbed(side: Sample, usual: _Level | None) -> _Level | None:
 
 
 def _blocks(base: Sample, new: Sample) -> float:
-    """The variance of the difference by tokens within repeats alone: it is no smaller."""
+    """Variance of the difference from tokens within repeats: a lower bound."""
     return sum((side.within or 0.0) ** 2 / side.repeats for side in (base, new))
 
 
 def _moderated(levels: Mapping[str, _Level | None]) -> dict[str, _Level]:
-    """Those that are known, each drawn towards what is usual among them."""
+    """The known levels, each shrunk towards the usual spread."""
     known = {name: level for name, level in levels.items() if level is not None}
     spreads = moderated({name: level.spread for name, level in known.items()})
     return {name: _Level(spreads[name], level.share) for name, level in known.items()}

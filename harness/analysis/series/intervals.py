@@ -1,7 +1,7 @@
-"""95% intervals of a cell's figures, from repeats whose spread is learnt over all cells of a campaign. Pure.
+"""95% confidence intervals of a cell's figures, with the spread estimated over its whole campaign. Pure.
 
-Repeats are processes, which differ by more than tokens within one do. A cell has three of them or fewer, and
-its campaign has more (analysis.spread).
+Repeats are processes and differ more than tokens within one process. A cell has few repeats, usually three;
+its campaign has more (see spread.py).
 """
 
 from __future__ import annotations
@@ -20,35 +20,38 @@ from harness.analysis.series.spread import Spread, moderated, pooled, within
 
 Row = dict[str, Any]
 OF_REPEATS = ("B_ci95_ms", "tokens_per_s_ci95", "W_tokens_per_ms", "W_ci95", "slope_ci95_ms")
-FEWEST_FREEDOM = 2  # of one degree, Student's t is 12.7: such an interval excludes next to nothing
+FEWEST_FREEDOM = 2  # with one degree Student's t is 12.7: the interval would exclude almost nothing
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """One figure of the repeats of a cell, on a scale on which the spreads of cells are alike; `blocks`: what
-    blocks of tokens tell of one of them, null where they are too few; `figure`: back from that scale."""
+    """One figure of a cell's repeats, on a scale where cells have similar spreads.
+
+    `blocks`: spread of one repeat from blocks of tokens; null: too few. `figure`: converts back from that
+    scale.
+    """
 
     values: Sequence[float]
     blocks: Spread | None
     figure: Callable[[float], float]
 
     def ends(self, spread: Spread) -> tuple[float, float]:
-        """The interval of the mean, never narrower than blocks of tokens make it."""
+        """Interval of the mean, never narrower than from blocks of tokens."""
         half = max(_half(each) for each in (spread, self.blocks) if each) / math.sqrt(len(self.values))
         return self.figure(fmean(self.values) - half), self.figure(fmean(self.values) + half)
 
 
 def _half(spread: Spread) -> float:
-    """Half of an interval of one value."""
+    """Half-width of the interval of one value."""
     return float(stdtrit(spread.freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(spread.variance)
 
 
 def of_cells(cells: Sequence[Sequence[Row]]) -> list[Row]:
-    """Of each cell, given as the rows of its repeats: the means of B and of the slope, and the intervals of
-    those and of tok/s (there of the geometric mean).
+    """Means of B and of the slope per cell, and the intervals of B, slope and tok/s (geometric mean).
 
-    Where the campaign has too few repeats to know how they differ, a lone repeat keeps the interval that its
-    blocks of tokens give, which knows nothing of that; two have none.
+    `cells`: the rows of each cell's repeats. Where the campaign has too few repeats to estimate run-to-run
+    noise, a single repeat keeps the interval from its blocks of tokens, which ignores that noise; several
+    repeats have no interval.
     """
     campaigns = list(map(_campaign, cells))
     of = [_intervals([sample(cell) for cell in cells], campaigns) for sample in (_B, _rate, _slope)]
@@ -56,7 +59,7 @@ def of_cells(cells: Sequence[Sequence[Row]]) -> list[Row]:
 
 
 def _campaign(cell: Sequence[Row]) -> tuple[str, str]:
-    """Which cells a cell is pooled with: those of the campaign that began it, and of the same status."""
+    """The pool of a cell: the campaign that measured it first, and its status."""
     return min(cell, key=lambda row: str(row["started_utc"]))["campaign"], cell[-1]["status"]
 
 
@@ -102,8 +105,7 @@ def _rate(cell: Sequence[Row]) -> _Sample | None:
 
 
 def _slope(cell: Sequence[Row]) -> _Sample | None:
-    """As the share of a cell's latency that the context adds over a run: a slope may be negative, and has no
-    logarithm."""
+    """The slope as a share of the cell's latency added over a run. No logarithm: a slope may be negative."""
     rows = [row for row in cell if row["slope_ms"] is not None]
     if not rows:
         return None
@@ -115,7 +117,7 @@ def _slope(cell: Sequence[Row]) -> _Sample | None:
 
 
 def _blocks(rows: Sequence[Row], halves: Sequence[float | None]) -> Spread | None:
-    """The spread that blocks of tokens give to one repeat, from half of each repeat's own interval."""
+    """Spread of one repeat from blocks of tokens, computed from half of each repeat's own interval."""
     known = [
         spread
         for row, half in zip(rows, halves, strict=True)

@@ -1,7 +1,7 @@
-"""What one per-token series says: line, interval, shape, spikes, first token. Pure.
+"""Analyse one per-token series: line, interval, shape, spikes, first token. Pure.
 
-`n` is a token's position as its log counts it (from 1 here; the published series count from 0, and nothing is
-shifted). The first token is prefill and stands apart.
+`n` is a token's position as its log counts it: from 1 here, from 0 in the published series, unshifted. The
+first token is prefill and is treated separately.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from harness.analysis.series.line import (
 from harness.analysis.series.shapes import FLAT, Segment, Shape, is_flat, shape_of
 
 Ends = list[float | None]
-"""Low and high end of an interval, each null where it is open."""
-EDGE_TOKENS = 128  # what "at the start" and "at the end" are taken over, as llama-bench's tg128
-NEIGHBOURS = 65  # a spike stands out from the median of these
-SPIKE_SHARE, SPIKE_SIGMAS = 0.5, 10.0  # above that median: by half of it, and ten robust standard deviations
-LEAST_SPIKES = 4  # for a period
-SLOW_MS = 50.0  # 20 tokens/s, where reading feels slow
-SETTLED = slice(1, 65)  # of the tokens after the first: the steps at the start, the second token apart
-JUMP, SAME_SLOPE = 0.05, 0.2  # of the level, of the slope
-BENT = 2.0  # standard errors of a curvature that is told from none
+"""Low and high end of an interval; null: open."""
+EDGE_TOKENS = 128  # tokens averaged at the start and at the end, as in llama-bench's tg128
+NEIGHBOURS = 65  # a spike stands out from the median of this many tokens
+SPIKE_SHARE, SPIKE_SIGMAS = 0.5, 10.0  # above that median by half of it and by ten robust standard deviations
+LEAST_SPIKES = 4  # to estimate a period
+SLOW_MS = 50.0  # 20 tokens/s; slower feels slow to a reader
+SETTLED = slice(1, 65)  # the 64 tokens after the second
+JUMP, SAME_SLOPE = 0.05, 0.2  # shares of the level and of the slope
+BENT = 2.0  # standard errors by which a curvature is significant
 LONGEST_MS = 1e9  # 12 days a token
-# A robust line is told beside the plain one when they differ by this.
+# The robust line is reported where it differs from the plain one by these shares.
 DIFFERS_W, DIFFERS_B = 0.02, 0.01
 
 
 class Unusable(ValueError):
-    """The series is no series of latencies; the message is a clause that says why."""
+    """The series cannot be analysed as latencies; the message is a clause with the reason."""
 
 
 @dataclass(frozen=True)
 class Spikes:
-    """Single tokens far above their neighbours: how many, by how much (median), every how many tokens."""
+    """Single tokens far above their neighbours: number, median height, and period in tokens."""
 
     count: int = 0
     size_ms: float | None = None
@@ -54,8 +54,8 @@ class Spikes:
 
 @dataclass(frozen=True)
 class Analysis:
-    """`W_identifiable`: the slope can be told from none, and is not that of a jump or of a rise and a
-    plateau. `interval`: within the series. `robust`: a line that spikes do not move, where it differs.
+    """`W_identifiable`: the slope is distinguishable from zero, and not caused by a jump or a plateau.
+    `interval`: within the series. `robust`: a line insensitive to spikes, where it differs from `line`.
     `bends_up`: the slope grows along the series.
     """
 
@@ -80,10 +80,10 @@ class Analysis:
 
 
 def row(found: Analysis) -> dict[str, Any]:
-    """Its figures as lists, files and reports have them: missing is null, intervals are [low, high].
+    """The figures as lists, files and reports show them: missing is null, intervals are [low, high].
 
-    No interval of a latency reaches below zero: an end that would is null, and the interval open. W_ci95 is
-    the slope's interval turned over; its high end is null where the slope may be none.
+    An interval of a latency never reaches below zero: such an end is null (open). W_ci95 is the inverse of
+    the slope's interval; its high end is null where the slope may be zero.
     """
     line, steady, shape = found.line, found.robust, found.shape
     B_ci95 = slope_ci95 = W_ci95 = None
@@ -128,7 +128,7 @@ def row(found: Analysis) -> dict[str, Any]:
 
 
 def _rates(found: Analysis) -> Ends | None:
-    """The interval of the rate over all decode tokens, from that of their mean latency."""
+    """Interval of the rate over all decode tokens, from the interval of their mean latency."""
     if found.interval is None or found.tokens_per_s is None:
         return None
     mean, half = 1e3 / found.tokens_per_s, found.interval.mean_half_ms
@@ -136,18 +136,18 @@ def _rates(found: Analysis) -> Ends | None:
 
 
 def positive(low: float, high: float) -> Ends | None:
-    """An interval of what is positive: open below where it reaches zero; null where all of it lies there."""
+    """Interval of a positive quantity: open below where it reaches zero; null where all of it is below."""
     return None if high <= 0 else [low if low > 0 else None, high]
 
 
 def inverse(slope: Sequence[float]) -> Ends | None:
-    """An interval of a slope as one of W; null where the slope is surely not positive."""
+    """Interval of W from an interval of the slope; null where the whole interval is not positive."""
     low, high = slope
     return None if high <= 0 else [1 / high, 1 / low if low > 0 else None]
 
 
 def analyse(n: Floats, ms: Floats) -> Analysis:
-    """Analyse one series, its first token first; its latency may be NaN: not known. Raises Unusable."""
+    """Analyse one series including its first token, whose latency may be NaN (unknown). Raises Unusable."""
     check(n, ms)
     first = None if np.isnan(ms[0]) else float(ms[0])
     n, ms = np.asarray(n[1:], dtype=float), np.asarray(ms[1:], dtype=float)
@@ -181,14 +181,14 @@ def analyse(n: Floats, ms: Floats) -> Analysis:
 
 
 def without_end(n: Floats, ms: Floats) -> tuple[Floats, Floats, int | None]:
-    """A series without the zeros that some tools write once a run has died, and the n they begin at."""
+    """The series without trailing zeros, and their first n. Some tools write zeros after a run died."""
     alive = np.flatnonzero(ms != 0)
     end = int(alive[-1]) + 1 if len(alive) else 0
     return (n, ms, None) if end in (0, len(ms)) else (n[:end], ms[:end], int(n[end]))
 
 
 def check(n: Floats, ms: Floats) -> None:
-    """Raises Unusable: nothing there, positions that do not rise, latencies that are no positive numbers.
+    """Raises Unusable: no tokens, positions that do not increase, or latencies that are not positive numbers.
 
     The first token's latency may be NaN.
     """
@@ -217,8 +217,8 @@ def _identifiable(known: Interval | None, shape: Shape, level: float) -> bool:
 
 
 def _bends_up(x: Floats, ms: Floats) -> bool:
-    """Whether a parabola through the medians of blocks opens upwards, and that is no chance. At least five
-    blocks; false for fewer."""
+    """Whether a parabola through block medians has a significant upward curvature; false for fewer than five
+    blocks."""
     if len(ms) < 5 * BLOCK:
         return False
     centres, medians = blocks(x).mean(axis=1), np.median(blocks(ms), axis=1)
@@ -232,14 +232,14 @@ def _bends_up(x: Floats, ms: Floats) -> bool:
 
 
 def both_flat(shape: Shape, level: float) -> bool:
-    """Whether a series lies on one level and then on another."""
+    """Whether every segment of a series is flat."""
     return all(is_flat(segment, level) for segment in shape.segments)
 
 
 def jump(shape: Shape | None) -> tuple[float, float] | None:
-    """The levels in ms before and after a jump that the work does not explain; null where there is none.
+    """The levels in ms before and after a jump that the workload does not explain; null: no jump.
 
-    The level changes by over 5%, and the slope stays, or changes as the level does: the machine's speed did.
+    The level changes by over 5%, while the slope stays or changes in proportion: the machine's speed changed.
     """
     if shape is None or shape.name != "mode change":
         return None
@@ -254,7 +254,7 @@ def jump(shape: Shape | None) -> tuple[float, float] | None:
 
 
 def plateau(shape: Shape | None, level: float) -> Segment | None:
-    """The flat rest of a series that rose before: what a cache that rolled over looks like; else null."""
+    """The flat segment after a rising one, the sign of a KV cache that rolled over; else null."""
     if shape is None or shape.name != "mode change":
         return None
     first, second = shape.segments
@@ -265,7 +265,7 @@ def plateau(shape: Shape | None, level: float) -> Segment | None:
 
 
 def change_of_mode(found: Analysis) -> int | None:
-    """The n from which another mode holds; null of other shapes and of a cache that rolled over."""
+    """The n where the mode changes; null for other shapes and for a cache that rolled over."""
     shape, level = found.shape, found.median_ms
     if not shape or not level or shape.name != "mode change" or plateau(shape, level) is not None:
         return None
@@ -278,7 +278,7 @@ def _differ(line: Line, steady: Line) -> bool:
 
 
 def _running_median(ms: Floats) -> Floats | None:
-    """Of the neighbours around each token; the ends keep that of the nearest whole window. Null for fewer."""
+    """Median of the window around each token, padded at both ends; null: shorter than a window."""
     if len(ms) < NEIGHBOURS:
         return None
     windows = np.lib.stride_tricks.sliding_window_view(ms, NEIGHBOURS)
@@ -291,7 +291,7 @@ def _spikes(ms: Floats, usual: Floats | None) -> Spikes:
     above = ms - usual
     spread = 1.4826 * float(np.median(np.abs(above)))
     at = np.flatnonzero((above > SPIKE_SHARE * usual) & (above > SPIKE_SIGMAS * spread))
-    at = at[at > 0]  # a slow second token is another matter: see flags
+    at = at[at > 0]  # a slow second token is handled in flags.py
     if len(at) == 0:
         return Spikes()
     period = float(np.median(np.diff(at))) if len(at) >= LEAST_SPIKES else None
@@ -299,7 +299,7 @@ def _spikes(ms: Floats, usual: Floats | None) -> Spikes:
 
 
 def _lasting(n: Floats, usual: Floats) -> int | None:
-    """The position from which latency stays over 50 ms; null where it never does."""
+    """The position from which latency stays above 50 ms; null: never."""
     fast = np.flatnonzero(usual <= SLOW_MS)
     start = int(fast[-1]) + 1 if len(fast) else 0
     return int(n[start]) if start < len(n) else None

@@ -1,4 +1,7 @@
-"""latency(n) = B + (n - 1) / W: the line as the study draws it, its honest interval, a robust one. Pure."""
+"""Fit latency(n) = B + (n - 1) / W: least squares, its 95% interval, and a robust line. Pure.
+
+B is TPOT extrapolated to zero context; W is tokens of context per added ms.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +18,25 @@ from harness.analysis.series.spread import Spread
 Floats = NDArray[np.float64]
 Numbers = TypeVar("Numbers", float, Floats)
 
-# Neighbouring tokens err alike (rho 0.7, and a staircase of 256 in llama.cpp): as if independent, they gave
-# 95% intervals that covered 60%. Means of 256 tokens are nearly independent, and hold each stair once.
+# Errors of neighbouring tokens correlate (rho 0.7, and llama.cpp has a staircase of 256 tokens). Treated as
+# independent, their 95% intervals covered 60%. Means of 256 tokens are nearly independent, and a block covers
+# exactly one stair.
 BLOCK = 256
-FEWEST_BLOCKS = 3  # a line takes two
-ROBUST_BLOCK = 64  # a median of these is blind to a spike in each
+FEWEST_BLOCKS = 3  # a line alone needs two
+ROBUST_BLOCK = 64  # a median of this many tokens ignores spikes
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Line:
-    """`B_ms`: latency at zero context. `slope_ms`: further ms per token of context; W is its inverse."""
+    """`B_ms`: latency at zero context. `slope_ms`: added ms per token of context; W is its inverse."""
 
     B_ms: float
     slope_ms: float
 
     @property
     def W_tokens_per_ms(self) -> float | None:
-        """Tokens of context per further ms; null where the slope is not positive."""
+        """Tokens of context per added ms; null where the slope is not positive."""
         return 1 / self.slope_ms if self.slope_ms > 0 else None
 
     def at(self, x: Numbers) -> Numbers:
@@ -41,21 +45,21 @@ class Line:
 
 
 def least_squares(x: Floats, y: Floats) -> Line:
-    """y = B + slope x. Two points at least."""
+    """y = B + slope x. Needs at least two points."""
     centred = x - x.mean()
     slope = float(centred @ y / (centred @ centred))
     return Line(float(y.mean() - slope * x.mean()), slope)
 
 
 def blocks(values: Floats, size: int = BLOCK) -> Floats:
-    """Rows of `size` consecutive values; what is left over is left out."""
+    """Rows of `size` consecutive values; an incomplete last row is dropped."""
     count = len(values) // size
     return values[: count * size].reshape(count, size)
 
 
 @dataclass(frozen=True)
 class Interval:
-    """95% intervals of B (ms) and of the slope (ms a token) around those of `centre`, and of the mean."""
+    """95% intervals: half-widths for B (ms) and slope (ms per token) around `centre`, and for the mean."""
 
     centre: Line
     B_half_ms: float
@@ -65,7 +69,7 @@ class Interval:
 
 def interval(x: Floats, ms: Floats) -> Interval | None:
     """Least squares through block means, with Student's t of blocks - 2 degrees of freedom; null for fewer
-    than three blocks. Around this line, not that of all tokens, which a last stair cut short leans a little.
+    than three blocks. It is centred on this line: a partial last stair tilts the line through all tokens.
     """
     centres, means = blocks(x).mean(axis=1), blocks(ms).mean(axis=1)
     count = len(centres)
@@ -81,13 +85,13 @@ def interval(x: Floats, ms: Floats) -> Interval | None:
 
 
 def robust(x: Floats, ms: Floats) -> Line | None:
-    """Least squares through medians of 64 tokens: up to half of each may be spikes. Null for fewer than 3."""
+    """Least squares through medians of 64 tokens, half of which may be spikes; null: fewer than 3 medians."""
     centres, medians = blocks(x, ROBUST_BLOCK).mean(axis=1), np.median(blocks(ms, ROBUST_BLOCK), axis=1)
     return least_squares(centres, medians) if len(centres) >= FEWEST_BLOCKS else None
 
 
 def block_spread(half_width: float, n_tokens: int) -> Spread | None:
-    """What is behind half an interval of `interval`; null for fewer than three blocks."""
+    """The spread behind a half-width of `interval`; null for fewer than three blocks."""
     freedom = (n_tokens - 1) // BLOCK - 2
     if freedom < 1:
         return None

@@ -1,8 +1,8 @@
-"""Which shape has latency(n): a line, a staircase, a hinge, a change of mode, or flat? Pure.
+"""Classify the shape of latency(n): line, staircase, hinge, mode change, or flat. Pure.
 
-Judged on medians of blocks of 256 tokens, which spikes do not move. A richer shape is taken over the line
-when the Bayesian information criterion prefers it by 10 (very strong evidence: Kass and Raftery 1995) and it
-matters: the line misses by over 0.5% of the latency, and the richer shape by less than two thirds of that.
+Uses medians of blocks of 256 tokens, which ignore spikes. A richer shape replaces the line when the Bayesian
+information criterion prefers it by 10 (very strong evidence: Kass and Raftery 1995) and the difference
+matters: the line's error exceeds 0.5% of the latency, and the richer shape's is under two thirds of that.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import numpy as np
 
 from harness.analysis.series.line import BLOCK, Floats, Line, blocks, interval, least_squares
 
-FEWEST_BLOCKS = 8  # under 2,048 tokens a bend and noise look alike
+FEWEST_BLOCKS = 8  # under 2,048 tokens a bend cannot be distinguished from noise
 FEWEST_IN_SEGMENT = 3
-KNEES_PER_BLOCK = 8  # tried: one between blocks would not look like a knee
+KNEES_PER_BLOCK = 8  # candidates per block: a knee may lie between blocks
 EVIDENCE = 10.0
 MISSES = 0.005  # of the median latency
 LEFT = 2 / 3
-FLAT = 0.05  # a slope under this share of another's, or a rise under this share of the level, is none
-STAIR_EXPLAINED = 0.5  # of what recurs every 256 tokens
+FLAT = 0.05  # a slope under this share of another's, or a rise under this share of the level, is flat
+STAIR_EXPLAINED = 0.5  # of the variance that recurs every 256 tokens
 OUTLIER = 6.0  # robust standard deviations
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Positions from `from_n` to `to_n`, both within, on a line of their own."""
+    """Positions from `from_n` to `to_n`, inclusive, and the line through them."""
 
     from_n: int
     to_n: int
@@ -36,14 +36,14 @@ class Segment:
 
 @dataclass(frozen=True)
 class Shape:
-    """`name`: line, staircase, hinge, mode change, flat, or short (too few tokens to tell)."""
+    """`name`: line, staircase, hinge, mode change, flat, or short (too few tokens to classify)."""
 
     name: str
     segments: tuple[Segment, ...]
 
 
 def shape_of(n: Floats, ms: Floats) -> Shape:
-    """The shape of a series without its first token. At least two tokens."""
+    """The shape of a series without its first token; needs at least two tokens."""
     x = n - 1
     whole = Segment(int(n[0]), int(n[-1]), least_squares(x, ms))
     if len(ms) < FEWEST_BLOCKS * BLOCK:
@@ -78,14 +78,14 @@ def is_flat(segment: Segment, level_ms: float) -> bool:
 
 
 def _is_flat(x: Floats, ms: Floats, line: Line, level: float) -> bool:
-    """No rise that could be told from none, or none that matters."""
+    """Whether the slope is not distinguishable from zero, or too small to matter."""
     known = interval(x, ms)
     hidden = known is not None and abs(known.centre.slope_ms) <= known.slope_half_ms
     return hidden or abs(line.slope_ms) * float(x[-1] - x[0]) < 0.01 * level
 
 
 def _has_stairs(n: Floats, ms: Floats) -> bool:
-    """Whether the residuals fall over each 256 tokens and then jump by what 256 tokens of context cost."""
+    """Whether residuals fall over each 256 tokens, then jump by the cost of 256 tokens of context."""
     line = least_squares(n, ms)
     residuals = ms - line.at(n)
     spread = 1.4826 * float(np.median(np.abs(residuals - np.median(residuals))))
@@ -110,7 +110,7 @@ def _line(x: Floats, y: Floats) -> tuple[Line, float]:
 
 
 def _hinge(x: Floats, y: Floats) -> tuple[Line, float, float]:
-    """A plateau (B) up to a knee and a rising slope from there: the best knee, and its residuals."""
+    """Fit a plateau (B) up to a knee and a rising slope: line, best knee, residual sum of squares."""
     found = []
     ends = x[FEWEST_IN_SEGMENT - 1], x[-FEWEST_IN_SEGMENT]
     for knee in np.linspace(*ends, num=KNEES_PER_BLOCK * len(x)):
@@ -121,7 +121,7 @@ def _hinge(x: Floats, y: Floats) -> tuple[Line, float, float]:
 
 
 def _two_lines(x: Floats, y: Floats) -> tuple[tuple[Line, Line], int, float]:
-    """Two lines that need not meet: the block that the second begins with, and their residuals."""
+    """Fit two lines that need not meet: lines, first block of the second, residual sum of squares."""
     found = []
     for at in range(FEWEST_IN_SEGMENT, len(x) - FEWEST_IN_SEGMENT + 1):
         (first, first_rss), (second, second_rss) = _line(x[:at], y[:at]), _line(x[at:], y[at:])
@@ -131,7 +131,7 @@ def _two_lines(x: Floats, y: Floats) -> tuple[tuple[Line, Line], int, float]:
 
 
 def _parting(x: Floats, ms: Floats, block: int, lines: tuple[Line, Line]) -> float:
-    """Where two lines part, to the token, within a block of the best place between blocks."""
+    """The x where two lines part, to the token, searched within a block of the best block boundary."""
     near = slice((block - 1) * BLOCK, (block + 1) * BLOCK)
     first, second = (np.abs(ms[near] - line.at(x[near])) for line in lines)
     cost = np.cumsum(first) + second.sum() - np.cumsum(second)
@@ -148,5 +148,5 @@ def _bic(rss: float, count: int, terms: int) -> float:
 
 
 def _miss(rss: float, count: int, terms: int) -> float:
-    """Standard deviation of what a shape does not explain."""
+    """Residual standard deviation of a shape."""
     return math.sqrt(rss / (count - terms))

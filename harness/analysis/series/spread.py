@@ -1,7 +1,8 @@
-"""How much do repeats spread, by their own few values and by what is usual among cells like theirs? Pure.
+"""Estimate the spread of repeats from their own values and from similar cells. Pure.
 
-From three repeats alone a variance is known to a factor of two. How far a cell's own can be trusted is learnt
-from all cells (Smyth 2004, "Linear models and empirical Bayes methods", doi:10.2202/1544-6115.1027).
+Three repeats determine a variance to a factor of two only. How much weight a cell's own variance gets is
+estimated from all cells (Smyth 2004, "Linear models and empirical Bayes methods",
+doi:10.2202/1544-6115.1027).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import numpy as np
 from scipy.special import fdtrc, polygamma, psi
 
 Name = TypeVar("Name", str, int)
-FAR = 0.01  # chance of so wide a spread of a cell's own repeats, by the usual one
-# Relative standard deviation below which nothing here is known: memory is counted in pages, clocks in steps.
+FAR = 0.01  # p-value below which a cell's own spread is far wider than usual
+# Smallest relative standard deviation assumed: memory is counted in pages, clocks tick in steps.
 FINEST = 1e-4
 
 
@@ -30,32 +31,35 @@ class Spread:
 
     @property
     def floored(self) -> Spread:
-        """No finer than anything here is known."""
+        """This spread, but not below FINEST."""
         return Spread(max(self.variance, FINEST**2), self.freedom)
 
     def far_beyond(self, usual: Spread) -> bool:
-        """Whether this is far beyond the usual (F test): one of a few processes was disturbed, and the other
-        cells say nothing of that."""
+        """Whether this is far wider than usual (F test): one process was disturbed, which other cells do not
+        show."""
         return float(fdtrc(self.freedom, usual.freedom, self.variance / usual.variance)) <= FAR
 
 
 def within(groups: Sequence[Sequence[float]]) -> Spread | None:
-    """The variance around the mean of each group; null where no group has two values."""
+    """Variance around the mean of each group; null where no group has two values."""
     freedom = sum(len(values) - 1 for values in groups)
     deviations = [value - fmean(values) for values in groups for value in values]
     return Spread(sum(each**2 for each in deviations) / freedom, freedom) if freedom else None
 
 
 def pooled(spreads: Sequence[Spread]) -> Spread:
-    """Of several that are alike, one at least."""
+    """Pooled variance of similar spreads; needs at least one."""
     freedom = sum(each.freedom for each in spreads)
     return Spread(sum(each.variance * each.freedom for each in spreads) / freedom, freedom)
 
 
 def moderated(spreads: Mapping[Name, Spread | None]) -> dict[Name, Spread]:
-    """Each variance drawn towards what is usual, by as much as the variances of all are alike: a mean of
-    both, weighted by degrees of freedom, of which it then has the sum, and no more than all have together.
-    Where a cell's own is null it is the usual one, and left out where fewer than two cells know theirs."""
+    """Each variance shrunk towards the usual one, the more so the more similar all variances are.
+
+    The result is the mean of both, weighted by degrees of freedom. It has the sum of their degrees of
+    freedom, at most those of all cells together. A cell without a variance gets the usual one. Fewer
+    than two known variances are returned as they are.
+    """
     known = {name: own.floored for name, own in spreads.items() if own is not None}
     if len(known) < 2:
         return known
@@ -68,8 +72,8 @@ def moderated(spreads: Mapping[Name, Spread | None]) -> dict[Name, Spread]:
 
 
 def _usual(spreads: Sequence[Spread]) -> Spread | None:
-    """The usual variance and the degrees of freedom that it is worth, by Smyth's moments of log variances;
-    null where the variances differ by no more than chance makes them. Two spreads at least."""
+    """The usual variance and its degrees of freedom, by Smyth's moments of log variances; null where the
+    variances differ no more than by chance. Needs at least two spreads."""
     half = np.array([own.freedom for own in spreads]) / 2
     logs = np.log([own.variance for own in spreads]) - psi(half) + np.log(half)
     beyond_chance = float(logs.var(ddof=1) - polygamma(1, half).mean())
@@ -80,7 +84,7 @@ def _usual(spreads: Sequence[Spread]) -> Spread | None:
 
 
 def _inverse_trigamma(y: float) -> float:
-    """Newton's method on 1 / trigamma, which is nearly linear and convex (Smyth's appendix)."""
+    """Newton's method on 1 / trigamma, which is convex and nearly linear (Smyth's appendix)."""
     if y > 1e7:
         return 1 / math.sqrt(y)
     if y < 1e-6:

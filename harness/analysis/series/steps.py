@@ -1,8 +1,8 @@
-"""When did a figure move to another level, and stay there? Steps in a series of nights. Pure.
+"""Detect steps in a series of nights: a figure moves to another level and stays there. Pure.
 
-A level is a stretch of nights of its own, and is found by penalised least squares through constants (PELT, of
-the library ruptures) on logarithms. A night that stands alone is first drawn in to its neighbours, so that
-neither one bad night nor two are a level.
+Levels are piecewise constants, found by penalised least squares on logarithms (PELT, from the library
+ruptures). Outliers are first replaced by the median of their neighbours, so that one or two bad nights are
+not a level.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ruptures import KernelCPD
 
 Floats = NDArray[np.float64]
 
-SHORTEST = 3  # nights of a level: one or two bad ones are no step
-NEAR = 5  # nights whose median tells one that stands alone
-ALONE = 3.0  # standard deviations from that median: a spike, and no news of the level
-# What a further level must gain, in variances. Were nights independent, 10 would do (5% of quiet histories
-# show a step); neighbours are alike (rho 0.3: 26% would). What it leaves is in docs/history.md.
+SHORTEST = 3  # nights of a level: one or two bad nights are not a step
+NEAR = 5  # nights whose median identifies an outlier
+ALONE = 3.0  # standard deviations from that median that make an outlier
+# Least improvement by a further level, in variances. For independent nights 10 would do: 5% of histories
+# without a change show a step. Neighbours correlate (rho 0.3), so 26% would. docs/history.md has the rates.
 PENALTY = 30.0
-# Of few nights the noise is known badly, from 6 to a factor of two: taken to be larger by this / nights.
+# Few nights determine the noise badly (6 nights: to a factor of two), so it is raised by this / nights.
 FEW_NIGHTS = 5.0
-FINEST = 0.002  # relative noise that nothing here is below from night to night: memory comes in pages
+FINEST = 0.002  # smallest relative noise assumed from night to night: memory is counted in pages
 NORMAL_MAD = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 
 
 @dataclass(frozen=True)
 class Level:
-    """Nights `first` to `last`, both with a value, whose median is `value`."""
+    """Nights `first` to `last`, inclusive, with the median `value`. Both ends have a value."""
 
     first: int
     last: int
@@ -40,11 +40,10 @@ class Level:
 
 
 def levels(values: Sequence[float | None], spread: float = 0.0) -> list[Level]:
-    """The levels of successive nights, one or more; none where no night has a value.
+    """The levels of successive nights; empty where no night has a value.
 
-    `values`: positive; a gap is null, and belongs to no level. `spread`: relative standard error of a night's
-    value as its own repeats tell it; noise between nights is not taken to be less. A step is where a level
-    begins: its first night.
+    `values`: positive; null: a gap, part of no level. `spread`: relative standard error of a night's value
+    from its own repeats, a lower bound for the noise between nights. A step is the first night of a level.
     """
     nights = [index for index, value in enumerate(values) if value is not None]
     if not nights:
@@ -58,13 +57,13 @@ def levels(values: Sequence[float | None], spread: float = 0.0) -> list[Level]:
 
 
 def noise(logs: Floats) -> float:
-    """Standard deviation from night to night, of what is neither spike nor step: by the median of absolute
-    differences. At least two values."""
+    """Standard deviation from night to night without outliers and steps, from the median of absolute
+    differences. Needs at least two values."""
     return NORMAL_MAD * float(np.median(np.abs(np.diff(logs)))) / math.sqrt(2)
 
 
 def _ends(logs: Floats, spread: float) -> list[int]:
-    """Where each level ends, the last of them at the end."""
+    """The index after each level; the last is the number of nights."""
     count = len(logs)
     if count < 2 * SHORTEST:
         return [count]
@@ -75,8 +74,8 @@ def _ends(logs: Floats, spread: float) -> list[int]:
 
 
 def _drawn_in(logs: Floats, far: float) -> Floats:
-    """Each night that is `far` from the median of the NEAR around it (Hampel's filter) becomes that median; a
-    level of SHORTEST nights is the most of any NEAR, and stays."""
+    """Replace each night that is `far` from the median of the NEAR nights around it by that median (Hampel
+    filter). A level of SHORTEST nights is a majority of NEAR, so it stays."""
     middles = np.median(np.lib.stride_tricks.sliding_window_view(logs, NEAR), axis=1)
     around = np.pad(middles, NEAR // 2, mode="edge")
     return np.where(np.abs(logs - around) > far, around, logs)

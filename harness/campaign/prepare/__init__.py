@@ -204,7 +204,7 @@ class Preparation:
             given = weights.local(Path(str(source.path)))
         elif source.file is not None and cell.weights_format != "gguf":  # known before the download
             name = f"{source.repo}/{source.file}"
-            raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, and {name} is a GGUF")
+            raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, but {name} is a GGUF")
         else:
             given = self._of_hub(cell, source)
         if cell.weights_format != "gguf":

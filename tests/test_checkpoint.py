@@ -372,9 +372,7 @@ def test_a_part_that_is_a_pipe_is_not_waited_for(parts):
 
 def test_a_part_under_another_name_is_refused(parts, tmp_path):
     renamed = parts[0].rename(tmp_path / "renamed.gguf")
-    with pytest.raises(
-        CheckpointError, match="part 1 of 3 of a split model, but its name is not that of a part"
-    ):
+    with pytest.raises(CheckpointError, match="part 1 of 3 of a split model, but its name"):
         read(renamed)
 
 

@@ -312,6 +312,13 @@ def test_llama_server_has_totals_and_in_a_stream_every_token(harness):
     assert ran.err == ""
 
 
+def test_a_stream_that_lacks_a_chunk_names_how_many_tokens_came_at_once(harness, tmp_path):
+    chunks = (LOGS / "llama-stream.txt").read_text().split("\n\n")
+    (tmp_path / "stream.txt").write_text("\n\n".join(chunks[:3] + chunks[4:]))
+    (row,) = harness("fit", tmp_path / "stream.txt", "--json").json
+    assert row["unusable"] == "2 tokens came in one chunk after token 3"
+
+
 @pytest.mark.parametrize("name", sorted(path.name for path in LOGS.iterdir() if path.suffix != ".md"))
 def test_a_log_of_another_tool_takes_no_columns(harness, name):
     assert harness("fit", LOGS / name).code == 0

@@ -104,9 +104,7 @@ def _series(chunks: Sequence[Timings]) -> Series:
     first_ms = chunks[0].get("prompt_ms")
     ms = np.concatenate([[np.nan if first_ms is None else first_ms], gaps])
     at = int(np.argmax(steps > 1)) if (steps > 1).any() else None
-    fault = (
-        None if at is None else f"{steps[at] + 1:.0f} tokens came in one chunk after token {counts[at]:.0f}"
-    )
+    fault = None if at is None else f"{steps[at]:.0f} tokens came in one chunk after token {counts[at]:.0f}"
     return Series(prompt_tokens + counts, ms, fault)
 
 

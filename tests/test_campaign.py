@@ -22,7 +22,7 @@ STATUSES = {
     "hang": ({"hang_at_token": 30}, "timeout", "not finished within 10 s"),
     "oom": ({"oom_above_n_ctx": 64}, "oom", "does not fit"),
     "error": ({"die_at_token": 30, "die_by": "error"}, "error", "failed, as asked"),
-    "nonsense": ({"garbage_at_token": 30}, "error", "nonsense"),
+    "nonsense": ({"garbage_at_token": 30}, "error", "worker protocol error"),
     "short": ({"stop_after": 20}, "invalid", "20 tokens generated, 40 requested"),
     "long": ({"extra_tokens": 5}, "invalid", "41 tokens generated, 40 requested"),
     "liar": (

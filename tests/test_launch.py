@@ -67,7 +67,7 @@ def test_stamps_are_the_latency_the_fake_was_told(worker, fake_interpreter):
         ({"die_at_token": 20, "die_by": "abort"}, "crash", "killed by SIGABRT"),
         ({"die_at_token": 20, "die_by": "kill"}, "crash", "killed by SIGKILL"),
         ({"die_at_token": 20, "die_by": "exit"}, "crash", "exited with 7 without Done or Failed"),
-        ({"garbage_at_token": 20}, "error", "nonsense"),
+        ({"garbage_at_token": 20}, "error", "worker protocol error"),
         ({"hang_at_token": 20}, "timeout", "not finished within 10 s; stopped in phase generate"),
     ],
 )

@@ -131,7 +131,7 @@ def test_a_stack_that_grows_has_no_context_to_search(harness: Callable[..., Ran]
     (row,) = ran.json
     assert (ran.code, row["status"], row["probes"]) == (1, "refused", [])
     expected = (
-        "stack hf with cache: dynamic has no context length to set: its cache grows; use workload kind grow"
+        "stack hf with cache: dynamic has no context length option: its cache grows; use workload kind grow"
     )
     assert row["reasons"] == [expected]
 

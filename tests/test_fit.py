@@ -57,6 +57,16 @@ def test_a_segment_that_does_not_rise_is_flat_and_has_no_W(harness, tmp_path):
     assert ", flat |" in harness("report", log, "--format", "md").out
 
 
+def test_a_jump_at_the_same_n_in_two_series_is_a_change_of_kernel_and_no_drift(harness, tmp_path):
+    n = np.arange(1, 10_000)
+    noise = [np.random.default_rng(seed).normal(size=len(n)) * 0.02 for seed in (0, 1, 2)]
+    jumps = (2048, 2048, 5000)
+    log = {f"{i}": (n, 12 + n * 1e-3 + 3 * (n > jumps[i]) + noise[i]) for i in range(3)}
+    rows = harness("fit", write(tmp_path / "log.csv", log), "--json").json
+    codes = [[flag["code"] for flag in row["flags"]] for row in rows]
+    assert codes == [["kernel_change"], ["kernel_change"], ["drift"]]
+
+
 def test_a_variant_that_is_no_series_is_told_and_the_rest_is_analysed(harness, tmp_path):
     n, ms = drawn(600)
     dead = np.concatenate([ms[:500], np.zeros(100)])

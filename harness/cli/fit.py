@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.records.flags import Flag, Limit, flags, identical, same_changes
+from harness.analysis.records.flags import Flag, Limit, flags, identical
 from harness.analysis.series import latency
 from harness.analysis.series.latency import Analysis, Unusable
 from harness.analysis.series.line import Floats
 from harness.cli import NOT_OK, NOT_STARTED, OK
 from harness.cli.names import printable, shortened, unknown
+from harness.dataset.rows import flag_kernel_changes
 from harness.logs.log import Log, LogError, OptionError, Request, Series
 from harness.logs.read import read
 from harness.logs.table import Options
@@ -133,9 +134,6 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
     same = identical({name: ms for name, (_, ms, _) in cut.items() if len(ms) > 1})
     longest = max((len(ms) for _, ms, _ in cut.values()), default=0)
     found = {name: _analysis(each, *cut[name][:2]) for name, each in log.series.items()}
-    changes = same_changes(
-        {n: latency.change_of_mode(e) for n, e in found.items() if isinstance(e, Analysis)}
-    )
     rows = []
     for name, each in found.items():
         bits = bpw.get(name)
@@ -144,15 +142,16 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
         if isinstance(each, str):
             rows.append(row | _empty(theory is not None) | {"unusable": printable(each)})
             continue
-        raised = [flag for flag in flags(each, limit, longest) if flag.code != "drift" or name not in changes]
+        raised = flags(each, limit, longest)
         died = cut[name][2]
         if died is not None:
             raised.append(
                 Flag("died", f"zeros from n = {died} on, treated as the end of the series", invalidates=None)
             )
-        raised += [by_name[name] for by_name in (same, changes) if name in by_name]
+        raised += [same[name]] if name in same else []
         row |= latency.row(each) | {"flags": [flag.row() for flag in raised]}
         rows.append(row | (_against(row, limit) if limit else {}))
+    flag_kernel_changes(rows)
     return rows + [_totals(name, each, theory is not None) for name, each in log.requests.items()]
 
 

@@ -48,7 +48,11 @@ class Gathered:
         rows.flag_identical_series(
             self.repeats, [self.curves.get(str(r["series"]), nothing).ms for r in self.repeats]
         )
-        rows.name_kernel_changes(self.repeats)
+        of_stack: dict[tuple[str, str], list[Row]] = {}
+        for row in self.repeats:
+            of_stack.setdefault((row["model"], row["stack"]), []).append(row)
+        for alike in of_stack.values():
+            rows.flag_kernel_changes(alike)
         agreement.apply_checks(self.repeats, self.checks)
         self.cells: list[Row] = names.named(budget.split_time(rows.per_cell(self.repeats)))
 

@@ -262,16 +262,12 @@ def _pooled(repeats: list[Row]) -> Row:
     return pooled
 
 
-def name_kernel_changes(rows: Sequence[Row]) -> None:
-    """Flag rows of a model and stack whose mode changes at the same n: a change of kernel, not drift."""
-    of_stack: dict[tuple[str, str], list[Row]] = {}
-    for each in rows:
-        of_stack.setdefault((each["model"], each["stack"]), []).append(each)
-    for alike in of_stack.values():
-        changes = same_changes({str(i): each["mode_changes_at"] for i, each in enumerate(alike)})
-        for i, flag in changes.items():
-            others = [known for known in alike[int(i)]["flags"] if known["code"] != "drift"]
-            alike[int(i)]["flags"] = [*others, flag.row()]
+def flag_kernel_changes(rows: Sequence[Row]) -> None:
+    """Flag rows of one stack whose mode changes at the same n: a change of kernel, not drift."""
+    changes = same_changes({str(i): each["mode_changes_at"] for i, each in enumerate(rows)})
+    for i, flag in changes.items():
+        others = [known for known in rows[int(i)]["flags"] if known["code"] != "drift"]
+        rows[int(i)]["flags"] = [*others, flag.row()]
 
 
 def flag_identical_series(rows: Sequence[Row], latencies: Sequence[Floats]) -> None:

@@ -59,11 +59,10 @@ class Probing:
         folder = self.folder / f"probe-{self.number}"
         folder.mkdir()
         with contextlib.ExitStack() as around:
-            memory_limit = (
-                around.enter_context(MemoryLimit(self.headroom.limit_bytes, self.mechanism))
-                if self.mechanism
-                else None
-            )
+            memory_limit = None
+            if self.mechanism:
+                memory_limit = MemoryLimit(self.headroom.limit_bytes, self.mechanism)
+                around.enter_context(memory_limit)
             seen = _ProbeState(memory_limit)
             gpu = None if self.inputs.device_id == "cpu" else self.inputs.device_id
             vram = around.enter_context(watched(gpu))

@@ -16,6 +16,7 @@ import pytest
 from conftest import gone
 from test_analysis import record
 from test_hf import request_of, said
+from test_memory_limit import with_cgroup
 
 from harness import config as configs
 from harness import plan
@@ -156,9 +157,8 @@ def test_a_budget_that_is_not_there_or_below_the_weights_is_refused_in_a_sentenc
     assert "memory_budget" not in records(tmp_path / "results")[0]
 
 
+@with_cgroup
 def test_an_interrupt_leaves_no_cgroup(background, config, tmp_path):
-    if mechanism_here() == "RLIMIT_DATA":
-        pytest.skip("needs a memory cgroup that can be written")
     campaign = background("run", config({"hang_at_token": 1}, memory_budget="200MiB", timeout_s=60))
 
     def ours() -> list[Path]:

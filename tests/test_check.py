@@ -51,8 +51,10 @@ def answering(tmp_path: Path) -> Callable[[str], Callable[[plan.Cell], Inputs]]:
     """Inputs of cells whose worker is a script: it has `asked`, the request, and `say(event, **fields)`."""
 
     def make(script: str) -> Callable[[plan.Cell], Inputs]:
-        path = tmp_path / "python"
-        path.write_text(f"#!{sys.executable}\n{WORKER}{script}\n")
+        path, code = tmp_path / "python", tmp_path / "worker.py"
+        code.write_text(f"{WORKER}{script}\n")
+        # A line with #! takes no path that has a space.
+        path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{code}" "$@"\n')
         path.chmod(0o700)
 
         def inputs(cell: plan.Cell) -> Inputs:

@@ -106,6 +106,15 @@ def test_a_published_study_is_a_folder_where_the_user_stands_else_the_shipped_on
     assert "no such results folder" in harness("report", "published/../configs").err
 
 
+@pytest.mark.parametrize(("built", "then"), [(None, "harness env create llamacpp; "), (object(), "")])
+def test_init_says_what_comes_next(monkeypatch, tmp_path, capsys, built, then):
+    facts = machine.facts() | {"gpus": []}
+    monkeypatch.setattr(init.machine, "facts", lambda: facts)
+    monkeypatch.setattr(init.build, "find", lambda environment: built)
+    assert init.make(tmp_path / "c.yaml") == 0
+    assert capsys.readouterr().out.endswith(f"\nnext: {then}harness run {tmp_path / 'c.yaml'}\n")
+
+
 def test_init_writes_a_config_of_this_machine_once(harness, tmp_path):
     ran = harness("init")
     assert ran.code == 0, ran.err
@@ -298,7 +307,7 @@ def test_a_dry_run_looks_at_weights_that_are_given(harness, tmp_path):
     (tmp_path / "c.yaml").write_text(json.dumps({"models": models, "variants": variants}))
     lines = harness("run", "c.yaml", "--dry-run", "--json").json
     assert [(line["will_fail"] or [line["weights"]])[0] for line in lines] == [
-        str(folder),
+        f"{folder} (bf16)",
         f"{folder}, convert f16, quantize q4_0",
         f"stack hf needs a Hugging Face checkpoint, but {folder}.gguf is a GGUF",
         f"{folder}.gguf, quantize q4_0",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import Ran
+from test_memory_limit import with_cgroup
 
 from harness import results
 from harness.analysis.records import grow_results
@@ -75,6 +76,7 @@ def test_a_target_that_is_reached_is_said_to_be_one(grow) -> None:
     assert (row["max_ctx"], row["max_ctx_is_target"], row["limit_reason"]) == (300, True, None)
 
 
+@with_cgroup
 def test_a_kill_at_the_budget_is_the_answer_as_far_as_it_is_known(grow, tmp_path: Path) -> None:
     (row,) = grow({"leak_bytes_per_token": 65536, "B_ms": 0.3}, target=8000, memory_budget="100MiB")
     assert row["status"] == "ok"

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from conftest import Ran, gone
+from test_memory_limit import with_cgroup
 
 from harness import results
 from harness.campaign.max_context.memory_headroom import DeviceLost, MemoryHeadroom, NoHeadroom, headroom_on
@@ -41,6 +42,7 @@ def searched(config: Callable[..., Path], harness: Callable[..., Ran]) -> Callab
     return run
 
 
+@with_cgroup
 def test_memory_that_is_really_taken_is_predicted_and_proved_to_the_granule(searched) -> None:
     (row,) = searched({"kv_bytes_per_token": KV, "clock": "real"})  # memory is sampled as it fills
     headroom = (256 - 5 - 8) * MIB  # of an interpreter of Python alone: 5 to 8 MiB; weights 2 MB
@@ -296,6 +298,7 @@ def test_a_probe_that_loaded_something_else_proves_nothing(searched) -> None:
     assert row["reasons"] == ["at 4096 tokens: kernel fast was requested but slow ran"]
 
 
+@with_cgroup
 def test_memory_that_may_spill_is_searched_only_once_a_context_beyond_it_was_refused(
     config: Callable[..., Path], harness: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

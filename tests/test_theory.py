@@ -313,6 +313,18 @@ def test_names_are_found_whatever_their_case_and_after_options_too(harness):
     assert (row["model"], row["machine"], row["weights"]) == ("qwen1.5-7b", "rtx-4090", "q4_k_m")
 
 
+def test_what_the_table_leaves_out_is_said_in_words(harness):
+    asked = "--machine", "m2 pro", "rtx-4090", "--quant", "q4_k_m,f16"
+    ran = harness("theory", "qwen2.5-7b", *asked)
+    fits = [line for line in ran.out.splitlines() if " to spare" in line or " short" in line]
+    assert [line.split()[1] for line in fits] == ["q4_k_m", "f16"] * 3
+    assert all("cannot load" in line for line in fits)  # a GGUF type, in transformers
+    said = " ".join(ran.out.split())
+    assert "apple-m2-pro-16gb: of its 17.2 GB (16 GiB), 5.7 GB are reserved for the system, as macOS" in said
+    assert "https://github.com/exo-explore/exo/pull/1672" in said  # not broken at its hyphen
+    assert "reached: no measurement, here or published, of these weights on this machine." in said
+
+
 def test_what_does_not_fit_has_no_speed(harness):
     rows = harness("theory", "qwen1.5-7b", "--machine", "rpi-5-8gb", "--json").json
     assert [row["fits"]["llama.cpp"]["longest"] for row in rows] == [None, None, 5376]

@@ -75,9 +75,9 @@ def parser() -> argparse.ArgumentParser:
         prog="harness",
         description="Benchmark LLM inference stacks on one machine with one user, and flag measurements that "
         "cannot be trusted.",
-        epilog="exit codes: 0 all cells ok; 1 some cells not ok or not compared, or the run stopped early; "
-        "2 nothing was started (config, command line or results folder is wrong); 3 a regression beyond "
-        "--fail-on; 130 interrupted",
+        epilog="exit codes: 0 all cells ok; 1 some cells not ok or not compared, or the run could not go on; "
+        "2 nothing was started or compared: the config, the command line, the results or the cache folder is "
+        "wrong; 3 a regression that compare was asked to fail for; 130 interrupted",
     )
     parser.add_argument("--version", action="version", version=f"harness {harness.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

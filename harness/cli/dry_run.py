@@ -183,7 +183,7 @@ class Here:
             steps, disk = self._made(cell, ready.fingerprint, shape, seed=None)
             return Source(f"{words}, {steps}" if steps else words, disk, ready)
         if cell.weights_format != "gguf" or cell.quant in (None, ready.quant):
-            return Source(words, 0, ready)
+            return Source(f"{words} ({ready.quant})" if ready.quant else words, 0, ready)
         assert ready.header is not None  # it is a GGUF
         size = weights.quantized_bytes(ready.header, str(cell.quant))
         return Source(f"{words}, quantize {cell.quant}", size, ready)

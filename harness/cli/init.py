@@ -9,6 +9,8 @@ from typing import Any
 
 from harness import machine, shipped
 from harness.cli import NOT_STARTED, OK
+from harness.stacks import build
+from harness.stacks.header import stacks
 from harness.system.wording import plural
 
 ROOM_FOR_1_8B = 8e9  # bytes: 3.7 GB of 16-bit weights, the context, and the overhead of CUDA and torch
@@ -56,7 +58,8 @@ def make(path: Path) -> int:
     except OSError as refusal:
         print(f"harness: {path}: cannot be written: {refusal.strerror}", file=sys.stderr)
         return NOT_STARTED
-    print(f"found: {found(facts)}\nwrote: {path}\nnext: {_create(facts)}; harness run {path}")
+    first = "" if _is_built(facts) else f"{_create(facts)}; "
+    print(f"found: {found(facts)}\nwrote: {path}\nnext: {first}harness run {path}")
     return OK
 
 
@@ -84,4 +87,16 @@ def text(facts: dict[str, Any], name: str) -> str:
 
 
 def _create(facts: dict[str, Any]) -> str:
-    return f"harness env create {'llamacpp hf bnb --device cuda' if facts['gpus'] else 'llamacpp'}"
+    names, device = _wanted(facts)
+    return f"harness env create {' '.join(names)}" + (f" --device {device}" if device != "cpu" else "")
+
+
+def _is_built(facts: dict[str, Any]) -> bool:
+    names, device = _wanted(facts)
+    wanted = [stacks()[name].environment_for(device) for name in names]
+    return all(environment and build.find(environment) for environment in wanted)
+
+
+def _wanted(facts: dict[str, Any]) -> tuple[list[str], str]:
+    """The stacks of the config's variants, and the device family."""
+    return (["llamacpp", "hf", "bnb"], "cuda") if facts["gpus"] else (["llamacpp"], "cpu")

@@ -22,7 +22,8 @@ class Mistake(ValueError):
 
 
 def sort(arguments: argparse.Namespace, shapes: Mapping[str, Shape], known: Mapping[str, Machine]) -> None:
-    """Join machine names that the shell has split; move models given after --machine or --quant."""
+    """Join machine names that the shell has split; split quantizations at commas; move models given after
+    --machine or --quant."""
 
     def is_machine(name: str) -> bool:
         return name.lower() == THIS or _stands(lambda: machine_names.machines(name, known))
@@ -33,6 +34,7 @@ def sort(arguments: argparse.Namespace, shapes: Mapping[str, Shape], known: Mapp
     def is_quant(name: str) -> bool:
         return name.lower() in (*QUANTS, ALL)
 
+    arguments.quant = [name for given in arguments.quant for name in given.split(",") if name]
     arguments.machine = machine_names.joined(arguments.machine, is_machine)
     for option, belongs in (("machine", is_machine), ("quant", is_quant)):
         given = getattr(arguments, option)

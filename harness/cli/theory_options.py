@@ -43,7 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="TYPE",
-        help="quantization types of llama.cpp, e.g. q4_k_m; or all",
+        help="quantization types of llama.cpp, e.g. q4_k_m q8_0; or all",
     )
     form.add_argument(
         "--tied", action="store_true", help="the lm_head shares its weights with the input embedding"

@@ -35,17 +35,17 @@ def short(value: float | None) -> str:
 
 
 def headroom(row: Row, stack: str) -> str:
-    """`yes, 3.1 GB to spare`, or `no, 1.4 GB short`; a dash if the stack cannot load such weights."""
-    fit = (row["fits"] or {}).get(stack)
+    """`yes, 3.1 GB to spare`, `no, 1.4 GB short`, or `cannot load`."""
+    fit = row["fits"][stack]
     if fit is None:
-        return "-"
+        return "cannot load"
     spare = fit["spare_bytes"]
     return f"yes, {spare / 1e9:.1f} GB to spare" if spare >= 0 else f"no, {-spare / 1e9:.1f} GB short"
 
 
 def longest(row: Row, stack: str) -> str:
-    """Tokens, at most the trained context; a dash if unknown, 0 if none fits."""
-    fit = (row["fits"] or {}).get(stack)
+    """Tokens, at most the trained context; a dash if the stack cannot load the weights, 0 if none fits."""
+    fit = row["fits"][stack]
     return whole(fit and (fit["longest"] or 0))
 
 
@@ -93,7 +93,7 @@ FLOORS: Columns = (
     ("W tok/ms", lambda row: short(row["W_tokens_per_ms"])),
     ("tok/s", lambda row: short(row["tokens_per_s"])),
     ("tok/s at n", lambda row: short(row["tokens_per_s_at_context"])),
-    ("bound by", lambda row: row["bound"] or "-"),
+    ("bound by", lambda row: (row["rate"] and row["bound"]) or "-"),
     ("reached", reached),
     ("FLOP/s rate", lambda row: row["rate"] or "unknown"),
     ("batch", lambda row: short(row["compute_bound_batch"])),
@@ -143,7 +143,7 @@ FITS_MEANING = (
     "longest: the longest context, at most the trained one. ideal: only weights and KV cache, in all of the"
     " memory; no stack reaches it. llama.cpp: without flash attention. transformers: 5.x (bf16; 8 and 4 bits"
     " with bitsandbytes), not yet measured on a GPU; the version of early 2024 held the cache twice, which"
-    " halves the context."
+    " halves the context. cannot load: no GGUF type loads in transformers; --bpw 16 is its bf16."
 )
 
 
@@ -180,8 +180,9 @@ def _show_on_machines(rows: Sequence[Row]) -> None:
         table(FITS, shaped)
         _say(FITS_MEANING)
         for name, row in {row["machine"]: row for row in shaped}.items():
-            reserve = f"{row['reserve_bytes'] / 1e9:.1f} GB of its {row['memory_bytes'] / 1e9:.1f} GB"
-            _say(f"{name}: {reserve} are reserved {row['reserve_for']}.")
+            memory = f"{row['memory_bytes'] / 1e9:.1f} GB ({row['memory_bytes'] / 2**30:.3g} GiB)"
+            reserve = f"{row['reserve_bytes'] / 1e9:.1f} GB are reserved for {row['reserve_for']}"
+            _say(f"{name}: of its {memory}, {reserve}.")
         print()
     _say("Upper bounds on speed:")
     table(FLOORS, rows)
@@ -205,6 +206,8 @@ def _legend(rows: Sequence[Row]) -> None:
     )
     for model, window in {row["model"]: row["window"] for row in rows if row["window"]}.items():
         _say(f"{model} attends to {window:,} tokens.")
+    if not any(row["reached"] for row in rows):
+        _say("reached: no measurement, here or published, of these weights on this machine.")
     for source in dict.fromkeys(row["reached"]["source"] for row in rows if row["reached"]):
         by = {f"{r['reached']['stack']} {r['reached']['variant']}": None for r in rows if r["reached"]}
         _say(f"reached: share of the ceiling (tok/s), by {', '.join(by)}: {source}")
@@ -249,7 +252,7 @@ def _width(texts: Sequence[Sequence[str]]) -> int:
 def _say(text: str) -> None:
     """Print text, wrapped between words."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 110
-    print("\n".join(textwrap.wrap(text, min(110, width))))
+    print("\n".join(textwrap.wrap(text, min(110, width), break_on_hyphens=False)))
 
 
 def model(name: str, shape: Shape) -> Row:

@@ -40,12 +40,12 @@ class Machine:
             share = 1 / 3 if self.memory.value <= 36 * 2**30 else 1 / 4
             return Figure(self.memory.value * share, _METAL)
         if self.compute_capability is None:
-            return Figure(SYSTEM_RESERVE_BYTES, "for the operating system")
+            return Figure(SYSTEM_RESERVE_BYTES, "the operating system")
         if drives_display(self.name):
-            return Figure(DISPLAY_RESERVE_BYTES, "for the display and the driver")
+            return Figure(DISPLAY_RESERVE_BYTES, "the display and the driver")
         if self.name.startswith(("L4", "T4")):
-            return Figure(self.memory.value / 16, "for error correction, which such cards keep in memory")
-        return Figure(DRIVER_RESERVE_BYTES, "for the driver")
+            return Figure(self.memory.value / 16, "error correction, which such cards keep in memory")
+        return Figure(DRIVER_RESERVE_BYTES, "the driver")
 
     def kernel_rate(self, quantized: bool) -> str | None:
         """The rate that bounds matrix products of weights of 16 bits, or `quantized` to fewer: the fastest
@@ -91,7 +91,7 @@ DISPLAY_RESERVE_BYTES = round(0.7 * 2**30)
 DRIVER_RESERVE_BYTES = 2**29
 SYSTEM_RESERVE_BYTES = 2**30
 _METAL = (
-    "macOS gives its GPU about two thirds of the memory, three quarters above 36 GiB (newer "
+    "the system, as macOS gives its GPU about two thirds of the memory, three quarters above 36 GiB (newer "
     "versions more): https://github.com/exo-explore/exo/pull/1672, "
     "https://github.com/ggml-org/llama.cpp/issues/1870"
 )

@@ -401,6 +401,6 @@ def test_weights_that_are_here_are_judged_by_what_they_are_and_not_by_what_is_us
         [*marlin, "its weights are in several files"]
     )
     assert lines["one", "exllamav2-4"]["will_fail"] == []
-    assert lines["one", "exllamav2-4"]["weights"] == str(one)
+    assert lines["one", "exllamav2-4"]["weights"] == f"{one} (gptq-int4)"
     stored = sum(packed_bytes(of_shape(SMALL), replace(GPTQ, group_size=32)).values())
     assert lines["one", "exllamav2-4"]["memory_bytes"] == on_a_gpu(SMALL, stored)

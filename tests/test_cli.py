@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import signal
@@ -111,7 +112,7 @@ def test_init_says_what_comes_next(monkeypatch, tmp_path, capsys, built, then):
     facts = machine.facts() | {"gpus": []}
     monkeypatch.setattr(init.machine, "facts", lambda: facts)
     monkeypatch.setattr(init.build, "find", lambda environment: built)
-    assert init.make(tmp_path / "c.yaml") == 0
+    assert init.run(argparse.Namespace(file=tmp_path / "c.yaml")) == 0
     assert capsys.readouterr().out.endswith(f"\nnext: {then}harness run {tmp_path / 'c.yaml'}\n")
 
 

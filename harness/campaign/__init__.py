@@ -24,6 +24,7 @@ from harness.machine.sensors.cooling import Cooling
 from harness.plan import Cell
 from harness.results import Record, Stored
 from harness.stacks import build
+from harness.system.endings import NotFinished
 from harness.system.wording import plural
 
 __all__ = ["CHECK_SECONDS", "DeviceBusy", "RunOptions", "Stopped", "Watcher", "check_weights", "run"]
@@ -31,7 +32,7 @@ __all__ = ["CHECK_SECONDS", "DeviceBusy", "RunOptions", "Stopped", "Watcher", "c
 CHECK_SECONDS = weights_check.SECONDS
 
 
-class Stopped(RuntimeError):
+class Stopped(NotFinished):
     """The campaign had to stop; finished repeats are kept."""
 
 

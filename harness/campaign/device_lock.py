@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.system.cache import CacheError, cache_folder, made
+from harness.system.endings import NotFinished
 
 
-class DeviceBusy(RuntimeError):
+class DeviceBusy(NotFinished):
     """Another campaign is measuring on this device."""
 
 

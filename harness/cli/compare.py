@@ -6,31 +6,51 @@ import argparse
 import math
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from harness.analysis.records.metrics import FAMILIES
-from harness.cli import NOT_OK, NOT_STARTED, OK, REGRESSION
+from harness.cli.exits import NOT_OK, NOT_STARTED, OK, REGRESSION, Mistake, say
 from harness.compare import Comparison, compare, gha, page, sides, text
 from harness.results import ResultsError
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 
 
-class InvalidArguments(ValueError):
-    """The arguments are invalid; the message is one sentence."""
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "of", nargs="*", metavar="BASE NEW", help="each a results folder, or a day (YYYY-MM-DD) of --results"
+    )
+    parser.add_argument(
+        "--baseline",
+        metavar="last:N",
+        help="compare the latest campaign of one folder (default: --results) with the N before it",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("results"),
+        metavar="DIR",
+        help="results folder for days (default: results)",
+    )
+    parser.add_argument(
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="slower:2%",
+        help="exit with 3 if anything is SLOWER (memory: LARGER, context: SHORTER) by more; repeatable",
+    )
+    parser.add_argument(
+        "--format", choices=["md", "json", "html", "gha"], help="output format (default: plain text)"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the comparison to FILE")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare and print; the exit code tells whether a regression failed or something was not compared.
     Raises ResultsError if nothing can be compared."""
-    try:
-        fail_on = _thresholds(arguments.fail_on)
-        base, new = _sides(arguments)
-    except InvalidArguments as mistake:
-        print(f"harness: {mistake}", file=sys.stderr)
-        return NOT_STARTED
+    fail_on = _thresholds(arguments.fail_on)
+    base, new = _sides(arguments)
     found = compare(base, new, fail_on)
     _show(found, arguments.format, arguments.output)
     return _judge(found)
@@ -41,21 +61,19 @@ def _thresholds(given: Sequence[str]) -> dict[str, float]:
     for each in given:
         family, share = threshold(each)
         if family in found:
-            raise InvalidArguments(f"--fail-on {each}: {family} already has a threshold; give it once")
+            raise Mistake(f"--fail-on {each}: {family} already has a threshold; give it once")
         found[family] = share
     return found
 
 
 def threshold(given: str) -> tuple[str, float]:
-    """`slower:2%` as the family of figures and the share. Raises InvalidArguments."""
+    """`slower:2%` as the family of figures and the share. Raises Mistake."""
     family, _, percent = given.partition(":")
     if family not in FAMILIES:
-        raise InvalidArguments(
-            f"--fail-on {given}: must begin with one of {', '.join(FAMILIES)}, as in slower:2%"
-        )
+        raise Mistake(f"--fail-on {given}: must begin with one of {', '.join(FAMILIES)}, as in slower:2%")
     number = _PERCENT.fullmatch(percent)
     if number is None or not math.isfinite(float(number[1])):
-        raise InvalidArguments(f"--fail-on {given}: the threshold must be a percentage, as in {family}:2%")
+        raise Mistake(f"--fail-on {given}: the threshold must be a percentage, as in {family}:2%")
     return family, float(number[1]) / 100
 
 
@@ -63,23 +81,21 @@ def _sides(arguments: argparse.Namespace) -> tuple[sides.Side, sides.Side]:
     given, results = arguments.of, arguments.results
     if arguments.baseline is None:
         if len(given) != 2:
-            raise InvalidArguments(
-                "compare takes two results folders or days, or one folder with --baseline last:N"
-            )
+            raise Mistake("compare takes two results folders or days, or one folder with --baseline last:N")
         if Path(given[0]).resolve() == Path(given[1]).resolve():
-            raise InvalidArguments(f"{given[0]}: base and new are the same folder; give two different ones")
+            raise Mistake(f"{given[0]}: base and new are the same folder; give two different ones")
         return sides.side(given[0], results), sides.side(given[1], results)
     count = re.fullmatch(r"last:([1-9]\d{0,3})", arguments.baseline)
     if count is None:
-        raise InvalidArguments(f"--baseline {arguments.baseline}: must be last:N, as in last:14")
+        raise Mistake(f"--baseline {arguments.baseline}: must be last:N, as in last:14")
     if len(given) > 1:
-        raise InvalidArguments("with --baseline, compare takes at most one results folder")
+        raise Mistake("with --baseline, compare takes at most one results folder")
     return sides.rolling(Path(given[0]) if given else results, int(count[1]))
 
 
 def _show(found: Comparison, form: str | None, output: Path | None) -> None:
     for each in (*found.damages, *found.notes):
-        print(f"harness: {each}", file=sys.stderr)
+        say(each)
     if form == "gha":
         _on_github(found, output or Path("reports") / "benchmark.json")
     elif form == "html":
@@ -114,13 +130,13 @@ def _write(path: Path, made: str) -> None:
 def _judge(found: Comparison) -> int:
     fails = [f"{row['name']} {row['metric']} {row['verdict']}" for row in found.rows if row["fails"]]
     if fails:
-        print(f"harness: {len(fails)} failed: {'; '.join(fails)}", file=sys.stderr)
+        say(f"{len(fails)} failed: {'; '.join(fails)}")
         return REGRESSION
     if not found.compared:
         why = dict.fromkeys(each["reason"] for each in (*found.not_compared, *found.rows) if each["reason"])
-        print(f"harness: nothing was compared: {'; '.join(why)}", file=sys.stderr)
+        say(f"nothing was compared: {'; '.join(why)}")
         return NOT_STARTED
     if not found.whole:
-        print("harness: some cells were not compared", file=sys.stderr)
+        say("some cells were not compared")
         return NOT_OK
     return OK

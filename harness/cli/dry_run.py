@@ -14,7 +14,7 @@ from harness import machine, results
 from harness.analysis.records import traffic
 from harness.campaign import forecast
 from harness.campaign.device_lock import is_busy
-from harness.cli import NOT_OK, OK
+from harness.cli.exits import NOT_OK, OK
 from harness.config import Experiment
 from harness.models import checkpoint, packed, weights
 from harness.models.weights import Ready

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from harness import machine
-from harness.cli import NOT_OK, NOT_STARTED, OK
+from harness.cli.exits import NOT_OK, OK, Mistake, say
+from harness.cli.inputs import add_json
 from harness.cli.progress import Progress
 from harness.stacks import build
 from harness.stacks.header import Environment, stacks
@@ -20,20 +21,26 @@ from runners.protocol import Request
 PROBE_TIMEOUT_S = 120.0
 
 
-def run(action: str, names: list[str], device: str | None, as_json: bool) -> int:
-    """Run `action` (list, create, check) for the named stacks (default: all) and a device family (default:
-    all; create: cpu). `check` fails on a broken environment and, with `device`, on one that is not built."""
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=["list", "create", "check"])
+    parser.add_argument("stack", nargs="*", help="stacks (default: all)")
+    parser.add_argument("--device", help="cpu, cuda, metal, vulkan or hip (create: cpu; else all)")
+    add_json(parser, "one object per environment")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List, create or check environments. `check` fails on a broken one and, with a device, on one that is
+    not built."""
+    action, names, device, as_json = arguments.action, arguments.stack, arguments.device, arguments.json
     for name in names:
         if name not in stacks():
-            print(f"harness: unknown stack {name}; there are {', '.join(stacks())}", file=sys.stderr)
-            return NOT_STARTED
+            raise Mistake(f"unknown stack {name}; there are {', '.join(stacks())}")
     headers = [stacks()[name] for name in names or stacks()]
     known = sorted({e.device for header in headers for e in header.environments.values()})
     if action == "create":
         device = device or "cpu"
     if device is not None and device not in known:
-        print(f"harness: no environment for device {device}; there are {', '.join(known)}", file=sys.stderr)
-        return NOT_STARTED
+        raise Mistake(f"no environment for device {device}; there are {', '.join(known)}")
     chosen = [e for h in headers for e in h.environments.values() if device in (None, e.device)]
     if action == "create":
         return _create(chosen, as_json)
@@ -53,7 +60,7 @@ def _create(environments: list[Environment], as_json: bool) -> int:
         try:
             made = build.create(environment, progress.say)
         except build.EnvironmentFailed as failure:
-            print(f"harness: {failure}", file=sys.stderr)
+            say(failure)
             code = NOT_OK
             continue
         lines.append(_state(environment, check=False))

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
-from harness.cli import NOT_OK, NOT_STARTED, OK
-from harness.cli.commands import stored_in
+from harness.cli.exits import NOT_OK, OK, Mistake, say
+from harness.cli.inputs import add_results, stored
 from harness.export import lines, llama_bench, tokens
 from harness.export.chosen import Chosen
 from harness.results import ResultsError
 from harness.results.files import write_whole
 
 
-def make(folder: Path, to: str, output: str | None) -> int:
+def add(parser: argparse.ArgumentParser) -> None:
+    add_results(parser)
+    parser.add_argument(
+        "--to",
+        required=True,
+        choices=["llama-bench", "csv", "parquet"],
+        help="llama-bench: its JSON, one row per test; csv: one line per repeat; parquet: every token",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write to FILE (default and -: standard output; parquet needs a file)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Write the file or standard output, and print what was skipped and why; not ok if nothing could be
     exported. Raises ResultsError: no folder, no records, or the file cannot be written."""
-    target = None if output in (None, "-") else Path(str(output))
+    folder, to = arguments.dir, arguments.to
+    target = None if arguments.output in (None, "-") else Path(arguments.output)
     if to == "parquet" and target is None:
-        print(
-            "harness: --to parquet is binary and cannot go to standard output; set -o FILE", file=sys.stderr
-        )
-        return NOT_STARTED
+        raise Mistake("--to parquet is binary and cannot go to standard output; set -o FILE")
     if target is not None and (why := _unwritable(target)):  # before minutes of reading
         raise ResultsError(f"{target}: cannot be written: {why}")
-    chosen = Chosen(stored_in(folder), llama_bench.fits if to == "llama-bench" else lambda row: "")
+    chosen = Chosen(stored(folder), llama_bench.fits if to == "llama-bench" else lambda row: "")
     if to == "parquet" and target is not None:
         done = tokens.write(target, chosen.by_campaign()) > 0
     else:
@@ -36,7 +50,7 @@ def make(folder: Path, to: str, output: str | None) -> int:
         elif done:
             write_whole(target, text.encode())
         if rows:  # what compare-llama-bench.py takes for its -b and -c
-            print(f"harness: builds: {', '.join(llama_bench.builds(rows))}", file=sys.stderr)
+            say(f"builds: {', '.join(llama_bench.builds(rows))}")
     return _summarize(chosen, done, folder)
 
 
@@ -49,13 +63,13 @@ def _unwritable(target: Path) -> str:
 
 def _summarize(chosen: Chosen, done: bool, folder: Path) -> int:
     for warning in chosen.warnings:
-        print(f"harness: {warning}", file=sys.stderr)
+        say(f"{warning}")
     if not chosen.seen and not chosen.left_out:
         raise ResultsError(f"{folder}: no records")
     left_out = ", ".join(f"{number} {why}" for why, number in chosen.left_out.items())
     if not done:
-        print(f"harness: {folder}: nothing to export: {left_out or 'no series'}", file=sys.stderr)
+        say(f"{folder}: nothing to export: {left_out or 'no series'}")
         return NOT_OK
     if left_out:
-        print(f"harness: skipped: {left_out}", file=sys.stderr)
+        say(f"skipped: {left_out}")
     return OK

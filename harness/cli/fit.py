@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,8 @@ from harness.analysis.records.flags import Flag, Limit, flags, identical
 from harness.analysis.series import latency
 from harness.analysis.series.latency import Analysis, Unusable
 from harness.analysis.series.line import Floats
-from harness.cli import NOT_OK, NOT_STARTED, OK
+from harness.cli.exits import NOT_OK, OK, Mistake, say
+from harness.cli.inputs import add_json
 from harness.cli.names import printable, shortened, unknown
 from harness.dataset.rows import flag_kernel_changes
 from harness.logs.log import Log, LogError, OptionError, Request, Series
@@ -32,31 +32,61 @@ Row = dict[str, Any]
 LEAST_TOKENS = 3  # the first token, and two for a line
 
 
-class Mistake(ValueError):
-    """The command line is invalid; the message is one sentence."""
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "log",
+        type=Path,
+        metavar="LOG",
+        help="CSV or JSON, one row per token, or a log of vLLM, llama-server, GuideLLM, AIPerf; also gzipped",
+    )
+    values = parser.add_mutually_exclusive_group()
+    values.add_argument(
+        "--latency-column", metavar="NAME", help="column with latencies (default: latency_ms)"
+    )
+    values.add_argument(
+        "--time-column", metavar="NAME", help="column with timestamps; latencies are their differences"
+    )
+    parser.add_argument(
+        "--group-column",
+        metavar="NAME",
+        help="one series per value of this column (default: variant, if present)",
+    )
+    parser.add_argument(
+        "--unit",
+        choices=["s", "ms", "us", "ns"],
+        help="unit of the latencies or times (default: inferred; required if ambiguous)",
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write an HTML page")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw latency against position")
+    parser.add_argument(
+        "--model", metavar="NAME", help="with --machine: compare with the limits of the hardware"
+    )
+    parser.add_argument("--machine", metavar="NAME", help="machine for --model")
+    parser.add_argument(
+        "--bpw", nargs="+", default=[], metavar="VARIANT=X", help="bits per weight, e.g. q4_0.gguf=4.62"
+    )
+    parser.add_argument("--units", choices=["si", "published"], default="si", help="as in `harness theory`")
+    add_json(parser, "one object per variant")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one row per series, as a table or JSON; write the page and the picture, if requested.
 
-    An invalid command line prints one sentence and exits with 2, an unusable log with 1.
+    Raises Mistake, and LogError for an unusable log.
     """
     path: Path = arguments.log
     options = Options(arguments.latency_column, arguments.time_column, arguments.group_column, arguments.unit)
-    try:
-        bpw = _bpw(arguments.bpw)
-        theory = _theory(arguments.model, arguments.machine, UNITS[arguments.units])
-        log = _read(path, options)
-        if unmatched := bpw.keys() - log.series.keys():
-            raise Mistake(unknown("variant", min(unmatched), log.series))
-    except (Mistake, LogError) as mistake:
-        return refused(mistake)
+    bpw = _bpw(arguments.bpw)
+    theory = _theory(arguments.model, arguments.machine, UNITS[arguments.units])
+    log = _read(path, options)
+    if unmatched := bpw.keys() - log.series.keys():
+        raise Mistake(unknown("variant", min(unmatched), log.series))
     rows = analysed(log, theory, bpw)
     notes = [printable(note) for note in log.notes]
     if arguments.json:
         print(json.dumps(rows, indent=1, allow_nan=False))
         for note in notes:
-            print(f"harness: {path}: {note}", file=sys.stderr)
+            say(f"{path}: {note}")
     else:
         from harness.report import fits
 
@@ -81,12 +111,6 @@ def study(path: Path) -> Study:
     return fits.study(path.name, rows, log)
 
 
-def refused(mistake: Mistake | LogError) -> int:
-    """Print the error and return the exit code: 1 for an unusable log, else 2."""
-    print(f"harness: {printable(str(mistake))}", file=sys.stderr)
-    return NOT_STARTED if isinstance(mistake, (Mistake, OptionError)) else NOT_OK
-
-
 def _read(path: Path, options: Options) -> Log:
     """Read a log. Raises LogError with the file name in its message."""
     try:
@@ -107,7 +131,7 @@ def _draw(path: Path, log: Log, rows: list[Row], page: Path | None, picture: Pat
             export.latency_png(picture, made)
             print(picture.absolute())
     except (ResultsError, export.FiguresError) as refusal:
-        print(f"harness: {refusal}", file=sys.stderr)
+        say(refusal)
         return NOT_OK
     return OK
 

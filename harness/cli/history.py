@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.cli import NOT_OK, OK
-from harness.cli.commands import stored_in
+from harness.cli.exits import NOT_OK, OK, say
+from harness.cli.inputs import add_json, add_results, stored
 from harness.history import nights, page, steps
 from harness.history.steps import Step
 from harness.report import document
+from harness.report.table import Table
 from harness.results import ResultsError
 
 
-def show(folder: Path, target: Path, as_json: bool) -> int:
+def add(parser: argparse.ArgumentParser) -> None:
+    add_results(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("reports/history.html"),
+        metavar="FILE",
+        help="write the page to FILE (default: reports/history.html)",
+    )
+    add_json(parser, "one object per step")
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Write the page and print the steps, the latest first; not ok if no night has a figure. Raises
     ResultsError: no folder, no records, or the page cannot be written."""
-    history = nights.history(stored_in(folder))
+    folder, target, as_json = arguments.dir, arguments.output, arguments.json
+    history = nights.history(stored(folder))
     for warning in history.warnings:
-        print(f"harness: {warning}", file=sys.stderr)
+        say(warning)
     if not history.campaigns:
         raise ResultsError(f"{folder}: no records of measurements")
     for name, (count, why) in history.cells_without_data.items():
-        print(
-            f"harness: {name}: no figure in {page.counted(count, 'night')}; the last: {why}", file=sys.stderr
-        )
+        say(f"{name}: no figure in {page.counted(count, 'night')}; the last: {why}")
     if not history.series:
-        print(f"harness: {folder}: no night of any cell has a figure; no page was written", file=sys.stderr)
+        say(f"{folder}: no night of any cell has a figure; no page was written")
         if as_json:
             print("[]")
         return NOT_OK
@@ -47,28 +61,14 @@ def show(folder: Path, target: Path, as_json: bool) -> int:
 
 
 def _print(found: Sequence[Step]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    # A narrow terminal wraps lines; it must not truncate figures.
-    console = Console(width=250, soft_wrap=True, highlight=False, markup=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("since", "cell", "figure", "verdict"):
-        table.add_column(heading, no_wrap=heading != "cell", overflow="fold")
-    for heading in ("from", "to", "change"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("what changed", overflow="fold")
-    for step in found:
-        metric = step.series.metric
-        table.add_row(
-            step.when.removeprefix("on "),
-            step.series.name,
-            metric.name,
-            step.word,
-            steps.shown(metric, step.before.value),
-            steps.shown(metric, step.after.value),
-            f"{step.change:+.1%}",
-            steps.changes(step),
-            style="yellow" if step.word == metric.worse else None,
-        )
-    console.print(table)
+    lines = [
+        [
+            *(step.when.removeprefix("on "), step.series.name, step.series.metric.name, step.word),
+            *(steps.shown(step.series.metric, side.value) for side in (step.before, step.after)),
+            *(f"{step.change:+.1%}", steps.changes(step)),
+        ]
+        for step in found
+    ]
+    headings = ["since", "cell", "figure", "verdict", "from", "to", "change", "what changed"]
+    numeric = [*[False] * 4, *[True] * 3, False]
+    Table(headings, lines, numeric, [step.word == step.series.metric.worse for step in found]).show()

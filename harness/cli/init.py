@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from harness import machine, shipped
-from harness.cli import NOT_STARTED, OK
+from harness.cli.exits import OK, Mistake
 from harness.stacks import build
 from harness.stacks.header import stacks
 from harness.system.wording import plural
@@ -46,18 +46,28 @@ _GPU = """\
   - {{stack: bnb, quant: [int8, nf4], dtype: {dtype}}}  # bitsandbytes"""
 
 
-def make(path: Path) -> int:
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        default=Path("harness.yaml"),
+        metavar="FILE",
+        help="the file to write (default: harness.yaml)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Write the config and print the machine found. Never overwrites a file."""
+    path = arguments.file
     facts = machine.facts()
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text(facts, str(path)))
-    except FileExistsError:
-        print(f"harness: {path}: already exists; choose another name: harness init FILE", file=sys.stderr)
-        return NOT_STARTED
+    except FileExistsError as there:
+        raise Mistake(f"{path}: already exists; choose another name: harness init FILE") from there
     except OSError as refusal:
-        print(f"harness: {path}: cannot be written: {refusal.strerror}", file=sys.stderr)
-        return NOT_STARTED
+        raise Mistake(f"{path}: cannot be written: {refusal.strerror}") from refusal
     first = "" if _is_built(facts) else f"{_create(facts)}; "
     print(f"found: {found(facts)}\nwrote: {path}\nnext: {first}harness run {path}")
     return OK

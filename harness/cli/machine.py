@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 from harness import machine
 from harness.campaign import DeviceBusy, probes
 from harness.campaign.device_lock import device_lock
-from harness.cli import NOT_OK, OK
+from harness.cli.exits import NOT_OK, OK, say
+from harness.cli.inputs import add_json
 from harness.cli.progress import Progress
 from harness.machine import ProbeError
 from harness.stacks import build
@@ -31,12 +32,19 @@ RATES = (
 )
 
 
-def show(measure: bool, as_json: bool) -> int:
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--measure", action="store_true", help="measure read bandwidth and matrix multiplication rate"
+    )
+    add_json(parser, "one object per device")
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Print each device: the CPU, then the GPUs. Measuring locks all of them, as a campaign does, because it
     would slow a campaign on any of them."""
     rows = list(_devices())
     failed = False
-    if measure:
+    if arguments.measure:
         progress = Progress()
         try:
             with ExitStack() as held:
@@ -47,10 +55,10 @@ def show(measure: bool, as_json: bool) -> int:
                     failed = not _measure(row, progress) or failed
         except DeviceBusy as busy:
             reason = str(busy).partition(";")[0]  # the rest names an option of `run`
-            print(f"harness: {reason}; nothing was measured", file=sys.stderr)
+            say(f"{reason}; nothing was measured")
             return NOT_OK
         progress.clear()
-    if as_json:
+    if arguments.json:
         print(json.dumps(rows, indent=1, allow_nan=False))
     else:
         print("\n".join(line for row in rows for line in _lines(row)))

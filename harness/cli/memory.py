@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.analysis.records.attribution import PARTS
-from harness.cli import OK
-from harness.cli.commands import stored_in
+from harness.cli.exits import OK, say
+from harness.cli.inputs import add_json, add_results, stored
 from harness.dataset.gather import Gathered
+from harness.report.table import Table, note
 
 Row = dict[str, Any]
 
 
-def show(folder: Path, as_json: bool) -> int:
+def add(parser: argparse.ArgumentParser) -> None:
+    add_results(parser)
+    add_json(parser, "one object per cell")
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Print the table, or one array. Raises ResultsError if there is no such folder."""
-    gathered = Gathered(list(stored_in(folder)))
+    gathered = Gathered(list(stored(arguments.dir)))
     rows = gathered.memory
     for warning in gathered.warnings:
-        print(f"harness: {warning}", file=sys.stderr)
-    if as_json:
+        say(warning)
+    if arguments.json:
         print(json.dumps(rows, indent=1, allow_nan=False))
     else:
         _print(rows)
@@ -30,36 +35,22 @@ def show(folder: Path, as_json: bool) -> int:
 
 
 def _print(rows: Sequence[Row]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    # A narrow terminal wraps lines; it must not truncate figures.
-    console = Console(width=220, soft_wrap=True, highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("cell", overflow="fold")
-    for heading in ("status", "at"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("file", "total", *PARTS, "unattributed", "KV B/token", "by theory"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        moments = [(at, row[at]) for at in ("loaded", "peak") if row[at]] or [("-", None)]
-        for index, (at, moment) in enumerate(moments):
-            first, last = index == 0, index == len(moments) - 1
-            table.add_row(
-                row["name"] if first else "",
-                (row["status"] if row["kind"] == "measured" else row["kind"]) if first else "",
-                at,
-                _mb(row["file_bytes"]) if first else "",
-                *_figures(moment),
-                _count(row["measured_bytes_per_token"]) if last else "",
-                _count(row["kv_bytes_per_token"]) if last else "",
-            )
-    console.print(table)
-    console.print("MB are 1e6 bytes; unattributed: total minus the parts, in % of the total", style="dim")
+    headings = ["cell", "status", "at", "file", "total", *PARTS, "unattributed", "KV B/token", "by theory"]
+    lines = [line for row in rows for line in _lines(row)]
+    Table(headings, lines, [False] * 3 + [True] * (len(headings) - 3)).show()
+    note("MB are 1e6 bytes; unattributed: total minus the parts, in % of the total")
     if any(row[at] and row[at]["by_difference"] for row in rows for at in ("loaded", "peak")):
-        console.print(
-            "~: inferred: total minus the reported parts; unattributed is then unknown", style="dim"
-        )
+        note("~: inferred: total minus the reported parts; unattributed is then unknown")
+
+
+def _lines(row: Row) -> Iterator[list[str]]:
+    """A line per moment; what belongs to the cell stands in the first, its KV cache in the last."""
+    moments = [(at, row[at]) for at in ("loaded", "peak") if row[at]] or [("-", None)]
+    status = row["status"] if row["kind"] == "measured" else row["kind"]
+    for index, (at, moment) in enumerate(moments):
+        cell = [row["name"], status, at, _mb(row["file_bytes"])] if index == 0 else ["", "", at, ""]
+        kv = [_count(row["measured_bytes_per_token"]), _count(row["kv_bytes_per_token"])]
+        yield [*cell, *_figures(moment), *(kv if index == len(moments) - 1 else ["", ""])]
 
 
 def _figures(moment: Row | None) -> list[str]:

@@ -3,36 +3,52 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from harness import results
-from harness.cli import NOT_OK, OK, fit
+from harness import results, shipped
+from harness.cli import fit
+from harness.cli.exits import NOT_OK, OK, say
 from harness.dataset.gather import Gathered
 from harness.dataset.study import Study
-from harness.logs.log import LogError
 from harness.report import document, export
 from harness.results import ResultsError, Stored
 
 
-def make(arguments: argparse.Namespace) -> int:
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "dir",
+        nargs="+",
+        type=shipped.results,
+        metavar="DIR",
+        help="a results folder, published/NAME, or one log that `harness fit` can read",
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write the page to FILE (default: in reports/)"
+    )
+    parser.add_argument(
+        "--baseline", type=shipped.results, metavar="DIR", help="records to compare with, cell by cell"
+    )
+    parser.add_argument(
+        "--format", choices=["md", "csv", "json"], help="print the tables instead of writing a page"
+    )
+    parser.add_argument("--png", type=Path, metavar="DIR", help="write the figures as PNG files")
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Print the tables, or write the page and print its path. Raises ResultsError if there is
     nothing to show."""
     if any(path.is_file() for path in arguments.dir):
-        try:
-            study, name = _of_log(arguments.dir, arguments.baseline)
-        except LogError as mistake:
-            return fit.refused(mistake)
+        study, name = _of_log(arguments.dir, arguments.baseline)
     else:
         study, name = _of_records(arguments.dir, arguments.baseline)
     for warning in study.warnings:
-        print(f"harness: {warning}", file=sys.stderr)
+        say(warning)
     if arguments.png:
         try:
             for path in export.png(arguments.png, study):
                 print(path)
         except export.FiguresError as refusal:
-            print(f"harness: {refusal}", file=sys.stderr)
+            say(refusal)
             return NOT_OK
     if arguments.format:
         if arguments.format == "md":
@@ -72,7 +88,7 @@ def _gathered(folders: list[Path]) -> Gathered:
         stored += results.records(folder, lambda damage: damages.append(f"skipped: {damage}"))
     if not stored:
         for damage in damages:
-            print(f"harness: {damage}", file=sys.stderr)
+            say(damage)
         raise ResultsError(f"{', '.join(map(str, folders))}: no records")
     gathered = Gathered(stored)
     gathered.warnings = [*damages, *gathered.warnings]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from harness.campaign.prepare import NotReady, Preparation
-from harness.cli import NOT_OK, NOT_STARTED, OK
+from harness.cli.exits import NOT_OK, OK, Mistake, say
+from harness.cli.inputs import add_json
 from harness.cli.names import shortened, unknown
 from harness.cli.progress import Progress
 from harness.config import Decode, Model, Variant, Weights
@@ -25,72 +25,76 @@ STACK = "llamacpp"  # the stack that owns GGUF
 PACKER = "hf"  # any stack that loads checkpoints can pack them
 
 
-@dataclass(frozen=True)
-class SynthRequest:
-    """`form`: gguf, hf, gptq or awq. `quants`: of GGUF files, null: f16. `bits`: of GPTQ, null: 4."""
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shape", metavar="SHAPE", help="name of a model shape, e.g. qwen1.5-0.5b")
+    parser.add_argument(
+        "--format",
+        choices=["gguf", "hf", "gptq", "awq"],
+        default="gguf",
+        help="hf: a checkpoint folder; gptq, awq: that, rounded to nearest and packed (default: gguf)",
+    )
+    parser.add_argument("--bits", type=int, choices=[4, 8], help="bits of GPTQ weights (default: 4)")
+    parser.add_argument("--quant", nargs="+", metavar="TYPE", help="GGUF types, e.g. q4_k_m (default: f16)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="random seed, at least 0 (default: 0)"
+    )
+    add_json(parser, "one object per file")
 
-    shape: str
-    form: str
-    quants: list[str] | None
-    bits: int | None
-    seed: int
 
-
-def make(request: SynthRequest, as_json: bool) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Make a checkpoint, or one GGUF per quantization; print paths, as JSON with exact sizes."""
-    if wrong := _mistake(request):
-        print(f"harness: {wrong}", file=sys.stderr)
-        return NOT_STARTED
+    if wrong := _mistake(arguments):
+        raise Mistake(wrong)
     progress = Progress()
     preparation = Preparation("cpu", None, None, progress.say)
     made = []
     try:
-        for ready in _made(preparation, request):
+        for ready in _made(preparation, arguments):
             made.append(_row(ready))
-            if not as_json:
+            if not arguments.json:
                 progress.clear()
                 print(ready.path)
     except NotReady as failure:
-        print(f"harness: {failure}", file=sys.stderr)
+        say(failure)
         return NOT_OK
-    if as_json:
+    if arguments.json:
         print(json.dumps(made, indent=1))
     return OK
 
 
-def _mistake(request: SynthRequest) -> str | None:
+def _mistake(asked: argparse.Namespace) -> str | None:
     """The mistake in the command line, in one sentence; null if there is none."""
     choices = [str(choice) for choice in stacks()[STACK].options["quant"].choices]
     try:
-        names.model(request.shape)
+        names.model(asked.shape)
     except NotUnderstood as why:
-        return why.sentence("shape", shortened(request.shape))
-    for quant in request.quants or ():
+        return why.sentence("shape", shortened(asked.shape))
+    for quant in asked.quant or ():
         if quant not in choices:
             return unknown("quantization", quant, choices)
-    if request.quants and request.form != "gguf":
-        is_what = "bf16" if request.form == "hf" else f"packed in {request.bits or 4} bits"
+    if asked.quant and asked.format != "gguf":
+        is_what = "bf16" if asked.format == "hf" else f"packed in {asked.bits or 4} bits"
         return f"--quant needs --format gguf; a checkpoint is {is_what}"
-    if request.bits and request.form != "gptq":
-        return "--bits needs --format gptq" + ("; AWQ always has 4" if request.form == "awq" else "")
-    if not 0 <= request.seed < 2**63:
-        return f"--seed {request.seed}: must be at least 0 and below 2**63"
+    if asked.bits and asked.format != "gptq":
+        return "--bits needs --format gptq" + ("; AWQ always has 4" if asked.format == "awq" else "")
+    if not 0 <= asked.seed < 2**63:
+        return f"--seed {asked.seed}: must be at least 0 and below 2**63"
     return None
 
 
-def _made(preparation: Preparation, request: SynthRequest) -> Iterator[Ready]:
+def _made(preparation: Preparation, asked: argparse.Namespace) -> Iterator[Ready]:
     """Raises NotReady."""
-    known = names.model(request.shape)
-    model = Model(name=known.name, shape=known.shape, weights=Weights(seed=request.seed))
-    if request.form in FORMATS:
-        packing = Packing(request.form, request.bits or 4)
+    known = names.model(asked.shape)
+    model = Model(name=known.name, shape=known.shape, weights=Weights(seed=asked.seed))
+    if asked.format in FORMATS:
+        packing = Packing(asked.format, asked.bits or 4)
         loading = [header.stack for header in stacks().values() if header.weights not in ("gguf", "none")]
         yield preparation.packed(_cell(model, _built([PACKER, *loading], PACKER)), packing)
-    elif request.form == "hf":
+    elif asked.format == "hf":
         loading = [header.stack for header in stacks().values() if header.weights != "none"]
         yield preparation.checkpoint(_cell(model, _built([STACK, *loading], STACK)))
     else:
-        for quant in request.quants or [SOURCE_QUANT]:
+        for quant in asked.quant or [SOURCE_QUANT]:
             yield _gguf(preparation, model, quant)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from harness.compare import Comparison, text
 from harness.compare.judge import BETTER, WORSE
-from harness.compare.text import FIGURES, Table
+from harness.compare.text import FIGURES
 from harness.report import document, drawing, markup
 from harness.report.drawing import Figure
+from harness.report.table import Table
 
 Row = Mapping[str, Any]
 WORSE_COLOUR, BETTER_COLOUR, OTHER_COLOUR = drawing.COLOURS[1], drawing.COLOURS[2], drawing.FAINT
@@ -34,19 +35,19 @@ def page(found: Comparison) -> str:
 
 
 def _table(table: Table) -> str:
-    heads = [(heading, numeric, "") for heading, numeric in zip(table.headings, table.numeric, strict=True)]
-    body = "".join(_line(table, line) for line in table.lines)
+    heads = [(heading, numeric, "") for heading, numeric in zip(table.headings, table.figures, strict=True)]
+    marks = table.marked or [False] * len(table.lines)
+    body = "".join(_line(table, *each) for each in zip(table.lines, marks, strict=True))
     return f"<h2>{escape(table.title)}</h2>{markup.sortable(table.title, heads, body)}"
 
 
-def _line(table: Table, line: Sequence[str]) -> str:
-    bad = table.verdict is not None and line[table.verdict].startswith((*WORSE, "INVALID"))
+def _line(table: Table, line: Sequence[str], marked: bool) -> str:
     first, *rest = line
     cells = "".join(
         f'<td class="{"num" if numeric else "text"}">{escape(cell)}</td>'
-        for cell, numeric in zip(rest, table.numeric[1:], strict=True)
+        for cell, numeric in zip(rest, table.figures[1:], strict=True)
     )
-    return f'<tr{" class=bad" if bad else ""}><th scope="row">{escape(first)}</th>{cells}</tr>'
+    return f'<tr{" class=bad" if marked else ""}><th scope="row">{escape(first)}</th>{cells}</tr>'
 
 
 def _figures(rows: Sequence[Row]) -> Iterator[Figure]:

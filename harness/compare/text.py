@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from harness.analysis.series.difference import FALSE_DISCOVERIES
 from harness.compare import Comparison
 from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
+from harness.report.table import NONE, Table, in_markdown
 from harness.system.wording import plural
 
 Row = Mapping[str, Any]
@@ -24,18 +24,6 @@ FIGURES = {
     "memory_bytes": ("memory MB", "{:,.0f}", 1e6),
     "max_ctx": ("longest context", "{:,.0f}", 1.0),
 }
-NONE = "-"
-
-
-@dataclass(frozen=True)
-class Table:
-    """`numeric`: which columns are numbers. `verdict`: index of the verdict column; null: none."""
-
-    title: str
-    headings: Sequence[str]
-    lines: Sequence[Sequence[str]]
-    numeric: Sequence[bool]
-    verdict: int | None = None
 
 
 def counts(found: Comparison) -> str:
@@ -57,7 +45,8 @@ def counts(found: Comparison) -> str:
 
 def tables(found: Comparison) -> list[Table]:
     """The tables of differences, cells not compared, and figures; empty ones are left out."""
-    return [table for table in (_environment(found), _not_compared(found), _figures(found)) if table.lines]
+    every = _environment(found), _not_compared(found), _figures(found)
+    return [table for table in every if table.lines]
 
 
 def meaning(found: Comparison) -> list[str]:
@@ -81,30 +70,13 @@ def terminal(found: Comparison) -> str:
     """As plain text with aligned columns."""
     lines = [title(found), ""]
     for table in tables(found):
-        lines += [f"{table.title}:", *_aligned(table), ""]
+        lines += [f"{table.title}:", *table.text(), ""]
     return "\n".join([*lines, counts(found), *meaning(found)]) + "\n"
 
 
-def _aligned(table: Table) -> list[str]:
-    rows = [table.headings, *table.lines]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(table.headings))]
-    padded = [
-        [
-            cell.rjust(width) if numeric else cell.ljust(width)
-            for cell, width, numeric in zip(row, widths, table.numeric, strict=True)
-        ]
-        for row in rows
-    ]
-    return ["  ".join(row).rstrip() for row in padded]
-
-
 def markdown(found: Comparison) -> str:
-    parts = [f"# {_plain(title(found))}", *(f"> {_plain(each)}" for each in found.notes)]
-    for table in tables(found):
-        parts.append(f"## {table.title}")
-        rule = ["---:" if numeric else "---" for numeric in table.numeric]
-        lines = [table.headings, rule, *table.lines]
-        parts.append("\n".join("| " + " | ".join(map(_plain, line)) + " |" for line in lines))
+    parts = [f"# {in_markdown(title(found))}", *(f"> {in_markdown(each)}" for each in found.notes)]
+    parts += [table.markdown() for table in tables(found)]
     parts += [f"**{counts(found)}**", *meaning(found)]
     return "\n\n".join(parts) + "\n"
 
@@ -145,14 +117,14 @@ def _environment(found: Comparison) -> Table:
         for each in found.environment
     ]
     headings = ["what", "baseline", "new", "cells"]
-    return Table("Environment differences", headings, lines, [False] * 4)
+    return Table(headings, lines, [False] * 4, title="Environment differences")
 
 
 def _not_compared(found: Comparison) -> Table:
     lines = [[each["name"], each["reason"]] for each in found.not_compared]
     lines += [[each["name"], f"in part: {each['reason']}"] for each in found.partial]
     lines += [["a record", each] for each in found.damages]
-    return Table("Not compared", ["cell", "why"], lines, [False] * 2)
+    return Table(["cell", "why"], lines, [False] * 2, title="Not compared")
 
 
 def _figures(found: Comparison) -> Table:
@@ -160,7 +132,8 @@ def _figures(found: Comparison) -> Table:
     worst_first = sorted(found.rows, key=lambda row: VERDICTS.index(row["verdict"]))
     lines = [_line(row) for row in worst_first]
     numeric = [False, False, True, True, True, True, True, False, False]
-    return Table("Figures", headings, lines, numeric, headings.index("verdict"))
+    marked = [row["verdict"] in (*WORSE, INVALID) for row in worst_first]
+    return Table(headings, lines, numeric, marked, "Figures")
 
 
 def _line(row: Row) -> list[str]:
@@ -179,11 +152,3 @@ def _signed(share: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g}%"
-
-
-def _plain(text: str) -> str:
-    """Text on one line, escaped for Markdown."""
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
-    for mark in "\\`*|[]":
-        text = text.replace(mark, f"\\{mark}")
-    return text

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from harness.config.experiment import PATTERNS
+from harness.system.endings import NotStarted
 
 Loc = tuple[str | int, ...]
 """The keys and list indexes that lead to a value."""
@@ -36,8 +37,10 @@ _BOUNDS = {
 }
 
 
-class ConfigError(ValueError):
+class ConfigError(NotStarted, ValueError):
     """The config is wrong. One line per mistake: `FILE:LINE: dotted.key: what; did you mean X?`"""
+
+    prefix = ""
 
 
 def dotted(loc: Iterable[str | int]) -> str:

@@ -9,14 +9,20 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.config.mistakes import shortened
+from harness.system.endings import NotFinished, NotStarted
+
 Floats = NDArray[np.float64]
 
 
-class LogError(ValueError):
-    """The file is not a usable log; the message is one sentence without the file's name."""
+class LogError(NotFinished):
+    """The file is not a usable log; the message is one printable sentence, even if it quotes the file."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(shortened(sentence, most=1000))
 
 
-class OptionError(LogError):
+class OptionError(LogError, NotStarted):
     """An option does not fit the file, or an option is needed; the message names it."""
 
 

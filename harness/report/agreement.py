@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from rich.table import Table
-
 from harness.analysis.records import agreement
 from harness.dataset.study import Row, figure
+from harness.report.table import NONE, Table
 from harness.system.wording import plural
 
 HEADING = "Same model? Logits against the 16-bit reference"
@@ -22,7 +21,6 @@ MEANING = (
     " error that the coarsest type of the variant explains; a larger one means a different model. The verdict"
     " covers all depths compared; the table shows the prompt, n = 300, n = 2,100 and the deepest."
 )
-NONE = "-"
 
 
 def headings(checks: Sequence[Row]) -> list[str]:
@@ -44,15 +42,12 @@ def cells(check: Row, checks: Sequence[Row]) -> list[str]:
     ]
 
 
-def terminal(checks: Sequence[Row]) -> Table:
+def table(checks: Sequence[Row]) -> Table:
     """One line per check."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, heading in enumerate(headings(checks)):
-        figures = 1 < number < len(headings(checks)) - 1
-        table.add_column(heading, justify="right" if figures else "left", overflow="fold")
-    for check in checks:
-        table.add_row(*cells(check, checks), style=None if check["verdict"] == "agrees" else "yellow")
-    return table
+    named = headings(checks)
+    numeric = [False, False, *[True] * (len(named) - 3), False]
+    marked = [check["verdict"] != "agrees" for check in checks]
+    return Table(named, [cells(check, checks) for check in checks], numeric, marked, HEADING)
 
 
 def notes(checks: Sequence[Row]) -> list[str]:
@@ -82,11 +77,6 @@ def section(checks: Sequence[Row]) -> Iterable[str]:
     yield f'<div class="scroll tall" tabindex="0" role="region" aria-label="{escape(HEADING)}">{table}</div>'
     items = "".join(f"<li>{escape(note)}</li>" for note in notes(checks))
     yield f"<ul>{items}</ul></section>" if items else "</section>"
-
-
-def lines(checks: Sequence[Row]) -> list[list[str]]:
-    """The lines of the table, headings first; empty without checks."""
-    return [headings(checks), *(cells(check, checks) for check in checks)] if checks else []
 
 
 def _depths(checks: Sequence[Row]) -> list[int]:

@@ -10,6 +10,7 @@ from harness.dataset.study import Row, labels
 from harness.report import columns, markup
 from harness.report.columns import Column
 from harness.report.drawing import Figure
+from harness.report.table import NONE
 
 
 @dataclass(frozen=True)
@@ -62,4 +63,4 @@ def lines(chapter: Chapter) -> Iterable[tuple[str, Sequence[Column], Sequence[Ro
 
 def _has_figures(row: Row, chosen: Sequence[Column]) -> bool:
     """Whether a table has a figure for a row."""
-    return any(column.text(row, column.key) != columns.NONE for column in chosen)
+    return any(column.text(row, column.key) != NONE for column in chosen)

@@ -8,9 +8,9 @@ from functools import partial
 
 from harness.dataset.study import Row, bounds, failure, figure
 from harness.report.contexts import held
+from harness.report.table import NONE
 
 Text = Callable[[Row, str], str]
-NONE = "-"
 NOT_HELD = ", not held"  # follows a length that the memory cannot hold
 W_MEANING = (
     "tokens of context per further ms of TPOT; not identifiable: slope not distinguishable from zero; "

@@ -15,6 +15,7 @@ from harness.dataset.study import Row, Study, bounds
 from harness.report import agreement, chapters, columns, figures, summary
 from harness.report.columns import Column
 from harness.report.drawing import Figure, plain
+from harness.report.table import Table, in_markdown
 from harness.results import ResultsError
 
 WIDTH, SCALE = 1200, 2  # of a PNG file: CSS pixels, and device pixels per CSS pixel
@@ -70,38 +71,31 @@ def markdown(study: Study) -> str:
     tables += [(title, columns.used(every, rows), rows) for title, every in columns.TABLES.items()]
     for chapter in figures.chapters(study).values():
         tables += chapters.lines(chapter)
-    parts = [*(f"> {_in_markdown(line)}" for line in summary.third_party(rows)), *_sentences(study)]
+    parts = [*(f"> {in_markdown(line)}" for line in summary.third_party(rows)), *_sentences(study)]
     for title, chosen, table_rows in tables:
         if not chosen:
             continue
-        lines = [["cell", "status", *(column.heading for column in chosen)]]
-        lines += [
+        lines = [
             [str(row["name"]), columns.state(row), *(columns.cell(row, column) for column in chosen)]
             for row in table_rows
         ]
-        parts.append(_table(title, lines, [False, False, *(column.numeric for column in chosen)]))
+        headings = ["cell", "status", *(column.heading for column in chosen)]
+        numeric = [False, False, *(column.numeric for column in chosen)]
+        parts.append(Table(headings, lines, numeric, title=title).markdown())
     if study.checks:
-        lines = agreement.lines(study.checks)
-        numeric = [False, False, *[True] * (len(lines[0]) - 3), False]
-        parts.append(_table(agreement.HEADING, lines, numeric))
+        parts.append(agreement.table(study.checks).markdown())
     return "\n\n".join(parts) + "\n"
 
 
 def _sentences(study: Study) -> list[str]:
     """Counts, best cells per model, and failures."""
-    per_model = ((_in_markdown(model), _in_markdown(text)) for model, text in summary.per_model(study))
+    per_model = ((in_markdown(model), in_markdown(text)) for model, text in summary.per_model(study))
     stands_out = [f"- **{model}**: {text}" for model, text in per_model]
-    failed = [_in_markdown(f"{reason} ({', '.join(names)})") for reason, names in summary.failures(study)]
+    failed = [in_markdown(f"{reason} ({', '.join(names)})") for reason, names in summary.failures(study)]
     parts = [summary.counts(study), "\n".join(stands_out)]
     if failed:
         parts += ["## Invalid and failed cells", "\n".join(f"- {each}" for each in failed)]
     return [part for part in parts if part]
-
-
-def _table(title: str, lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> str:
-    text = ["| " + " | ".join(map(_in_markdown, line)) + " |" for line in lines]
-    rule = "| " + " | ".join("---:" if each else "---" for each in numeric) + " |"
-    return "\n".join([f"## {title}", "", text[0], rule, *text[1:]])
 
 
 def csv(rows: Sequence[Row]) -> str:
@@ -202,11 +196,6 @@ def _whole(figure: Figure, title: str) -> dict[str, Any]:
 def _file_name(text: str) -> str:
     """Letters, digits and `.-`, so that no model's name leaves the folder."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:80] or "model"
-
-
-def _in_markdown(text: str) -> str:
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
-    return re.sub(r"([\\`*|\[\]])", r"\\\1", text)
 
 
 def _headings(field: str) -> list[str]:

@@ -10,8 +10,9 @@ from harness.dataset.study import Row, Study, failure, figure, labels, ok
 from harness.report import columns, contexts
 from harness.report.bars import short
 from harness.report.chapters import Chapter
-from harness.report.columns import NONE, NOT_HELD, Column
+from harness.report.columns import NOT_HELD, Column
 from harness.report.drawing import COLOURS, FAINT, INK, Figure, Mark, Trace, layout, plain
+from harness.report.table import NONE
 
 TITLE = "The longest context"
 MEANING = (

@@ -14,8 +14,9 @@ from harness.dataset.study import Row, Study, figure, labels
 from harness.report import columns
 from harness.report.bars import short
 from harness.report.chapters import Chapter
-from harness.report.columns import NONE, Column
+from harness.report.columns import Column
 from harness.report.drawing import COLOURS, FAINT, Figure, Mark, Trace, layout, plain
+from harness.report.table import NONE
 
 TITLE = "Where the memory goes"
 MEANING = (

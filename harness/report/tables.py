@@ -1,13 +1,12 @@
-"""The results table of the terminal: columns, units and rounding."""
+"""The tables of cells and of searches in the terminal: columns, units and rounding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
-
 from harness.report.columns import state
+from harness.report.table import NONE, Table
 from harness.system.wording import plural
 
 Row = dict[str, Any]
@@ -33,7 +32,7 @@ def shown(row: Row, key: str, form: str) -> str:
     if key == "W_tokens_per_ms" and row["kv_read"] == "full" and row["B_ms"] is not None:
         return "not applicable"  # a static cache's latency does not depend on n
     if value is None or (key == "W_tokens_per_ms" and not row["W_identifiable"]):
-        return "-"
+        return NONE
     return f"{value / 1e6:.0f}" if form == "mb" else form.format(value)
 
 
@@ -57,15 +56,33 @@ def growth(row: Row) -> str:
     return f"{text}: {row['limit_reason']}"
 
 
-def terminal(rows: Sequence[Row]) -> Table:
-    """The table of results, one named row per cell."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("cell", overflow="fold")
-    table.add_column("status", no_wrap=True)
-    for heading, _, _ in COLUMNS:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        style = None if row["status"] == "ok" else "yellow"
-        figures = [shown(row, key, form) for _, key, form in COLUMNS]
-        table.add_row(row["name"], state(row), *figures, style=style)
-    return table
+def cells(rows: Sequence[Row]) -> Table:
+    """One named line per cell."""
+    lines = [[row["name"], state(row), *(shown(row, key, form) for _, key, form in COLUMNS)] for row in rows]
+    headings = ["cell", "status", *(heading for heading, _, _ in COLUMNS)]
+    return Table(headings, lines, [False, False, *[True] * len(COLUMNS)], not_ok(rows))
+
+
+def searches(rows: Sequence[Row]) -> Table:
+    """One named line per search for the longest context."""
+    lines = [
+        [
+            *(row["name"], row["status"], whole(row["verified_n_ctx"]), row["verified_by"] or NONE),
+            *(whole(row["predicted_n_ctx"]), whole(row["limit_bytes"], 1e6), str(row["live_probes"])),
+            *(whole(row["search_s"]), whole(row["fill_s"])),
+        ]
+        for row in rows
+    ]
+    headings = [
+        *("cell", "status", "longest n_ctx", "verified by", "predicted", "limit MB", "probes"),
+        *("search s", "filling s"),
+    ]
+    return Table(headings, lines, [False, False, *[True] * 7], not_ok(rows))
+
+
+def whole(value: float | None, unit: float = 1) -> str:
+    return NONE if value is None else f"{value / unit:.0f}"
+
+
+def not_ok(rows: Sequence[Row]) -> list[bool]:
+    return [row["status"] != "ok" for row in rows]

@@ -10,6 +10,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
+from harness.report.table import Table
 from harness.theory.fits import IDEAL, LLAMA_CPP, TRANSFORMERS
 from harness.theory.machine import Machine
 from harness.theory.shapes import Shape, active_params, kv_elements_per_token, parameters
@@ -229,24 +230,9 @@ def _limits(row: Row) -> str:
 
 
 def table(columns: Columns, rows: Sequence[Row]) -> None:
-    """Print rows, figures right-aligned. On a narrow terminal, transpose the table."""
-    texts = [[heading for heading, _ in columns], *([str(form(row)) for _, form in columns] for row in rows)]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    if width is not None and _width(texts) > width:
-        turned = [list(line) for line in zip(*texts, strict=True)]
-        texts = turned if _width(turned) <= width else texts
-    sizes = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    figures = [
-        all(text[:1].isdigit() or text in ("-", "oom") for text in column)
-        for column in zip(*texts[1:], strict=True)
-    ]
-    for line in texts:
-        cells = zip(line, sizes, figures, strict=True)
-        print("  ".join(f"{c:>{size}}" if right else f"{c:<{size}}" for c, size, right in cells).rstrip())
-
-
-def _width(texts: Sequence[Sequence[str]]) -> int:
-    return sum(max(map(len, column)) + 2 for column in zip(*texts, strict=True)) - 2
+    """Print rows. On a narrow terminal, transpose the table."""
+    lines = [[str(form(row)) for _, form in columns] for row in rows]
+    Table([heading for heading, _ in columns], lines).show(turns=True)
 
 
 def _say(text: str) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.mistakes import shortened
+from harness.system.endings import NotStarted
 
 
-class ResultsError(RuntimeError):
+class ResultsError(NotStarted):
     """The results folder cannot be read or written; the message is one printable line, even if it quotes a
     damaged record."""
 

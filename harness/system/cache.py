@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.system.endings import NotStarted
 
-class CacheError(RuntimeError):
+
+class CacheError(NotStarted):
     """The cache folder cannot be used; the message is one sentence."""
 
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.cli import NOT_STARTED, OK, reached, theory_names
+from harness.cli.exits import OK, Mistake
 from harness.cli.names import printable, unknown
-from harness.cli.theory_names import Mistake
-from harness.system.cache import CacheError
+from harness.cli.theory import names as typed
+from harness.cli.theory import options, reached
 from harness.theory import gguf_types
 from harness.theory.families import SHAPES
 from harness.theory.fits import Form
@@ -39,19 +39,19 @@ class Model(NamedTuple):
     stored: Form | None
 
 
+def add(parser: argparse.ArgumentParser) -> None:
+    options.add(parser)
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Print the requested output. A mistake prints one sentence and exits with 2."""
-    try:
-        if arguments.published:
-            return _published(arguments)
-        shapes, machines = _known(arguments.own)
-        if arguments.list_models or arguments.list_machines:
-            return _list(arguments, shapes, machines)
-        theory_names.sort(arguments, shapes, machines)
-        return _print(arguments, _rows(arguments, shapes, machines))
-    except (Mistake, CacheError) as mistake:
-        print(f"harness: {mistake}", file=sys.stderr)
-        return NOT_STARTED
+    """Print the requested output. Raises Mistake."""
+    if arguments.published:
+        return _published(arguments)
+    shapes, machines = _known(arguments.own)
+    if arguments.list_models or arguments.list_machines:
+        return _list(arguments, shapes, machines)
+    typed.sort(arguments, shapes, machines)
+    return _print(arguments, _rows(arguments, shapes, machines))
 
 
 def _known(own: Path | None) -> tuple[dict[str, Shape], dict[str, Machine]]:
@@ -79,7 +79,7 @@ def _rows(
         )
     ask = _ask(arguments)
     chosen: list[tuple[str | None, Machine | None]] = [
-        *theory_names.machines(arguments.machine, machines, arguments.memory, _this_machine).items()
+        *typed.machines(arguments.machine, machines, arguments.memory, _this_machine).items()
     ]
     chosen = chosen or [(None, None)]
     for name, machine in chosen:
@@ -137,7 +137,7 @@ def _ask(arguments: argparse.Namespace) -> Ask:
 
 def _model(given: str, arguments: argparse.Namespace, shapes: Mapping[str, Shape]) -> Model:
     """A model by its name or its files, with the requested forms of its weights."""
-    if known := theory_names.model(given, shapes):
+    if known := typed.model(given, shapes):
         shape: Shape | None = known.shape
         assert shape is not None
         if arguments.tied:
@@ -150,7 +150,7 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Mapping[str, Shape
     if shape is None and (arguments.bpw or arguments.quant):
         raise Mistake(f"{given}: unknown shape, so only the stored weights are known; drop --bpw and --quant")
     forms = [Form(f"{bits:g} bits", bits) for bits in arguments.bpw]
-    for quant in theory_names.quants(arguments.quant):
+    for quant in typed.quants(arguments.quant):
         as_published = arguments.units == PUBLISHED.name
         assert shape is not None
         forms.append(Form(quant, tensors=tuple(gguf_types.quantized(shape, quant, as_published))))

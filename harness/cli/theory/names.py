@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from harness.cli.exits import Mistake, say
 from harness.cli.names import shortened, unknown
 from harness.theory import machine_names, names
 from harness.theory.gguf_types import QUANTS
@@ -15,10 +15,6 @@ from harness.theory.names import NotUnderstood
 from harness.theory.shapes import Shape
 
 THIS, ALL = "this", "all"
-
-
-class Mistake(ValueError):
-    """The command line is invalid; the message is one sentence."""
 
 
 def sort(arguments: argparse.Namespace, shapes: Mapping[str, Shape], known: Mapping[str, Machine]) -> None:
@@ -65,7 +61,7 @@ def machines(
         except NotUnderstood as why:
             raise Mistake(why.sentence("machine", shortened(name))) from why
         if sentence := machine_names.one_of_each(shortened(name), several):
-            print(f"harness: {sentence}", file=sys.stderr)
+            say(sentence)
         found |= several
     return found
 

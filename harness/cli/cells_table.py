@@ -1,0 +1,44 @@
+"""The results table that `harness run` and `harness list` print, with what to know about its rows."""
+
+from __future__ import annotations
+
+from harness.analysis.records import disturbances
+from harness.analysis.records.disturbances import BusyProcess
+from harness.cli import max_ctx
+from harness.cli.exits import say
+from harness.dataset.gather import Gathered
+from harness.report import tables
+from harness.report.table import note
+
+
+def warn(gathered: Gathered, busiest: BusyProcess | None = None) -> None:
+    """Print what is wrong with the records. `busiest`: the process to name where repeats stayed disturbed."""
+    for warning in gathered.warnings:
+        say(warning)
+    if sentence := disturbances.summary(gathered.cells, busiest):
+        say(sentence)
+
+
+def show(gathered: Gathered, busiest: BusyProcess | None = None) -> None:
+    """Print the warnings, the searches, the cells, and notes on them."""
+    warn(gathered, busiest)
+    if gathered.searches:
+        max_ctx.show(gathered.searches)
+    if not gathered.cells and gathered.searches:
+        return
+    tables.cells(gathered.cells).show()
+    if peak := tables.bandwidth(gathered.repeats):
+        note(peak)
+    checked = [row["weights_check"] for row in gathered.cells if row.get("weights_check")]
+    if checked:
+        counts = ", ".join(f"{word} {checked.count(word)}" for word in dict.fromkeys(checked))
+        note(f"logits against the 16-bit reference: {counts}")
+    if any(row["weights"] == "synthetic" for row in gathered.cells):
+        note("synthetic weights: sizes are exact, latencies almost exact")
+    # The reason for disturbed repeats is printed once for all of them.
+    disturbed = {why for row in gathered.repeats if row["disturbed"] for why in row["reasons"]}
+    for row in gathered.cells:
+        if row["workload"] == "grow" and row["max_ctx"]:
+            note(f"{row['name']}: {tables.growth(row)}")
+        for reason in [why for why in row["reasons"] if why not in disturbed]:
+            note(f"{row['name']}: {reason}", "yellow")

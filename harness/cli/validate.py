@@ -1,0 +1,25 @@
+"""`harness validate`: check a config and list its cells."""
+
+from __future__ import annotations
+
+import argparse
+
+from harness import config, plan
+from harness.cli.exits import OK
+from harness.cli.inputs import add_config
+from harness.system.wording import plural
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the cells. Raises ConfigError."""
+    experiment = config.load(arguments.config, arguments.set, look_for_weights=True)
+    cells = plan.cells(experiment)
+    repeats = plural(experiment.protocol.repeats, "repeat")
+    print(f"{arguments.config}: ok, {plural(len(cells), 'cell')} x {repeats}")
+    for cell in cells:
+        print(f"  {cell.id}")
+    return OK

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness import cli
+from harness.results.kinds import schema
 from harness.theory import demand, floors, llama_arithmetic, published
 from harness.theory.families import SHAPES
 from harness.theory.machines import MACHINES
@@ -26,7 +29,9 @@ else:
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-PAGES = [DOCS / name for name in ("theory.md", "cli.md", "architecture.md")]
+PAGES = [DOCS / name for name in ("theory.md", "cli.md", "architecture.md", "record.md")]
+SCHEMA = DOCS / "record.schema.json"
+WORDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
 
 
 def refreshed(page: str) -> str:
@@ -36,6 +41,10 @@ def refreshed(page: str) -> str:
         "modules": modules,
         "controller": lambda: layers("harness"),
         "worker": lambda: layers("runners"),
+        "every_record": lambda: keys(schema.bases(schema.KINDS["reported"])[0]),
+        "own_records": lambda: keys(schema.bases(schema.KINDS["measured"])[1]),
+        "parts": parts,
+        **{name: partial(_own_keys, kind) for name, kind in schema.KINDS.items()},
     }
 
     def made(found: re.Match[str]) -> str:
@@ -88,6 +97,65 @@ def modules() -> str:
         name = f"{relative.parent}/" if path.name == "__init__.py" else str(relative)
         rows.append({"module": f"`{name}`", "what it owns": sentence})
     return markdown(rows)
+
+
+def record_schema() -> str:
+    """docs/record.schema.json."""
+    return json.dumps(schema.json_schema(), indent=1) + "\n"
+
+
+def keys(part: Any) -> str:
+    """The keys of one type of a record, with what they hold."""
+    return _keys_table(schema.properties_of(part))
+
+
+def _own_keys(kind: Any) -> str:
+    """The keys that records of this kind alone have."""
+    shared = [base for base in schema.bases(kind) if not base.__name__.startswith("Only")]
+    known = {key for base in shared for key in schema.properties_of(base)}
+    every = schema.json_schema()["$defs"][kind.__name__]["properties"]
+    return _keys_table({key: found for key, found in every.items() if key not in known})
+
+
+def _keys_table(properties: dict[str, Any]) -> str:
+    return markdown(
+        [
+            {
+                "key": f"`{key}`",
+                "value": _type(found),
+                "meaning": " ".join(found.get("description", "").split()),
+            }
+            for key, found in properties.items()
+        ]
+    )
+
+
+def parts() -> str:
+    """A table for each type that a value of a record has."""
+    kinds = {kind.__name__ for kind in schema.KINDS.values()}
+    sections = []
+    for name, part in sorted(schema.json_schema()["$defs"].items()):
+        if name not in kinds:
+            about = " ".join(part.get("description", "").split())
+            sections.append(f"\n### {name}\n{about}\n\n{_keys_table(part['properties'])}")
+    return "".join(sections)
+
+
+def _type(found: dict[str, Any]) -> str:
+    """A JSON Schema in words."""
+    if "$ref" in found:
+        name = found["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in found:
+        return " or ".join("null" if each == {"type": "null"} else _type(each) for each in found["anyOf"])
+    if "const" in found or "enum" in found:
+        return ", ".join(f"`{each}`" for each in found.get("enum", [found.get("const")]))
+    if found.get("type") == "array":
+        return f"list of {_type(found['items'])}"
+    if found.get("type") == "object":
+        inside = found.get("additionalProperties")
+        return f"mapping to {_type(inside)}" if isinstance(inside, dict) else "mapping"
+    return WORDS.get(found.get("type", ""), "any")
 
 
 def _rows(name: str) -> Sequence[dict[str, Any]]:
@@ -211,5 +279,6 @@ def _save(figure: Any, name: str) -> None:
 if __name__ == "__main__":
     for each in PAGES:
         each.write_text(refreshed(each.read_text(encoding="utf-8")), encoding="utf-8")
+    SCHEMA.write_text(record_schema(), encoding="utf-8")
     if "--figures" in sys.argv:
         draw()

@@ -14,7 +14,7 @@ from harness import results
 from harness.analysis.records import attribution
 from harness.dataset import rows
 from harness.dataset.gather import Gathered
-from harness.results.form import wrong_with
+from harness.results.kinds import wrong_with
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"

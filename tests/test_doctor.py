@@ -19,7 +19,7 @@ from harness.machine.doctor import clocks, gpu, heat, memory, sharing
 from harness.machine.doctor.builds import builds
 from harness.machine.doctor.finding import LEVELS, Finding
 from harness.machine.doctor.inside import FEATURES
-from harness.results.form import wrong_with
+from harness.results.kinds import wrong_with
 from harness.stacks import compiler
 from harness.stacks.build import Interpreter
 from harness.stacks.compiler import WHY_NO_AMX

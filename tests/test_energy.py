@@ -15,7 +15,7 @@ from harness.analysis.records import energy, sensor_summary
 from harness.dataset import rows
 from harness.machine.sensors import SensorSampler, rapl
 from harness.report import columns as shown
-from harness.results.form import wrong_with
+from harness.results.kinds import wrong_with
 
 GOOD = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 S = 1_000_000_000

@@ -63,14 +63,15 @@ def test_every_option_of_the_stacks_that_load_checkpoints_is_documented(stack, h
 
 
 def test_what_pages_take_from_the_code_is_what_the_code_says():
-    """Tables of the theory, commands with their arguments, layers, modules: docs/refresh.py writes them."""
+    """Tables of the theory, commands, layers, modules, keys of records: docs/refresh.py writes them."""
     made = runpy.run_path(str(ROOT / "docs" / "refresh.py"))
     blocks = 0
     for page in made["PAGES"]:
         text = page.read_text()
         blocks += text.count("<!-- end -->")
         assert made["refreshed"](text) == text, page.name
-    assert blocks == 16
+    assert blocks == 23
+    assert made["SCHEMA"].read_text() == made["record_schema"]()
 
 
 def test_the_exit_codes_are_those_of_the_code():

@@ -10,9 +10,11 @@ import json
 import random
 import shutil
 import signal
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,6 +26,8 @@ from harness import results
 from harness.cli import main
 from harness.dataset import rows
 from harness.results import ResultsError, Running, Stored
+from harness.results.kinds.parts import ShapeFields
+from harness.theory.shapes import Shape
 from runners.protocol import Loaded, Phase, Tokens, encode
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -148,6 +152,23 @@ def test_the_golden_record_of_every_schema_still_reads():
         record = results.read(path)
         assert record["schema"] == results.SCHEMA
         assert record["outcome"] in results.OUTCOMES
+
+
+def test_the_published_schema_takes_what_is_read_and_refuses_what_is_not():
+    docs = Path(__file__).parent.parent / "docs"
+    schema = jsonschema.Draft202012Validator(json.loads((docs / "record.schema.json").read_text()))
+    published = sorted((docs.parent / "results" / "published").rglob("record.json"))
+    for path in [*GOLDEN.glob("record-*.json"), *published[::10]]:
+        assert [*schema.iter_errors(json.loads(path.read_text()))] == [], path
+    for wrong in (changed("content_key"), changed("kind", "guessed"), changed("tokens", -1), [GOOD]):
+        assert not schema.is_valid(wrong)
+
+
+def test_a_record_has_the_fields_of_a_shape():
+    kept = ShapeFields.__annotations__
+    assert [*kept] == [field.name for field in fields(Shape)]
+    optional = {field.name for field in fields(Shape) if field.default is not MISSING}
+    assert ShapeFields.__optional_keys__ == optional
 
 
 def test_a_record_of_a_newer_harness_is_told_and_passed_over(tmp_path):

@@ -26,7 +26,7 @@ from harness.machine.sensors.bits import CONDITIONS, NVML_BITS
 from harness.machine.sensors.cooling import Cooling
 from harness.report import columns as shown
 from harness.results import read
-from harness.results.form import wrong_with
+from harness.results.kinds import wrong_with
 
 GOOD = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 NOTHING = {"sources": {}, "missing": {}, "samples": 0, "cost_ns": 1, "interval_ms": 1000}

@@ -14,7 +14,7 @@ from harness.analysis.records import traffic
 from harness.analysis.records.verdicts import invalid_because, status
 from harness.dataset import rows
 from harness.report import columns, tables
-from harness.results.form import wrong_with
+from harness.results.kinds import wrong_with
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 RATE = 1008e9  # of the data sheet below

@@ -22,7 +22,7 @@ from harness.config import Experiment
 from harness.machine import doctor
 from harness.machine.sensors.cooling import Cooling
 from harness.plan import Cell
-from harness.results import Record, Stored
+from harness.results import Draft, Stored
 from harness.stacks import build
 from harness.system.endings import NotFinished
 from harness.system.wording import plural
@@ -213,7 +213,7 @@ class _Campaign:
     mechanism: str | None
     keys: dict[str, str]
     folder: Path
-    shared: Record
+    shared: Draft
     attempts: rounds.Attempts
     checks: list[Stored]
     searches: dict[str, Stored]

@@ -16,14 +16,14 @@ from harness import machine
 from harness.campaign.repeat import Inputs
 from harness.config import Experiment
 from harness.plan import Cell
-from harness.results import Record
+from harness.results import Draft
 from harness.stacks.build import key_of
 from harness.stacks.header import RUNNERS
 
 _OURS = re.compile(r"^ *from runners(?:\.(\w+)| import ([\w, ]+))", re.MULTILINE)
 
 
-def of_campaign(experiment: Experiment, config_path: Path, command_line: Sequence[str]) -> Record:
+def of_campaign(experiment: Experiment, config_path: Path, command_line: Sequence[str]) -> Draft:
     """Fields shared by every record of a campaign: config as given, resolved protocol, machine, harness."""
     return {
         "kind": "measured",
@@ -40,7 +40,7 @@ def of_campaign(experiment: Experiment, config_path: Path, command_line: Sequenc
     }
 
 
-def of_repeat(cell: Cell, repeat: int, content_key: str, device: str, gpu: str | None) -> Record:
+def of_repeat(cell: Cell, repeat: int, content_key: str, device: str, gpu: str | None) -> Draft:
     """The requested cell and repeat, and the machine's conditions at the start."""
     shape = cell.model.shape
     source = cell.model.weights_for(cell.weights_format) or cell.model.weights
@@ -62,7 +62,7 @@ def of_repeat(cell: Cell, repeat: int, content_key: str, device: str, gpu: str |
     }
 
 
-def of_inputs(cell: Cell, inputs: Inputs, begun: Record) -> Record:
+def of_inputs(cell: Cell, inputs: Inputs, begun: Draft) -> Draft:
     """Fields known once a cell is ready: resolved options, prompt, environment, and the weights by their
     headers (`revision`: the commit on the hub that the requested branch or tag stood for)."""
     model: dict[str, Any] = dict(begun["model"])

@@ -14,7 +14,7 @@ from pathlib import Path
 from harness import machine
 from harness.campaign.repeat import Inputs
 from harness.machine import ProbeError
-from harness.results import Record
+from harness.results import Draft
 from harness.stacks.build import Interpreter
 from harness.worker import launch
 from runners.protocol import Request
@@ -35,11 +35,11 @@ class Probes:
         self._threads = max((cell.threads for cell in cells), default=0)
         self._stacks = measuring(cell.interpreter for cell in cells)
         self._say, self._wants_bandwidth, self._wants_matrix = say, bandwidth, matrix
-        self._taken: list[Record] = []
-        self._matrix: Record | None = None
+        self._taken: list[Draft] = []
+        self._matrix: Draft | None = None
         self._round, self._at = 0, 0.0
 
-    def so_far(self, repeat: int) -> Record:
+    def so_far(self, repeat: int) -> Draft:
         """Run the probes that are due. Returns all results so far: `bandwidth_probes`, `matrix_probe`."""
         due = repeat != self._round or time.monotonic() > self._at + PROBE_EVERY_S
         if self._device_id is not None and due and (self._wants_bandwidth or self._wants_matrix):
@@ -85,7 +85,7 @@ def measuring(interpreters: Iterable[Interpreter]) -> list[Interpreter]:
     return [found[stack] for stack in sorted(found)]
 
 
-def cpu_matrix_rate(threads: int, stacks: Sequence[Interpreter], say: Say) -> Record:
+def cpu_matrix_rate(threads: int, stacks: Sequence[Interpreter], say: Say) -> Draft:
     """The fastest matrix product of NumPy and the stacks. A stack may be far faster (on one CPU OpenBLAS's
     float32 gave 250 GFLOP/s, ggml's f16 400, its repacked q4_0 585), and no MFU should exceed 100%.
 
@@ -105,7 +105,7 @@ def cpu_matrix_rate(threads: int, stacks: Sequence[Interpreter], say: Say) -> Re
 
 def through_stack(
     interpreter: Interpreter, device_id: str, threads: int, measures: Sequence[str]
-) -> dict[str, Record]:
+) -> dict[str, Draft]:
     """Run a stack's `probe` job. `measures`: `read`, `matrix`, or both. Returns the result of each.
 
     Raises ProbeError.

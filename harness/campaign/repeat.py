@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from harness import results
 from harness.analysis.records import energy, sensor_summary, throttling
 from harness.machine import sensors
 from harness.models.weights import Ready
 from harness.plan import Cell
-from harness.results import Record, ResultsError, Stored
+from harness.results import Draft, ResultsError, Stored
+from harness.results.kinds.measured import EndFacts
 from harness.stacks.build import Interpreter
 from harness.worker import launch
 from harness.worker.memory_limit import MemoryLimit
@@ -64,7 +65,7 @@ class Inputs:
         return Request(job, stack, self.device_id, model, options, [workload], files or {})
 
 
-def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: OnTokens) -> Stored:
+def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, on_tokens: OnTokens) -> Stored:
     """Run a worker until it ends, in any way, and write the record.
 
     `folder`: the machine's. Raises ResultsError if the record cannot be written, and KeyboardInterrupt after
@@ -138,7 +139,7 @@ def measure(folder: Path, cell: Cell, begun: Record, inputs: Inputs, on_tokens: 
     return stored
 
 
-def not_measured(folder: Path, cell: Cell, begun: Record, outcome: str, reason: str) -> Stored:
+def not_measured(folder: Path, cell: Cell, begun: Draft, outcome: str, reason: str) -> Stored:
     """Write the record of a repeat that could not start."""
     running = results.begin(folder / cell.model.name / cell.id, begun)
     ending = {
@@ -154,7 +155,7 @@ def not_measured(folder: Path, cell: Cell, begun: Record, outcome: str, reason: 
     return running.finish(record, {}, None)
 
 
-def _sensor_record(sensor_sampler: sensors.SensorSampler, report: WorkerReport, prompt_tokens: int) -> Record:
+def _sensor_record(sensor_sampler: sensors.SensorSampler, report: WorkerReport, prompt_tokens: int) -> Draft:
     """The summary of the sensors, and their readings during the timed section."""
     during, summary, columns = report.timed(prompt_tokens), sensor_sampler.summary(), sensor_sampler.columns
     return summary | {
@@ -233,7 +234,7 @@ class WorkerReport:
         """Pressure of the machine, and of the worker's cgroup; the latter empty if it has none."""
         return pressure(), self._memory_limit.pressure() if self._memory_limit else {}
 
-    def record(self) -> Record:
+    def record(self) -> Draft:
         """Outcome, phase, reason, and the facts of the Loaded and Done events."""
         done = self._done() if isinstance(self.ended, Done) else None
         if isinstance(self.ended, (Failed, Died)):
@@ -270,7 +271,7 @@ class WorkerReport:
 
     def timed(self, prompt_tokens: int) -> sensor_summary.Timed | None:
         """The timed section, to select sensor samples; null if it did not finish."""
-        done = self.ended.facts if isinstance(self.ended, Done) else None
+        done = cast(EndFacts, self.ended.facts) if isinstance(self.ended, Done) else None
         return sensor_summary.timed(done, [t for each in self.tokens for t in each.t_ns], prompt_tokens)
 
     def stamps(self) -> dict[str, int]:

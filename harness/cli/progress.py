@@ -90,8 +90,8 @@ class Progress:
         state, reasons = status(stored.record)
         found = stored.record["search"]
         line = f"{stored.record['cell']}  {state}"
-        if found.get("verified_n_ctx"):
-            by = {"decode": "filled and decoding", "allocation": "allocated"}[found["verified_by"]]
+        if found.get("verified_n_ctx") and (way := found["verified_by"]):
+            by = {"decode": "filled and decoding", "allocation": "allocated"}[way]
             line += f"  {found['verified_n_ctx']} tokens, {by}"
         self.clear()
         print(line + (f": {'; '.join(reasons)}" if reasons else ""), file=sys.stderr, flush=True)

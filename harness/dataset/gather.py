@@ -16,6 +16,7 @@ from harness.dataset import names, rows
 from harness.dataset.baseline_match import baseline_rows
 from harness.dataset.study import Curve, MemoryCurve, Study
 from harness.results import ResultsError, Stored
+from harness.results.kinds import Record, loaded_of
 from harness.system.wording import plural
 
 Row = dict[str, Any]
@@ -127,7 +128,7 @@ def _by_size(model: str) -> list[tuple[float, str]]:
 
 def _ceilings(stored: Sequence[Stored]) -> dict[str, float | None]:
     """By campaign: the best bandwidth measured in it."""
-    campaigns: dict[str, list[Row]] = {}
+    campaigns: dict[str, list[Record]] = {}
     for each in stored:
         campaigns.setdefault(each.record["campaign"]["id"], []).append(each.record)
     return {key: traffic.ceiling_bytes_per_s(found) for key, found in campaigns.items()}
@@ -177,13 +178,13 @@ def _methods(stored: Sequence[Stored]) -> dict[str, Any]:
     return {heading: content for heading, content in methods.items() if content}
 
 
-def _source(record: Row) -> str:
+def _source(record: Record) -> str:
     source = record["source"]
-    return f"{source.get('title')}, {source.get('url')}, {source.get('license')}"
+    return f"{source['title']}, {source['url']}, {source['license']}"
 
 
-def _versions(record: Row) -> str | None:
-    versions = (record.get("loaded") or {}).get("versions")
+def _versions(record: Record) -> str | None:
+    versions = loaded_of(record).get("versions")
     listed = (
         ", ".join(f"{name} {version}" for name, version in versions.items()) if versions else "not loaded"
     )

@@ -17,8 +17,9 @@ from harness.analysis.records.verdicts import USABLE, notes, verdict
 from harness.analysis.series import intervals, latency
 from harness.analysis.series.latency import Analysis, Unusable
 from harness.analysis.series.line import Floats
+from harness.results.kinds import Record, done_of, loaded_of, memory_of
+from harness.results.kinds.parts import StackFacts
 
-Record = dict[str, Any]
 Row = dict[str, Any]
 
 MEDIANS = (
@@ -43,7 +44,7 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         state, reasons, disturbed = "invalid", [*reasons, f"its series is unusable: {unusable}"], None
     figures = latency.row(found)
     limits = traffic.limits(record, ceiling)
-    loaded = record.get("loaded") or {}
+    loaded = loaded_of(record)
     raised = notes(record)
     if columns and not unusable:
         raised += flags(found, _higher(limits), _expected(record), loaded.get("kv_read"))
@@ -58,6 +59,7 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
     if loaded.get("kv_read") == "full":
         figures["W_identifiable"] = False
     growth = grow_results.row(record, device_memory_bytes(record), traffic.kv_bytes_per_token(record))
+    memory_budget = record.get("memory_budget")
     result = {
         **identity(record),
         "kind": record["kind"],
@@ -70,8 +72,8 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         "reasons": reasons,
         "flags": [flag.row() for flag in raised],
         "device_memory_bytes": device_memory_bytes(record),
-        "memory_budget_bytes": (record.get("memory_budget") or {}).get("bytes"),
-        "budget_means": (record.get("memory_budget") or {}).get("means"),
+        "memory_budget_bytes": memory_budget and memory_budget["bytes"],
+        "budget_means": memory_budget and memory_budget["means"],
         "workload": record["workload"]["kind"],
         "prompt_tokens": record["workload"]["prompt_tokens"],
         "new_tokens": record["workload"]["new_tokens"],
@@ -89,9 +91,9 @@ def row(record: Record, columns: dict[str, list[int]], series_path: str | None, 
         "bandwidth_bytes_per_s": ceiling,
         "bandwidth_probes_bytes_per_s": [p["read_bytes_per_s"] for p in record.get("bandwidth_probes", [])],
         "peak_rss_bytes": peak_rss_bytes(record),
-        "peak_vram_bytes": record.get("memory", {}).get("peak_vram_bytes"),
-        **_buffers(loaded | ((record.get("done") or {}).get("facts_changed") or {})),
-        **{key: reported[key] for key in REPORTED if reported.get(key) is not None},
+        "peak_vram_bytes": memory_of(record).get("peak_vram_bytes"),
+        **_buffers(loaded | done_of(record).get("facts_changed", StackFacts())),
+        **{key: value for key, value in reported.items() if key in REPORTED and value is not None},
         "loaded_bytes": loaded_bytes(record),
         "peak_allocator_bytes": _peak_allocator_bytes(record),
         **({"max_ctx_is_target": bool(reported.get("max_ctx_is_target"))} if reported else growth),
@@ -117,7 +119,7 @@ REPORTED = (
 )
 
 
-def _buffers(loaded: Record) -> Row:
+def _buffers(loaded: StackFacts) -> Row:
     """Buffer sizes after the run by part, as the stack reports them; null for keys of published figures."""
     memory = loaded.get("memory") or {}
     parts = {f"{part}_buffer_bytes": memory.get(part) for part in ("model", "kv", "compute")}
@@ -168,7 +170,7 @@ def _against(row: Row, limits: Mapping[str, Limit]) -> Row:
 
 def peak_rss_bytes(record: Record) -> int | None:
     """Peak RSS: the largest of the samples, the kernel's high-water mark and wait4."""
-    memory, done = record.get("memory", {}), record.get("done") or {}
+    memory, done = record.get("memory", {}), done_of(record)
     seen = (
         memory.get("peak_rss_bytes"),
         done.get("peak_rss_bytes"),
@@ -193,14 +195,14 @@ def loaded_bytes(record: Record) -> int | None:
     if record.get("device") == "cpu":
         known = memory.get("after_load_rss_bytes")
     else:
-        allocator = (record.get("loaded") or {}).get("allocator") or {}
+        allocator = loaded_of(record).get("allocator") or {}
         known = allocator.get("allocated_bytes") or memory.get("after_load_vram_bytes")
     known = reported.get("vram_bytes") or known
     return int(known) if known else None
 
 
 def _peak_allocator_bytes(record: Record) -> int | None:
-    counters = (record.get("done") or {}).get("counters") or {}
+    counters = done_of(record).get("counters") or {}
     peak = (counters.get("allocator") or {}).get("peak_allocated_bytes")
     return int(peak) if peak else None
 

@@ -79,9 +79,8 @@ def _known(row: Row, record: Record) -> dict[str, Any]:
     used = [gpu for gpu in gpus if gpu.get("uuid") == record["device"]] or gpus
     ours = row["stack"] == "llamacpp"
     flash, mapped = options.get("flash_attn"), options.get("mmap")
-    parameters = loaded.get("parameters") or (record["model"]["weights"].get("header") or {}).get(
-        "parameters"
-    )
+    header = record["model"]["weights"].get("header")
+    parameters = loaded.get("parameters") or (header and header["parameters"])
     return {
         "build_commit": build(record),
         "build_number": 0,

@@ -16,17 +16,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from harness.results.files import ResultsError, read_columns, write_columns, write_whole
-from harness.results.form import BEGUN, OUTCOMES, Record, wrong_with
-from harness.results.values import POSITIVE, schema_error
+from harness.results.kinds import BEGUN, NUMBERED, Record, wrong_with
+from harness.results.kinds.values import OUTCOMES, clause
 from runners.protocol import Event, Loaded, NonsenseError, Phase, Tokens, decode
 
 __all__ = [
     "FULL",
     "OUTCOMES",
     "SCHEMA",
+    "Draft",
     "Record",
     "ResultsError",
     "Running",
@@ -49,7 +50,10 @@ __all__ = [
 # Schema history (bump SCHEMA, add an upgrade, keep a sample in tests/golden/):
 #   1  first version
 SCHEMA = 1
-UPGRADES: dict[int, Callable[[Record], Record]] = {}  # from this number to the next
+UPGRADES: dict[int, Callable[[Draft], Draft]] = {}  # from this number to the next
+
+Draft = dict[str, Any]
+"""A record that is being made; `kinds` has its keys."""
 
 Samples = dict[str, list[int | None]]
 """Columns sampled during a run, including `t_ns`; null where a value could not be read."""
@@ -85,14 +89,14 @@ class Stored:
 class Running:
     """A repeat in progress: owns its folder and the lock on it until finish()."""
 
-    def __init__(self, folder: Path, begun: Record) -> None:
+    def __init__(self, folder: Path, begun: Draft) -> None:
         self.folder = folder
         self.events: BinaryIO = (folder / "events.jsonl").open("wb", buffering=0)
         # Lock before begun.json makes the folder recoverable. The kernel releases it if the controller dies.
         fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
         write_whole(folder / "begun.json", json.dumps(begun).encode())
 
-    def note(self, probe: Record) -> None:
+    def note(self, probe: Draft) -> None:
         """Store a probe of a search at once, so that it can be recovered. Raises ResultsError."""
         try:
             with (self.folder / "probes.jsonl").open("a", encoding="utf-8") as lines:
@@ -102,7 +106,7 @@ class Running:
 
     def finish(
         self,
-        record: Record,
+        record: Draft,
         series: dict[str, list[int]],
         memory: Samples | None,
         sensors: Samples | None = None,
@@ -115,7 +119,7 @@ class Running:
         return stored
 
 
-def begin(cell_folder: Path, begun: Record) -> Running:
+def begin(cell_folder: Path, begun: Draft) -> Running:
     """Create a new folder for a repeat of a cell. Raises ResultsError (read-only, disk full, not a
     folder)."""
     while True:
@@ -162,8 +166,8 @@ def read(path: Path) -> Record:
     Raises ResultsError if it is damaged, written by a newer harness, or lacks such a field.
     """
     try:
-        record: Record = json.loads(path.read_text(encoding="utf-8"))
-        if wrong := schema_error(record, {"schema": POSITIVE}):
+        record: Draft = json.loads(path.read_text(encoding="utf-8"))
+        if wrong := clause(NUMBERED, record):
             raise ValueError(wrong)
         number = record["schema"]
         if number > SCHEMA:
@@ -181,7 +185,7 @@ def read(path: Path) -> Record:
         number = record["schema"]
     if wrong := wrong_with(record):
         raise ResultsError(f"{path}: not a record: {wrong}")
-    return record
+    return cast(Record, record)
 
 
 def series(stored: Stored) -> dict[str, list[int]]:
@@ -202,7 +206,7 @@ def memory_series(stored: Stored) -> dict[str, list[Any]]:
     return read_columns(stored.folder / "memory.parquet", ("t_ns",))
 
 
-def keep(folder: Path, record: Record, series: dict[str, list[int]], prefill: dict[str, list[int]]) -> Stored:
+def keep(folder: Path, record: Draft, series: dict[str, list[int]], prefill: dict[str, list[int]]) -> Stored:
     """Write a record of kind `reported` and its series, if any (`n`, `latency_ns`), into a new folder.
 
     Raises ResultsError if the record is invalid, or the folder exists or cannot be written.
@@ -218,7 +222,7 @@ def keep(folder: Path, record: Record, series: dict[str, list[int]], prefill: di
         if columns:
             write_columns(folder / f"{name}.parquet", columns)
     write_whole(folder / "record.json", _text(record))
-    return Stored(folder, record)
+    return Stored(folder, cast(Record, record))
 
 
 def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stored]:
@@ -240,8 +244,8 @@ def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stor
             except OSError:
                 continue  # another campaign is writing it now
             try:
-                begun: Record = json.loads(path.read_text(encoding="utf-8"))
-                if wrong := schema_error(begun, BEGUN):
+                begun: Draft = json.loads(path.read_text(encoding="utf-8"))
+                if wrong := clause(BEGUN, begun):
                     raise ValueError(wrong)
             except (OSError, ValueError, RecursionError) as damage:
                 unreadable(ResultsError(f"{path}: cannot be recovered: {damage}"))
@@ -289,7 +293,7 @@ def events_in(raw: bytes) -> Iterator[Event]:
             return
 
 
-def _probes_in(path: Path) -> Iterator[Record]:
+def _probes_in(path: Path) -> Iterator[Draft]:
     """The complete probes at the beginning of a file that may be cut off anywhere."""
     try:
         *lines, _ = path.read_text(encoding="utf-8").split("\n")
@@ -307,7 +311,7 @@ def columns_of(events: Sequence[Event]) -> dict[str, list[int]]:
 
 
 def _finish(
-    folder: Path, record: Record, series: dict[str, list[int]], samples: dict[str, Samples | None]
+    folder: Path, record: Draft, series: dict[str, list[int]], samples: dict[str, Samples | None]
 ) -> Stored:
     if series:
         first = record["workload"]["prompt_tokens"] + 1
@@ -319,7 +323,7 @@ def _finish(
     record = {"schema": SCHEMA, **record}
     write_whole(folder / "record.json", _text(record))
     _tidy(folder)
-    return Stored(folder, record)
+    return Stored(folder, cast(Record, record))
 
 
 def _tidy(folder: Path) -> None:
@@ -329,5 +333,5 @@ def _tidy(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _text(record: Record) -> bytes:
+def _text(record: Draft) -> bytes:
     return json.dumps(record, indent=1, allow_nan=False).encode()

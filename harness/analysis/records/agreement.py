@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from harness.analysis.records.identity import identity
 from harness.analysis.records.traffic import nominal_bits
 from harness.analysis.records.verdicts import USABLE, other_kernels, other_options
+from harness.results.kinds import Record
 from harness.system.wording import plural
 
-Record = dict[str, Any]
 Row = dict[str, Any]
 
 WINDOW = 25  # positions compared of the prompt and at each depth, as many as the usual prompt has
@@ -188,8 +188,8 @@ def verdict(record: Record) -> tuple[str, str | None]:
             return "wrong", f"NaN or infinite logits at {many}"
         if depth["reference_not_finite"]:
             return "unchecked", f"the reference has NaN or infinite logits up to n = {depth['n']}"
-    worst = max(check["depths"], key=lambda depth: float(depth["relative_error"]))
-    error, bound = worst["relative_error"], allowed(record)
+    worst = max(check["depths"], key=lambda depth: depth["relative_error"] or 0.0)
+    error, bound = worst["relative_error"] or 0.0, allowed(record)
     if error <= bound:
         return "agrees", None
     of, why = "the 16-bit reference", "its types explain"
@@ -207,20 +207,22 @@ def _mismatches(record: Record) -> list[str]:
 
 def _unpacked(record: Record) -> bool:
     """Whether the reference has the weights of a packed checkpoint, unpacked."""
-    return bool((record["check"].get("reference") or {}).get("unpacked"))
+    reference = record["check"].get("reference")
+    return bool(reference and reference.get("unpacked"))
 
 
 def row(record: Record) -> Row:
     """One check as lists and reports show it. Missing values are null."""
     word, reason = verdict(record)
     check = record["check"]
+    reference = check.get("reference")
     return {
         **identity(record),
         "speaks_for": check["speaks_for"],
         "outcome": record["outcome"],
         "verdict": word,
         "reason": reason,
-        "reference": (check.get("reference") or {}).get("name"),
+        "reference": reference and reference["name"],
         "unpacked": _unpacked(record),
         "unfused": check.get("unfused") or [],
         "allowed_error": allowed(record) if record["outcome"] == "ok" else None,

@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.records import traffic
+from harness.results.kinds import Record, done_of, loaded_of, memory_of
+from harness.results.kinds.measured import Counters, EndFacts, Mark, PeakAllocator
+from harness.results.kinds.parts import Allocator, StackFacts
+from harness.results.kinds.reported import Reported
 
-Record = dict[str, Any]
 Row = dict[str, Any]
 Columns = Mapping[str, Sequence[Any]]
 
@@ -49,7 +52,7 @@ def row(cell: Row, record: Record, latency: Columns, samples: Columns) -> Row:
     )
 
 
-def _reported(figures: Row) -> Row:
+def _reported(figures: Reported) -> Row:
     """Published sizes. They come from several runs, so unattributed memory is unknown."""
     buffers = {"weights": figures.get("model_buffer_bytes"), "kv": figures.get("kv_buffer_bytes")}
     total = figures.get("vram_bytes")
@@ -71,18 +74,18 @@ def _on_cpu(record: Record, samples: Columns) -> tuple[Row | None, Row | None]:
     once loaded; at the peak at most the growth since then that is in no other part.
     """
     before, after, done = _facts(record)
-    memory, marks = record.get("memory") or {}, _marks(record)
+    memory, marks = memory_of(record), _marks(record)
     total = memory.get("after_load_rss_bytes")
     if not before or total is None:
         return None, None
-    imported, loaded, finished = (marks.get(at, {}) for at in ("imported", "loaded", "finished"))
+    imported, loaded, finished = (marks.get(at, _unread(at)) for at in ("imported", "loaded", "finished"))
     weights, kv = _sum(before, "model"), _sum(before, "kv")
     logits = _sum(before, "output") if "compute" in (before.get("memory") or {}) else None
     slack, runtime = _slack(before, before, loaded), _interpreter(imported, loaded)
     reported_once_loaded = {"weights": weights, "kv": kv, "slack": slack, "runtime": runtime}
     once_loaded = _moment(total, reported_once_loaded | {"compute": logits})
     highest = _highest_resident(record, samples)
-    if not finished or highest is None:
+    if "finished" not in marks or highest is None:
         return once_loaded, None
     reported = {
         "weights": _sum(after, "model"),
@@ -101,7 +104,7 @@ def _on_cpu(record: Record, samples: Columns) -> tuple[Row | None, Row | None]:
     return once_loaded, _moment(highest, reported | {"workspace": taken}, ("workspace",) if taken else ())
 
 
-def _interpreter(imported: Row, now: Row) -> int | None:
+def _interpreter(imported: Mark, now: Mark) -> int | None:
     """Bytes of interpreter and libraries: anonymous memory before loading, and files mapped now other than
     the weights. Mapped files grow during a run: library code is read when it first runs."""
     anon, files = imported.get("rss_anon_bytes"), imported.get("rss_file_bytes")
@@ -111,7 +114,7 @@ def _interpreter(imported: Row, now: Row) -> int | None:
     return int(anon + (files if ours is None or mapped is None else mapped - ours))
 
 
-def _slack(facts: Record, heap: Record, mark: Row) -> int | None:
+def _slack(facts: StackFacts, heap: StackFacts | EndFacts, mark: Mark) -> int | None:
     """Bytes held but unused: free memory in malloc's heap, and pages of the weights' file that hold no weight
     in use. Null where neither is reported."""
     free, pages = heap.get("heap_free_bytes"), mark.get("rss_weights_bytes")
@@ -124,14 +127,14 @@ def _slack(facts: Record, heap: Record, mark: Row) -> int | None:
 
 def _highest_resident(record: Record, samples: Columns) -> int | None:
     """Largest resident set since generation began, in bytes; null where it was never read."""
-    finished = _marks(record).get("finished", {})
+    finished = _marks(record).get("finished", _unread("finished"))
     pairs = zip(
         samples.get("t_ns", ()),
         samples.get("rss_anon_bytes", ()),
         samples.get("rss_file_bytes", ()),
         strict=False,
     )
-    began = (record.get("done") or {}).get("start_ns") or 0
+    began = done_of(record).get("start_ns") or 0
     seen = [(anon, files) for t_ns, anon, files in pairs if t_ns >= began]
     seen.append((finished.get("rss_anon_bytes"), finished.get("rss_file_bytes")))
     return max((anon + files for anon, files in seen if anon is not None and files is not None), default=None)
@@ -144,15 +147,15 @@ def _on_gpu(record: Record, samples: Columns) -> tuple[Row | None, Row | None]:
     if not before:
         return None, None
     marks = _marks(record)
-    started = marks.get("started", {}).get("vram_bytes")
-    began = (record.get("done") or {}).get("start_ns") or 0
+    started = marks.get("started", _unread("started"))["vram_bytes"]
+    began = done_of(record).get("start_ns") or 0
     pairs = zip(samples.get("t_ns", ()), samples.get("vram_bytes", ()), strict=False)
     seen = [vram for t_ns, vram in pairs if t_ns >= began and vram is not None]
-    if (last := marks.get("finished", {}).get("vram_bytes")) is not None:
+    if (last := marks.get("finished", _unread("finished"))["vram_bytes"]) is not None:
         seen.append(last)
-    state = before.get("allocator") or {}
+    state = before.get("allocator") or Allocator()
     once_loaded = _on_device(
-        (record.get("memory") or {}).get("after_load_vram_bytes"),
+        memory_of(record).get("after_load_vram_bytes"),
         started,
         before,
         state.get("allocated_bytes"),
@@ -160,13 +163,13 @@ def _on_gpu(record: Record, samples: Columns) -> tuple[Row | None, Row | None]:
     )
     if "finished" not in marks:
         return once_loaded, None
-    state = (done.get("counters") or {}).get("allocator") or {}
-    allocated, reserved = state.get("peak_allocated_bytes"), state.get("peak_reserved_bytes")
+    peak = done.get("counters", Counters()).get("allocator") or PeakAllocator()
+    allocated, reserved = peak.get("peak_allocated_bytes"), peak.get("peak_reserved_bytes")
     return once_loaded, _on_device(max(seen, default=None), started, after, allocated, reserved)
 
 
 def _on_device(
-    held: int | None, started: int | None, facts: Record, allocated: int | None, reserved: int | None
+    held: int | None, started: int | None, facts: StackFacts, allocated: int | None, reserved: int | None
 ) -> Row:
     total = None if held is None or started is None else held - started
     weights, kv = _sum(facts, "model", on_gpu=True), _sum(facts, "kv", on_gpu=True)
@@ -194,17 +197,21 @@ def _moment(total: int | None, reported: Mapping[str, int | None], by_difference
     }
 
 
-def _facts(record: Record) -> tuple[Record, Record, Record]:
+def _facts(record: Record) -> tuple[StackFacts, StackFacts, EndFacts]:
     """What the stack reported once loaded, after the run, and about the run; empty where nothing."""
-    before, done = record.get("loaded") or {}, record.get("done") or {}
-    return before, before | (done.get("facts_changed") or {}), done
+    before, done = loaded_of(record), done_of(record)
+    return before, before | done.get("facts_changed", StackFacts()), done
 
 
-def _marks(record: Record) -> dict[str, Row]:
-    return {each["at"]: each for each in (record.get("memory") or {}).get("marks") or []}
+def _marks(record: Record) -> dict[str, Mark]:
+    return {each["at"]: each for each in memory_of(record).get("marks") or []}
 
 
-def _sum(facts: Record, part: str, on_gpu: bool = False) -> int | None:
+def _unread(at: str) -> Mark:
+    return {"at": at, "rss_anon_bytes": None, "rss_file_bytes": None, "vram_bytes": None}
+
+
+def _sum(facts: StackFacts, part: str, on_gpu: bool = False) -> int | None:
     """Reported bytes of a part, summed over all places or those on a GPU; null: not reported."""
     places = (facts.get("memory") or {}).get(part)
     if places is None:
@@ -222,7 +229,7 @@ def _slope(record: Record, latency: Columns, samples: Columns) -> Row:
 
     Null where the cache does not grow or the run is too short; `not_measured` gives the reason.
     """
-    loaded, done = record.get("loaded") or {}, record.get("done") or {}
+    loaded, done = loaded_of(record), done_of(record)
     if not done:
         return {"measured_bytes_per_token": None, "not_measured": "the run did not finish"}
     if _sum(loaded, "kv") or loaded.get("kv_read") not in ("grows", "copied"):
@@ -250,10 +257,10 @@ def _of_samples(record: Record, latency: Columns, samples: Columns) -> tuple[Any
     pairs = zip(samples.get("t_ns", ()), samples.get(key, ()), strict=False)
     known = [(t_ns, held) for t_ns, held in pairs if held is not None]
     gaps = np.asarray(latency.get("latency_ns", ()), dtype=float)
-    began = record["done"].get("start_ns")
+    began = done_of(record).get("start_ns")
     if not known or not len(gaps) or began is None:
         return np.empty(0), np.empty(0)
-    for index, ns in record["done"].get("flushes") or ():
+    for index, ns in done_of(record).get("flushes") or ():
         if index < len(gaps):  # the stack was paused before this token
             gaps[index] += ns
     stamps = began + gaps.cumsum()
@@ -265,10 +272,10 @@ def _of_samples(record: Record, latency: Columns, samples: Columns) -> tuple[Any
 
 def _free(record: Record) -> int:
     """Free bytes held by the allocator once the model was loaded."""
-    loaded = record["loaded"]
+    loaded = loaded_of(record)
     if record.get("device") == "cpu":
         return int(loaded.get("heap_free_bytes") or 0)
-    state = loaded.get("allocator") or {}
+    state = loaded.get("allocator") or Allocator()
     return int((state.get("reserved_bytes") or 0) - (state.get("allocated_bytes") or 0))
 
 

@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeVar
 
 from harness.analysis.records import throttling, traffic
 from harness.analysis.records.flags import Flag
+from harness.results.kinds import Record, done_of, loaded_of, memory_of
+from harness.results.kinds.common import Conditions
 from harness.system.wording import plural
 
 CONTENTION_TOLERANCE = 0.05  # of threads x time; a quiet machine has 0.1%
@@ -27,10 +29,12 @@ PAGED_IN_FLOOR_BYTES = 4 << 20
 PAGED_IN_TOLERANCE = 0.01  # of the weights that each step reads; the warm-up has read them all
 NAMED_CPUS = 0.1  # a process that used fewer CPUs than this is not named
 
-Record = dict[str, Any]
 Row = Mapping[str, Any]
 T = TypeVar("T")
 Kind = Literal["cpu", "memory", "heat", "warmup"]
+
+
+Pressure = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class BusyProcess:
 def reasons(record: Record) -> list[Reason]:
     """Each disturbance that makes a finished repeat invalid."""
     found = []
-    if not record["done"]["warmup"]["agreed"]:
+    if not done_of(record)["warmup"]["agreed"]:
         found.append(Reason("warm-up never settled: no two consecutive windows agreed", "warmup"))
     found += _paging(record)
     found += _quota(record)
@@ -70,7 +74,7 @@ def notes(record: Record) -> list[Flag]:
     _, machine = _pressures(record)
     details = _memory_was_short(record, machine)
     if machine.get("pswpin"):
-        details.append(f"{plural(machine['pswpin'], 'page')} swapped in")
+        details.append(f"{plural(round(machine['pswpin']), 'page')} swapped in")
     if not _quota(record) and (stalled := _stalled(record, machine, "cgroup_throttled_us")):
         details.append(f"the CPU quota throttled the cgroup around it for {stalled}")
     if not details:
@@ -88,7 +92,7 @@ def _paging(record: Record) -> list[Reason]:
     # Within a memory budget the worker's own limit causes the pressure: another attempt would meet it again.
     kind: Kind | None = None if record.get("memory_budget") else "memory"
     found = []
-    if faults := record["done"]["major_faults"]:
+    if faults := done_of(record)["major_faults"]:
         found.append(f"{plural(faults, 'major page fault')} while timing")
     own, _ = _pressures(record)
     found += [f"its own cgroup, while timing: {text}" for text in _memory_was_short(record, own)]
@@ -97,16 +101,17 @@ def _paging(record: Record) -> list[Reason]:
     return [Reason(text, kind) for text in found]
 
 
-def _pressures(record: Record) -> tuple[Record, Record]:
+def _pressures(record: Record) -> tuple[Pressure, Pressure]:
     """Pressure counters while timing: of the worker's own cgroup, if it had one, and of the machine.
 
     Older records keep both under one name: within a budget the cgroup's counters replaced the machine's.
     """
-    conditions = record.get("conditions") or {}
+    conditions = record.get("conditions") or Conditions()
     machine = conditions.get("pressure") or {}
     if (own := conditions.get("worker_pressure")) is not None:
         return own, machine
-    names = _OWN_IN_OLDER.get((record.get("memory_budget") or {}).get("means", ""), ())
+    budget = record.get("memory_budget")
+    names = _OWN_IN_OLDER.get(budget["means"], ()) if budget else ()
     own = {name: rise for name, rise in machine.items() if name in names}
     return own, {name: rise for name, rise in machine.items() if name not in names}
 
@@ -117,10 +122,10 @@ _OWN_IN_OLDER = {
 }
 
 
-def _memory_was_short(record: Record, pressure: Record) -> list[str]:
+def _memory_was_short(record: Record, pressure: Pressure) -> list[str]:
     page_bytes = record["machine"].get("page_bytes") or PAGE_BYTES
     refaulted = page_bytes * pressure.get("workingset_refault_file", 0)
-    allowed = REFAULT_TOLERANCE * ((record.get("loaded") or {}).get("model_bytes") or math.inf)
+    allowed = REFAULT_TOLERANCE * (loaded_of(record).get("model_bytes") or math.inf)
     found = []
     if refaulted > max(allowed, REFAULT_FLOOR_BYTES):
         found.append(f"{refaulted / 1e6:.0f} MB of evicted file pages were read again")
@@ -129,7 +134,7 @@ def _memory_was_short(record: Record, pressure: Record) -> list[str]:
     return found
 
 
-def _stalled(record: Record, pressure: Record, name: str) -> str | None:
+def _stalled(record: Record, pressure: Pressure, name: str) -> str | None:
     """How long it stalled; null where too short to matter."""
     timed_us, stalled_us = _timed_ns(record) / 1e3, pressure.get(name, 0)
     if stalled_us <= max(STALLED_SHARE * timed_us, STALLED_FLOOR_US):
@@ -147,8 +152,8 @@ def _weights_paged_in(record: Record) -> int | None:
     A token that waits for a read already under way has no major fault, so faults alone do not show this.
     Rows of an input embedding are allowed: they are read when their tokens come.
     """
-    marks = {mark["at"]: mark for mark in (record.get("memory") or {}).get("marks") or []}
-    before, after = (marks.get(at, {}).get("rss_weights_bytes") for at in ("warmed", "finished"))
+    weights = {mark["at"]: mark.get("rss_weights_bytes") for mark in memory_of(record).get("marks") or []}
+    before, after = weights.get("warmed"), weights.get("finished")
     model_bytes, step_bytes = traffic.model_bytes(record), traffic.weight_bytes_per_token(record)
     if before is None or after is None or model_bytes is None or step_bytes is None:
         return None
@@ -160,7 +165,7 @@ def _quota(record: Record) -> list[Reason]:
     """Throttling by a CPU quota. Other processes may share the cgroup, so the worker's own CPU wait must
     confirm it, where known."""
     _, machine = _pressures(record)
-    waited_ns = record["done"].get("cpu_wait_ns")
+    waited_ns = done_of(record).get("cpu_wait_ns")
     stalled = _stalled(record, machine, "cgroup_throttled_us")
     if not stalled or (waited_ns is not None and waited_ns <= STALLED_SHARE * _timed_ns(record)):
         return []
@@ -169,7 +174,7 @@ def _quota(record: Record) -> list[Reason]:
 
 def _contention(record: Record) -> list[Reason]:
     """Threads that waited for a CPU. A barrier per tensor makes them lose far more than this share."""
-    waited_ns, timing = record["done"].get("cpu_wait_ns"), record["timing"]
+    waited_ns, timing = done_of(record).get("cpu_wait_ns"), record["timing"]
     if waited_ns is None or not timing.get("last_token_ns"):
         return []
     share = waited_ns / (timing["last_token_ns"] * record["threads"])
@@ -177,9 +182,9 @@ def _contention(record: Record) -> list[Reason]:
         return []
     cpus = record["machine"].get("usable_cpus")
     many = cpus is not None and record["threads"] > cpus
-    why = (
-        f"{record['threads']} of them share {plural(cpus, 'CPU')}" if many else "other processes were running"
-    )
+    why = "other processes were running"
+    if cpus is not None and many:
+        why = f"{record['threads']} of them share {plural(cpus, 'CPU')}"
     text = f"its threads waited for a CPU {share:.0%} of the time: {why}"
     return [Reason(text, None if many else "cpu")]
 

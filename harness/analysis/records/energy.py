@@ -7,9 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 from harness.analysis.records.sensor_summary import Columns, Timed
+from harness.results.kinds import Record
+from harness.results.kinds.sensed import Domain, Energy
 from harness.system.wording import plural
-
-Record = dict[str, Any]
 
 # NVML updates its counter every 20 to 100 ms, RAPL every ms: at both ends of 30 s an error of at most 0.7%.
 WINDOW_S = 30.0
@@ -22,7 +22,7 @@ UNITS = {"uj": 1e-6, "mj": 1e-3}
 Domains = Mapping[str, Mapping[str, Any]]
 
 
-def measured(columns: Columns, domains: Domains, during: Timed | None) -> Record | None:
+def measured(columns: Columns, domains: Domains, during: Timed | None) -> Energy | None:
     """Energy between the first and the last sample of decode, without prefill; null without a counter.
 
     Returns `timed_s`, `window_s`, `tokens` generated in the window, `longest_gap_s` between samples, and
@@ -35,10 +35,10 @@ def measured(columns: Columns, domains: Domains, during: Timed | None) -> Record
     inside = [(index, t) for index, t in enumerate(columns["t_ns"]) if t and first_ns <= t <= during.end_ns]
     times = [t for _, t in inside]
     between = list(pairwise(times))
-    found = {}
+    found: dict[str, Domain] = {}
     for column, domain in domains.items():
         values = [columns[column][index] for index, _ in inside]
-        found[column] = {"name": domain["name"], **_spent(column, values, between, domain["range_uj"])}
+        found[column] = _spent(domain["name"], column, values, between, domain["range_uj"])
     tokens = during.tokens_by(times[-1]) - during.tokens_by(times[0]) if times else 0.0
     return {
         "timed_s": (during.end_ns - during.start_ns) / 1e9,
@@ -50,8 +50,12 @@ def measured(columns: Columns, domains: Domains, during: Timed | None) -> Record
 
 
 def _spent(
-    column: str, values: Sequence[int | None], between: Sequence[tuple[int, int]], range_uj: int | None
-) -> Record:
+    name: str,
+    column: str,
+    values: Sequence[int | None],
+    between: Sequence[tuple[int, int]],
+    range_uj: int | None,
+) -> Domain:
     unit = UNITS[column.rpartition("_")[2]]
     read = [value for value in values if value is not None]
     failed = len(values) - len(read)
@@ -63,20 +67,24 @@ def _spent(
                 set_back += 1
             total += rise
     known = len(read) > 1 and not failed and not set_back
-    return {"joules": total * unit if known else None, "failed_reads": failed, "set_back": set_back}
+    joules = total * unit if known else None
+    return {"name": name, "joules": joules, "failed_reads": failed, "set_back": set_back}
 
 
-def row(record: Record) -> Record:
+def row(record: Record) -> dict[str, Any]:
     """`joules_per_token` of decode for the whole device, other processes included, `energy_window_s` and
     `energy_source`; or null, with the reason in `energy_reason`. All null where no counter was looked for."""
-    found: Record = dict.fromkeys(("joules_per_token", "energy_window_s", "energy_source", "energy_reason"))
+    found: dict[str, Any] = dict.fromkeys(
+        ("joules_per_token", "energy_window_s", "energy_source", "energy_reason")
+    )
     sensors = record.get("sensors")
     if not sensors:
         return found
     on_cpu = record.get("device") == "cpu"
-    energy = sensors["energy"] or {"domains": {}}
-    domains = [each for each in energy["domains"].values() if _counts(each["name"], on_cpu)]
-    if not domains:
+    energy = sensors["energy"]
+    counted = energy["domains"].values() if energy else ()
+    domains = [each for each in counted if _counts(each["name"], on_cpu)]
+    if not energy or not domains:
         what = "CPU energy" if on_cpu else "GPU energy"
         why = sensors["missing"].get(what, "no energy counter was read while it was timed")
         return found | {"energy_reason": why}
@@ -85,7 +93,7 @@ def row(record: Record) -> Record:
     found |= {"energy_window_s": energy["window_s"], "energy_source": f"{source}, other processes included"}
     if reason := _no_figure(energy, domains, sensors["interval_ms"] / 1e3):
         return found | {"energy_reason": reason}
-    return found | {"joules_per_token": sum(each["joules"] for each in domains) / energy["tokens"]}
+    return found | {"joules_per_token": sum(each["joules"] or 0.0 for each in domains) / energy["tokens"]}
 
 
 def _counts(name: str, on_cpu: bool) -> bool:
@@ -93,7 +101,7 @@ def _counts(name: str, on_cpu: bool) -> bool:
     return name != "psys" and (name != "gpu") == on_cpu
 
 
-def _no_figure(energy: Record, domains: Sequence[Record], interval_s: float) -> str | None:
+def _no_figure(energy: Energy, domains: Sequence[Domain], interval_s: float) -> str | None:
     """Why these counters give no figure; null when they do."""
     if energy["timed_s"] < WINDOW_S:
         return f"timed part of {energy['timed_s']:.0f} s: energy needs {WINDOW_S:.0f} s"

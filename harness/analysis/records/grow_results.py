@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-Record = dict[str, Any]
+from harness.results.kinds import Record, done_of, memory_of
 
 
 def ended_by_memory(record: Record) -> bool:
@@ -16,7 +15,7 @@ def ended_by_memory(record: Record) -> bool:
 
 def stopped(record: Record) -> str | None:
     """Why a `grow` workload ended before its target, in the reporter's words; null where it did not."""
-    return record.get("reason") if ended_by_memory(record) else (record.get("done") or {}).get("stopped")
+    return record.get("reason") if ended_by_memory(record) else done_of(record).get("stopped")
 
 
 def row(record: Record, device_bytes: int | None, kv_bytes_per_token: float | None) -> dict[str, Any]:
@@ -41,10 +40,10 @@ def row(record: Record, device_bytes: int | None, kv_bytes_per_token: float | No
 
 def _free_when_loaded(record: Record, device_bytes: int | None) -> int | None:
     """Bytes free once loaded: of the budget, less anonymous memory; or of the device."""
-    marks: Mapping[str, Record] = {mark["at"]: mark for mark in record.get("memory", {}).get("marks", [])}
-    loaded, budget = marks.get("loaded", {}), (record.get("memory_budget") or {}).get("bytes")
+    marks = {mark["at"]: mark for mark in memory_of(record).get("marks", [])}
+    loaded, budget = marks.get("loaded"), record.get("memory_budget")
     if record.get("device") == "cpu":
-        limit, taken = budget, loaded.get("rss_anon_bytes")
+        limit, taken = budget and budget["bytes"], loaded and loaded["rss_anon_bytes"]
     else:
-        limit, taken = device_bytes, loaded.get("vram_bytes")
+        limit, taken = device_bytes, loaded and loaded["vram_bytes"]
     return limit - taken if limit is not None and taken is not None and taken < limit else None

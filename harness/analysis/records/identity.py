@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-Record = dict[str, Any]
+from harness.results.kinds import Record
 
 
 def identity(record: Record) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import Any
 from harness.analysis.records import traffic
 from harness.analysis.records.identity import identity, weights
 from harness.analysis.records.verdicts import USABLE, status
+from harness.results.kinds import Record
+from harness.results.kinds.searched import Probe
 
-Record = dict[str, Any]
 Row = dict[str, Any]
 
 COPIED = (
@@ -26,7 +27,7 @@ def row(record: Record) -> Row:
     """
     state, reasons = status(record)
     search = record["search"]
-    probes, budget = search["probes"], record.get("memory_budget") or {}
+    probes, budget = search["probes"], record.get("memory_budget")
     fill_s = sum(probe.get("fill_s") or 0.0 for probe in probes)
     all_s = search.get("account_s", 0.0) + sum(probe["seconds"] for probe in probes)
     return {
@@ -41,8 +42,8 @@ def row(record: Record) -> Row:
         "model_bytes": traffic.model_bytes(record),
         "weight_bytes_per_token": traffic.weight_bytes_per_token(record),
         "kv_bytes_per_token": traffic.kv_bytes_per_token(record),
-        "memory_budget_bytes": budget.get("bytes"),
-        "budget_means": budget.get("means"),
+        "memory_budget_bytes": budget and budget["bytes"],
+        "budget_means": budget and budget["means"],
         "live_probes": len(probes),
         "fill_s": fill_s,
         "search_s": all_s - fill_s,
@@ -59,5 +60,5 @@ def latest(rows: Sequence[Row]) -> list[Row]:
     return [found[key] for key in dict.fromkeys(row["content_key"] for row in rows)]
 
 
-def _at(probes: Sequence[Record], n_ctx: int | None, key: str) -> Any:
+def _at(probes: Sequence[Probe], n_ctx: int | None, key: str) -> Any:
     return next((p.get(key) for p in reversed(probes) if p["n_ctx"] == n_ctx and p["fits"]), None)

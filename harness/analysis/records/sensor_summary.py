@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-Record = dict[str, Any]
+from harness.results.kinds import Record
+from harness.results.kinds.measured import EndFacts
+
 Columns = Mapping[str, Sequence[int | None]]
 
 # Columns summarised as lowest, median and highest. The others are counters, bits, or (the slowest CPU's
@@ -57,7 +59,7 @@ class Timed:
         return np.asarray(self.stamps_ns, dtype=float)
 
 
-def timed(done: Record | None, stamps_ns: Sequence[int], prompt_tokens: int) -> Timed | None:
+def timed(done: EndFacts | None, stamps_ns: Sequence[int], prompt_tokens: int) -> Timed | None:
     """The timed part of a finished repeat with at least one token; else null. `stamps_ns`: token times since
     `done.start_ns`, without the flushes between them."""
     if done is None or not stamps_ns:
@@ -83,9 +85,10 @@ def gauges(columns: Columns, during: Timed | None) -> dict[str, dict[str, float]
     return found
 
 
-def row(record: Record) -> Record:
+def row(record: Record) -> dict[str, float | None]:
     """`hottest_c` and `median_clock_mhz` of the record's device over the timed part; null where unknown."""
-    while_timed = (record.get("sensors") or {}).get("timed") or {}
+    sensors = record.get("sensors")
+    while_timed: Mapping[str, Any] = sensors["timed"] if sensors else {}
     of = "cpu" if record.get("device") == "cpu" else "gpu"
     return {
         "hottest_c": _first(while_timed, _TEMPERATURES[of], "highest"),
@@ -93,5 +96,5 @@ def row(record: Record) -> Record:
     }
 
 
-def _first(while_timed: Record, columns: Sequence[tuple[str, float]], which: str) -> float | None:
+def _first(while_timed: Mapping[str, Any], columns: Sequence[tuple[str, float]], which: str) -> float | None:
     return next((while_timed[name][which] * unit for name, unit in columns if name in while_timed), None)

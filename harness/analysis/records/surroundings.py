@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-Record = dict[str, Any]
+from harness.results.kinds import Record, loaded_of
+
 Fact = str | float
 
 # Protocol keys that affect a measurement; the others set order, number of repeats and stopping.
@@ -55,17 +56,18 @@ def _listed(values: Sequence[Fact]) -> str:
 
 
 def _facts(record: Record) -> Iterator[tuple[str, Fact]]:
-    machine, loaded = record["machine"], record.get("loaded") or {}
+    machine, loaded = record["machine"], loaded_of(record)
+    conditions: Mapping[str, Any] = record.get("conditions") or {}
     yield from _as_text("machine", {name: machine.get(name) for name in MACHINE})
     yield from _as_text("", {"device": record.get("device")})
     for number, gpu in enumerate(machine.get("gpus") or []):
         yield from _as_text(
             f"GPU {number}", {key: gpu.get(key) for key in ("name", "driver", "memory_bytes")}
         )
-    yield from _as_text("", {name: record.get("conditions", {}).get(name) for name in CONDITIONS})
-    ours = record.get("harness") or {}
-    commit = (ours.get("git_commit") or "")[:10] or None
-    yield from _as_text("harness", {"version": ours.get("version"), "commit": commit})
+    yield from _as_text("", {name: conditions.get(name) for name in CONDITIONS})
+    if ours := record.get("harness"):
+        commit = (ours["git_commit"] or "")[:10] or None
+        yield from _as_text("harness", {"version": ours["version"], "commit": commit})
     environment = record.get("environment") or {}
     yield from _as_text("environment", {"key": environment.get("key"), "runner": environment.get("runner")})
     yield from _as_text("build", environment.get("variables") or {})
@@ -90,8 +92,8 @@ def _facts(record: Record) -> Iterator[tuple[str, Fact]]:
 
 
 def _measured(record: Record) -> Iterator[tuple[str, float]]:
-    timed = (record.get("sensors") or {}).get("timed") or {}
-    for column, values in timed.items():
+    sensors = record.get("sensors")
+    for column, values in (sensors["timed"] if sensors else {}).items():
         if "clock" in column and values.get("median"):
             yield column.replace("_", " "), float(values["median"])
     if probes := record.get("bandwidth_probes"):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from harness.analysis.records.flags import Flag
 from harness.analysis.records.sensor_summary import Columns, Timed
 from harness.machine.sensors.bits import CONDITIONS, FIRMWARE_BITS, NVML_BITS, SINCE_BOOT
+from harness.results.kinds import Record
+from harness.results.kinds.sensed import Throttled
 from harness.system.wording import plural
-
-Record = dict[str, Any]
 
 FIRMWARE = "vcgencmd get_throttled"
 KERNEL = "thermal_throttle"
@@ -25,7 +24,7 @@ THROTTLED_SHARE = 0.01
 THROTTLED_FLOOR_MS = 10  # a jiffy: the kernel cannot time shorter ones
 
 
-def seen(columns: Columns, during: Timed | None) -> list[Record]:
+def seen(columns: Columns, during: Timed | None) -> list[Throttled]:
     """Throttling in the timed part, as facts.
 
     A fact has `source`, `what`, `from_n` and `to_n` (positions of the tokens being generated). For bits it
@@ -63,7 +62,7 @@ def invalid_because(record: Record) -> list[str]:
     for fact in _facts(record):
         if fact["source"] == KERNEL:
             if _invalidates(record, fact):
-                span = f"{fact['ms'] / 1e3:.2f} s of {_timed_ms(record) / 1e3:.2f}, {_span(fact)}"
+                span = f"{(fact['ms'] or 0) / 1e3:.2f} s of {_timed_ms(record) / 1e3:.2f}, {_span(fact)}"
                 reasons.append(f"throttled while timing: {fact['what']} for {span} ({KERNEL})")
         elif fact["what"] not in CONDITIONS:
             reasons.append(f"throttled while timing: {_bits_text(fact)}")
@@ -90,25 +89,25 @@ def _timed_ms(record: Record) -> float:
     return (record["timing"].get("last_token_ns") or 0) / 1e6
 
 
-def _invalidates(record: Record, fact: Record) -> bool:
+def _invalidates(record: Record, fact: Throttled) -> bool:
     """Whether a throttle counted by the kernel is of the device and lasted long enough."""
     long = max(THROTTLED_SHARE * _timed_ms(record), THROTTLED_FLOOR_MS)
     return record.get("device") == "cpu" and (fact["ms"] or 0) > long
 
 
-def _facts(record: Record) -> list[Record]:
-    facts: list[Record] = (record.get("sensors") or {}).get("throttled") or []
-    return facts
+def _facts(record: Record) -> list[Throttled]:
+    sensors = record.get("sensors")
+    return sensors["throttled"] if sensors else []
 
 
-def _bits_text(fact: Record) -> str:
+def _bits_text(fact: Throttled) -> str:
     if not fact["samples"]:
         return f"{fact['what']} between two samples, {_span(fact)} ({fact['source']})"
-    of = f"{fact['samples']} of {plural(fact['of_samples'], 'sample')}"
+    of = f"{fact['samples']} of {plural(fact['of_samples'] or 0, 'sample')}"
     return f"{fact['what']} from n = {fact['from_n']} on, in {of} ({fact['source']})"
 
 
-def _span(fact: Record) -> str:
+def _span(fact: Throttled) -> str:
     return f"from n = {fact['from_n']} to {fact['to_n']}"
 
 
@@ -126,10 +125,10 @@ def _to_the_end(samples: Sequence[tuple[int, int]], during: Timed) -> list[tuple
 
 def _active(
     source: str, names: Mapping[int, str], samples: Sequence[tuple[int, int]], during: Timed
-) -> list[Record]:
+) -> list[Throttled]:
     """A fact per bit that was set in a sample of the timed part or in its closing sample."""
     inside = [(t, bits) for t, bits in _to_the_end(samples, during) if t <= during.end_ns + CLOSING_NS]
-    facts = []
+    facts: list[Throttled] = []
     for bit, name in names.items():
         if times := [t for t, bits in inside if bits & bit]:
             facts.append(
@@ -147,7 +146,7 @@ def _active(
     return facts
 
 
-def _firmware(columns: Columns, during: Timed) -> list[Record]:
+def _firmware(columns: Columns, during: Timed) -> list[Throttled]:
     samples = _read(columns, PI_BITS)
     facts = _active(FIRMWARE, FIRMWARE_BITS, samples, during)
     reported = {fact["what"] for fact in facts}
@@ -156,14 +155,22 @@ def _firmware(columns: Columns, during: Timed) -> list[Record]:
     for bit, name in FIRMWARE_BITS.items():
         for (earlier, was), (later, now) in pairwise(watched):
             if name not in reported and now & ~was & bit << SINCE_BOOT:
-                ends = {"from_n": during.n_at(earlier), "to_n": during.n_at(later)}
-                counts = {"samples": 0, "of_samples": len(watched) - len(before), "ms": None, "events": None}
-                facts.append({"source": FIRMWARE, "what": name, **ends, **counts})
+                fact = Throttled(
+                    source=FIRMWARE,
+                    what=name,
+                    from_n=during.n_at(earlier),
+                    to_n=during.n_at(later),
+                    samples=0,
+                    of_samples=len(watched) - len(before),
+                    ms=None,
+                    events=None,
+                )
+                facts.append(fact)
     return facts
 
 
-def _kernel(columns: Columns, during: Timed) -> list[Record]:
-    facts = []
+def _kernel(columns: Columns, during: Timed) -> list[Throttled]:
+    facts: list[Throttled] = []
     for level in ("core", "package"):
         events, times = (
             _to_the_end(_read(columns, f"{level}_throttle_{name}"), during) for name in ("events", "ms")
@@ -185,5 +192,5 @@ def _kernel(columns: Columns, during: Timed) -> list[Record]:
     return facts
 
 
-def _nvml(columns: Columns, during: Timed) -> list[Record]:
+def _nvml(columns: Columns, during: Timed) -> list[Throttled]:
     return _active(NVML, NVML_BITS, _read(columns, "gpu_event_reasons"), during)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from harness.analysis.records.flags import Limit
+from harness.results.kinds import Record, loaded_of
+from harness.results.kinds.parts import Header, StackFacts
 from harness.theory import demand, floors, shapes
 from harness.theory.ggml import element_bytes
 from harness.theory.machine import Machine
@@ -15,8 +17,6 @@ from harness.theory.machines import MACHINES
 from harness.theory.rows import is_quantized, knees
 from harness.theory.shapes import Shape
 from harness.theory.units import SI
-
-Record = dict[str, Any]
 
 
 def model_bytes(record: Record) -> int | None:
@@ -29,9 +29,8 @@ def bpw(record: Record) -> float | None:
     if reported := (record.get("reported") or {}).get("bpw"):
         return float(reported)
     weights = _weights(record)
-    if not weights.get("parameters") or weights.get("model_bytes") is None:
-        return None
-    return float(weights["model_bytes"] * 8 / weights["parameters"])
+    size, parameters = weights.get("model_bytes"), weights.get("parameters")
+    return size * 8 / parameters if size is not None and parameters else None
 
 
 def nominal_bits(quant: str | None) -> int | None:
@@ -51,21 +50,19 @@ def weight_bytes_per_token(record: Record) -> int | None:
     From bits per weight and shape where only those are known.
     """
     weights, shape, bits = _weights(record), _shape(record), bpw(record)
-    if weights.get("model_bytes") is None:
+    if (size := weights.get("model_bytes")) is None:
         return round(demand.of_bits(shape, bits).weight_bytes_per_token) if shape and bits else None
-    return int(
-        weights["model_bytes"] - (0 if weights.get("tied", True) else weights["input_embedding_bytes"])
-    )
+    return size if weights.get("tied", True) else size - (weights["input_embedding_bytes"] or 0)
 
 
 def kv_bytes_per_token(record: Record) -> float | None:
     """Bytes of KV cache per token: as the stack reports, else 2 * layers * kv_heads * head_dim * element
     bytes, with the types of K and V."""
-    reported = (record.get("loaded") or {}).get("kv_bytes_per_token")
+    reported = loaded_of(record).get("kv_bytes_per_token")
     if reported is not None:
         return float(reported)
-    attention, shape = record["model"]["weights"].get("attention"), _shape(record)
-    if not attention and shape:
+    attention: Mapping[str, Any] | None = record["model"]["weights"].get("attention")
+    if not attention and (shape := _shape(record)):
         attention = shapes.attention(shape)
     if not attention:
         return None
@@ -172,7 +169,7 @@ def _step(record: Record) -> floors.Demand | None:
 def _reading(record: Record) -> tuple[str, int]:
     """How the stack reads its KV cache, and the size in tokens of a static cache or a window; 0: unreported,
     which gives the loosest limit."""
-    loaded = record.get("loaded") or {}
+    loaded = loaded_of(record)
     kv_read, shape = loaded.get("kv_read") or "grows", _shape(record)
     if kv_read == "window":
         return kv_read, loaded.get("window") or (shape and shape.window) or 0
@@ -204,12 +201,12 @@ def _mean_attended(record: Record, step: floors.Demand) -> float:
     return float((growing + most * (last - most)) / (last - first + 1))
 
 
-def _weights(record: Record) -> dict[str, Any]:
+def _weights(record: Record) -> StackFacts | Header:
     """Sizes of the weights: from a stack that reports `tied`, which counts exactly, else from the file's
     header."""
-    loaded = record.get("loaded") or {}
+    loaded = loaded_of(record)
     if "tied" in loaded and loaded.get("model_bytes") is not None:
-        return dict(loaded)
+        return loaded
     return record["model"]["weights"].get("header") or loaded
 
 

@@ -12,6 +12,9 @@ from harness.analysis.records import disturbances, grow_results, throttling
 from harness.analysis.records.disturbances import Kind, Reason
 from harness.analysis.records.flags import Flag
 from harness.analysis.records.traffic import bandwidth_share, ceiling_bytes_per_s
+from harness.results.kinds import Record, done_of, loaded_of
+from harness.results.kinds.measured import Counters
+from harness.results.kinds.parts import StackFacts
 from harness.system.wording import plural
 
 # Two clocks on one run: llama.cpp's own counters and our timestamps.
@@ -28,7 +31,6 @@ NAMES_SHOWN = 3
 CEILING_TOLERANCE = 1.05  # a larger share of the measured bandwidth is a measurement error
 
 USABLE = ("ok", "functional")  # it ran as requested, but the speed of a functional one means nothing
-Record = dict[str, Any]
 Series = Mapping[str, Sequence[int | None]]
 
 
@@ -59,16 +61,17 @@ def verdict(
     per-token file is intact. `series`: its columns, if read; without them a device's clock is not compared.
     """
     known = [f"known beforehand: {why}" for why in record.get("known_failure", [])]
-    functional = (record.get("loaded") or {}).get("functional")
+    functional = loaded_of(record).get("functional")
     usable = Verdict("functional", [str(functional)]) if functional else Verdict("ok", [])
     if grow_results.ended_by_memory(record) and (
-        reasons := option_mismatches(record, record["options"], record["loaded"])
+        reasons := option_mismatches(record["device"], record["options"], loaded_of(record))
     ):
         return Verdict("invalid", [*reasons, *known])
     if grow_results.ended_by_memory(record) or (record["kind"] == "searched" and record["outcome"] == "ok"):
         return usable
     if record["outcome"] != "ok" or record["kind"] == "reported":  # published figures are shown as they are
-        return Verdict(record["outcome"], [record["reason"], *known] if record.get("reason") else [])
+        reason = record.get("reason")
+        return Verdict(record["outcome"], [reason, *known] if reason else [])
     found = _reasons(record, ceiling or ceiling_bytes_per_s([record]))
     found += _device_clock(record, series)
     if not has_series:
@@ -85,9 +88,9 @@ def attempts_left(record: Record, found: Verdict) -> bool:
     return found.disturbed is not None and record.get("attempt", 1) <= retries
 
 
-def option_mismatches(record: Record, options: Record, facts: Record) -> list[str]:
+def option_mismatches(device: str, options: Mapping[str, Any], facts: StackFacts) -> list[str]:
     """Differences between what a stack loaded and what was requested, one sentence each."""
-    return [*other_kernels(facts), *_placement(record, facts), *other_options(options, facts)]
+    return [*other_kernels(facts), *_placement(device, options, facts), *other_options(options, facts)]
 
 
 def invalid_because(record: Record, ceiling: float | None) -> list[str]:
@@ -101,7 +104,7 @@ def _reasons(record: Record, ceiling: float | None) -> list[Reason]:
 
 
 def _stack_faults(record: Record, ceiling: float | None) -> list[str]:
-    loaded, done = record["loaded"], record["done"]
+    loaded, done = loaded_of(record), done_of(record)
     prompt, new = record["workload"]["prompt_tokens"], record["workload"]["new_tokens"]
     reasons = []
     stopped = grow_results.stopped(record)
@@ -115,12 +118,12 @@ def _stack_faults(record: Record, ceiling: float | None) -> list[str]:
         )
     # The stack's report after loading, then the one after the run.
     for facts in (loaded, loaded | done["facts_changed"]):
-        if mismatches := [*other_kernels(facts), *_placement(record, facts)]:
+        if mismatches := [*other_kernels(facts), *_placement(record["device"], record["options"], facts)]:
             reasons += mismatches
             break
     reasons += _window(record)
     reasons += _weights(record)
-    reasons += other_options(record["options"], record["loaded"])
+    reasons += other_options(record["options"], loaded_of(record))
     if compiled := done["counters"].get("compilations"):
         reasons.append(f"{plural(compiled, 'compilation')} while timing")
     reasons += _second_clock(record)
@@ -134,15 +137,15 @@ def _stack_faults(record: Record, ceiling: float | None) -> list[str]:
 
 def notes(record: Record) -> list[Flag]:
     """Notes on a repeat that invalidate none of its figures."""
-    loaded, done = record.get("loaded") or {}, record.get("done") or {}
-    facts, workload = loaded | (done.get("facts_changed") or {}), record["workload"]
+    loaded, done = loaded_of(record), done_of(record)
+    facts, workload = loaded | done.get("facts_changed", StackFacts()), record["workload"]
     raised = []
     trained, length = facts.get("trained_context"), workload["prompt_tokens"] + workload["new_tokens"]
     if trained and length > trained:
         detail = f"the context grows to {length} tokens, but the model was trained on at most {trained}"
         raised.append(Flag("beyond_trained_context", detail, invalidates=None))
     raised += [Flag("stack_warning", warning, invalidates=None) for warning in facts.get("warnings") or []]
-    if retries := (done.get("counters") or {}).get("allocator_retries"):
+    if retries := done.get("counters", Counters()).get("allocator_retries"):
         places = ", ".join(str(n) for n, _ in retries[:NAMES_SHOWN])
         more = f" and {len(retries) - NAMES_SHOWN} more places" if len(retries) > NAMES_SHOWN else ""
         times = plural(sum(count for _, count in retries), "time")
@@ -151,12 +154,12 @@ def notes(record: Record) -> list[Flag]:
     return [*raised, *throttling.notes(record), *disturbances.notes(record)]
 
 
-def other_kernels(facts: Record) -> list[str]:
+def other_kernels(facts: StackFacts) -> list[str]:
     """Differences between the kernels that ran and the requested ones, one sentence each."""
     return [*_kernels(facts), *_leftovers(facts)]
 
 
-def _kernels(facts: Record) -> list[str]:
+def _kernels(facts: StackFacts) -> list[str]:
     requested = facts.get("kernel_asked")
     if requested is None or requested in (ran := facts["kernels"]):
         return []
@@ -165,7 +168,7 @@ def _kernels(facts: Record) -> list[str]:
     return [f"kernel {requested} was requested but {', '.join(linear) or 'none'} ran"]
 
 
-def _leftovers(facts: Record) -> list[str]:
+def _leftovers(facts: StackFacts) -> list[str]:
     """Linear layers that should be quantized but are not."""
     names = facts.get("leftovers") or []
     if not names:
@@ -177,7 +180,7 @@ def _leftovers(facts: Record) -> list[str]:
 
 def _window(record: Record) -> list[str]:
     """A KV cache shorter than the run: the stack discarded tokens and continued."""
-    holds, workload = record["loaded"].get("holds_tokens"), record["workload"]
+    holds, workload = loaded_of(record).get("holds_tokens"), record["workload"]
     needed = workload["prompt_tokens"] + workload["new_tokens"]
     if holds is None or holds >= needed:
         return []
@@ -189,24 +192,29 @@ def _window(record: Record) -> list[str]:
 def _weights(record: Record) -> list[str]:
     """Compare the loaded weights with the file's header. Bytes are compared only where the stack keeps the
     stored types: of a GGUF, and of a checkpoint with a single type (it is cast to one type)."""
-    weights, loaded = record["model"]["weights"], record["loaded"]
+    weights, loaded = record["model"]["weights"], loaded_of(record)
     header, stored, found = weights.get("header"), weights.get("quant"), loaded.get("quant")
-    cast = weights.get("format") == "hf" and len((header or {}).get("bytes_by_type") or ()) != 1
-    cast = cast or bool(stored and found and stored != found)
-    compared = ["parameters"] if cast else ["model_bytes", "parameters"]
     reasons = []
-    for name in compared if header else ():
-        if loaded.get(name) is not None and loaded[name] != header[name]:
-            reasons.append(f"{name} is {loaded[name]} in the stack but {header[name]} in the file's header")
+    if header:
+        cast = weights.get("format") == "hf" and len(header.get("bytes_by_type") or ()) != 1
+        cast = cast or bool(stored and found and stored != found)
+        sizes = [("parameters", loaded.get("parameters"), header["parameters"])]
+        if not cast:
+            sizes.insert(0, ("model_bytes", loaded.get("model_bytes"), header["model_bytes"]))
+        reasons += [
+            f"{name} is {ours} in the stack but {theirs} in the file's header"
+            for name, ours, theirs in sizes
+            if ours is not None and ours != theirs
+        ]
     requested = record["options"].get("quant")
     if requested is not None and found is not None and requested != found:
         reasons.append(f"weights of type {requested} were requested but {found} were loaded")
     return reasons
 
 
-def other_options(requested: Record, facts: Record) -> list[str]:
+def other_options(requested: Mapping[str, Any], facts: StackFacts) -> list[str]:
     """Switches, names and thread counts that the stack resolved differently. It may round sizes."""
-    resolved = facts.get("options") or {}
+    resolved: Mapping[str, Any] = facts.get("options") or {}
     given = {k: v for k, v in requested.items() if isinstance(v, bool | str) or k == "threads"}
     changed = [k for k, v in given.items() if resolved.get(k) is not None and resolved[k] != v]
     return [f"{name} {_word(given[name])} was requested but {_word(resolved[name])} ran" for name in changed]
@@ -216,12 +224,12 @@ def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _placement(record: Record, facts: Record) -> list[str]:
+def _placement(device: str, options: Mapping[str, Any], facts: StackFacts) -> list[str]:
     """Weights, tables or KV cache on another device than the requested one."""
     wrong: Sequence[str]
-    if record["device"] == "cpu":
+    if device == "cpu":
         wrong = ELSEWHERE[1:]
-    elif record["options"].get("gpu_layers", -1) == -1:
+    elif options.get("gpu_layers", -1) == -1:
         wrong = ELSEWHERE
     else:
         return []
@@ -238,14 +246,14 @@ def _placement(record: Record, facts: Record) -> list[str]:
 def _second_clock(record: Record) -> list[str]:
     """Compare the stack's own decode time with ours, less our work between its steps (argmax). A wait for a
     CPU between the two clocks makes ours longer, by at most the process's total wait."""
-    theirs = record["done"]["counters"].get("stack_decode_ms")
+    theirs = done_of(record)["counters"].get("stack_decode_ms")
     steps = record["tokens"] - 1
     if theirs is None or steps < 1:
         return []
     ours = (record["timing"]["last_token_ns"] - record["timing"]["first_token_ns"]) / 1e6
-    ours -= record["done"]["counters"].get("sampling_ms", 0.0)
+    ours -= done_of(record)["counters"].get("sampling_ms", 0.0)
     allowed = CLOCK_TOLERANCE * theirs + CLOCK_TOLERANCE_MS_PER_TOKEN * steps
-    waited = (record["done"].get("cpu_wait_ns") or 0) / 1e6
+    waited = (done_of(record).get("cpu_wait_ns") or 0) / 1e6
     if theirs - ours > allowed or ours - theirs > allowed + waited:
         return [
             f"two clocks differ: {ours / steps:.3f} ms/token here, {theirs / steps:.3f} by the stack's own"
@@ -256,7 +264,7 @@ def _second_clock(record: Record) -> list[str]:
 def _device_clock(record: Record, series: Series | None) -> list[Reason]:
     """Compare each token's time on the device's own clock (CUDA events) with ours. Our flushes fall between
     two events and are not part of our latencies."""
-    timed = record["done"]["counters"].get("device_tokens")
+    timed = done_of(record)["counters"].get("device_tokens")
     if timed is None:
         return []
     if timed != record["tokens"]:
@@ -267,7 +275,7 @@ def _device_clock(record: Record, series: Series | None) -> list[Reason]:
     if times is None or None in times:
         return [Reason("its times by the device's clock are missing or damaged")]
     host, device = (np.array(column, dtype=float) for column in (series["latency_ns"], times))
-    for index, flush_ns in record["done"].get("flushes", []):
+    for index, flush_ns in done_of(record).get("flushes", []):
         if index < len(device):
             device[index] -= flush_ns
     gaps, allowed = host - device, np.maximum(DEVICE_CLOCK_TOLERANCE * device, DEVICE_CLOCK_TOLERANCE_NS)

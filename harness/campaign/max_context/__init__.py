@@ -18,7 +18,7 @@ from harness.campaign.prepare import NotReady
 from harness.campaign.repeat import Inputs
 from harness.config import MaxCtx
 from harness.plan import Cell
-from harness.results import Record, Running, Stored
+from harness.results import Draft, Running, Stored
 from harness.stacks.header import Context
 from harness.worker import launch
 
@@ -62,14 +62,14 @@ def refusal(cell: Cell, threads: int) -> NotReady | None:
 
 
 def find(
-    cell: Cell, inputs: Inputs | NotReady, begun: Record, given: Searching, before: Stored | None
+    cell: Cell, inputs: Inputs | NotReady, begun: Draft, given: Searching, before: Stored | None
 ) -> Stored:
     """Search, and write the record. `before`: an interrupted search of the same cell; its probes are reused.
 
     Raises ResultsError if the record cannot be written, and KeyboardInterrupt after writing an interrupted
     record.
     """
-    probes = before.record["search"]["probes"] if before else []
+    probes: list[Draft] = list(map(dict, before.record["search"]["probes"])) if before else []
     begun = begun | {"kind": "searched", "search": {"probes": probes}}
     running = results.begin(given.folder / cell.model.name / cell.id, begun)
     began, search_run = time.monotonic(), _Search(cell, given, running, probes)
@@ -92,7 +92,7 @@ def find(
         outcome, reason = "error", f"a probe could not be started: {failure}"
     except KeyboardInterrupt:
         interrupted, outcome, reason = True, "interrupted", "stopped by the user"
-    ending: Record = {"outcome": outcome, "reason": reason, "phase": "search", "tokens": 0}
+    ending: Draft = {"outcome": outcome, "reason": reason, "phase": "search", "tokens": 0}
     ending |= {"search": search_run.result, "loaded": search_run.loaded}
     timing = {"started_utc": begun["started_utc"], "wall_s": time.monotonic() - began}
     stored = running.finish(begun | search_run.budget | ending | {"timing": timing}, {}, None)
@@ -108,9 +108,9 @@ class _Search:
     def __init__(self, cell: Cell, given: Searching, running: Running, probes: Sequence[Found]) -> None:
         self._cell, self._given, self._running = cell, given, running
         self._fill = isinstance(cell.workload, MaxCtx) and cell.workload.fill
-        self.budget: Record = {}
+        self.budget: Draft = {}
         self.loaded: Found | None = None
-        self.result: Record = {
+        self.result: Draft = {
             "probes": list(probes),
             **dict.fromkeys(("predicted_n_ctx", "verified_n_ctx", "allocated_n_ctx", "verified_by")),
             **dict.fromkeys(("predicted_allocated_n_ctx", "predicted_from", "need", "limit_reason")),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from harness import results
 from harness.analysis.records.disturbances import REFAULT_FLOOR_BYTES, REFAULT_TOLERANCE
@@ -18,6 +18,7 @@ from harness.campaign.max_context.memory_estimate import PAGES_TO_A_TABLE
 from harness.campaign.max_context.memory_headroom import MemoryHeadroom
 from harness.campaign.repeat import Inputs
 from harness.plan import Cell
+from harness.results.kinds.parts import StackFacts
 from harness.worker import launch
 from harness.worker.memory_limit import MemoryLimit
 from harness.worker.memory_sampler import MemorySampler, watched
@@ -104,8 +105,7 @@ class Probing:
             return {}
         n_ctx = found["n_ctx"]
         requested = {k: v for k, v in self.inputs.options.items() if k != self.option}
-        on = {"device": self.inputs.device_id, "options": requested}
-        mismatches = option_mismatches(on, requested, loaded)
+        mismatches = option_mismatches(self.inputs.device_id, requested, cast(StackFacts, loaded))
         held = (loaded.get("options") or {}).get(self.option)
         if not isinstance(held, int) or held < n_ctx:
             mismatches.append(f"{self.option} {n_ctx} was asked for and {held} ran")

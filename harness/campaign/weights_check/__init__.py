@@ -27,7 +27,7 @@ from harness.campaign.weights_check.reference import (
 )
 from harness.config import Experiment
 from harness.plan import Cell
-from harness.results import Record, Stored
+from harness.results import Draft, Record, Stored
 from harness.theory.packed import Packing
 
 SECONDS = 60.0  # compute time per variant; depths beyond it are skipped
@@ -44,7 +44,7 @@ class Checking:
     inputs: Callable[[Cell], Inputs | NotReady]
     keys: Mapping[str, str]
     folder: Path
-    shared: Record
+    shared: Draft
     seconds: float
     fresh: bool
     retry_failed: bool
@@ -90,7 +90,7 @@ def _groups(cells: Sequence[Cell]) -> Iterator[list[list[Cell]]]:
     yield from groups.values()
 
 
-def _kept(before: Sequence[Stored], key: str, settings: Record, speaks_for: Sequence[str]) -> Stored | None:
+def _kept(before: Sequence[Stored], key: str, settings: Draft, speaks_for: Sequence[str]) -> Stored | None:
     """The latest earlier record of the same check."""
     same = [
         each
@@ -107,7 +107,7 @@ def _worth(record: Record) -> str:
     return str(record["outcome"]) if agreement.verdict(record)[0] == "failed" else "ok"
 
 
-def _check(cell: Cell, given: Checking, reference: Reference, check_facts: Record) -> Stored:
+def _check(cell: Cell, given: Checking, reference: Reference, check_facts: Draft) -> Stored:
     """Run one variant's job (and the reference's, if this is the first to need it), and write the record."""
     experiment = given.experiment
     begun = given.shared | {"kind": "checked", "check": check_facts}
@@ -152,7 +152,7 @@ def _check(cell: Cell, given: Checking, reference: Reference, check_facts: Recor
     return stored
 
 
-def _fused(ran: Record | None) -> bool:
+def _fused(ran: Draft | None) -> bool:
     return bool(((ran or {}).get("options") or {}).get("fuse_layers"))
 
 
@@ -164,7 +164,7 @@ def _unfused(
     windows: list[list[int]],
     folder: Path,
     arrays: Path,
-) -> Record:
+) -> Draft:
     """Compare fused layers with the same kernel unfused. Returns `unfused`, or the reason why that failed in
     `unfused_failure`."""
     variant = cell.variant.model_copy(
@@ -183,7 +183,7 @@ def _unfused(
 
 def _compared(
     cell: Cell, given: Checking, inputs: Inputs, reference: Reference, theirs: Logits, folder: Path
-) -> Record:
+) -> Draft:
     """Compare the variant's logits with the reference's, per window. Raises NoLogits, NotReady."""
     ids = given.preparation.prompt(lengthened(cell), inputs.weights)[0]
     if ids != reference.ids or ids[: len(inputs.prompt)] != inputs.prompt:

@@ -27,7 +27,7 @@ from harness.config.experiment import Scalar
 from harness.machine.limits import free_memory_bytes
 from harness.models.weights import FULL_TYPES
 from harness.plan import Cell
-from harness.results import Record
+from harness.results import Draft
 from harness.system.cache import CacheError
 from harness.theory.ggml import element_bytes
 from harness.worker import launch
@@ -86,7 +86,7 @@ class Reference:
         self.windows = windows_of(cells[0])
         self.unpacked = cells[0].packing is not None
         self.folder = folder
-        self.description: Record | None = None
+        self.description: Draft | None = None
         self.ids: list[int] = []
         self._preparation, self._inputs, self._seconds = preparation, inputs, seconds
         self._why: list[str] = []
@@ -94,7 +94,7 @@ class Reference:
         self._cell = self._found(cells)
 
     @cached_property
-    def identity(self) -> Record | None:
+    def identity(self) -> Draft | None:
         if self._cell is None:
             return None
         interpreter = self._preparation.interpreter(self._cell.header)
@@ -249,7 +249,7 @@ def logits_of(
     seconds: float,
     folder: Path,
     arrays: Path,
-) -> tuple[Logits, Record]:
+) -> tuple[Logits, Draft]:
     """Run a `logits` job. Returns its logits and the facts of Done. `folder`: log; `arrays`: logits.
 
     Raises NoLogits.

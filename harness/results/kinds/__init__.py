@@ -1,0 +1,72 @@
+"""The kinds of records as types, one file per kind, and what is wrong with one. Records stay plain dicts.
+
+Keys that no type names are welcome: nobody reads them.
+"""
+
+from typing import Any, cast
+
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
+from harness.results.kinds import checked, measured
+from harness.results.kinds.checked import CHECKED, OnlyChecked
+from harness.results.kinds.common import Common, Own
+from harness.results.kinds.measured import MEASURED, EndFacts, Memory, OnlyMeasured
+from harness.results.kinds.parts import StackFacts
+from harness.results.kinds.reported import REPORTED, OnlyReported
+from harness.results.kinds.searched import SEARCHED, OnlySearched
+from harness.results.kinds.values import Count, Positive, Time, clause
+
+KINDS: dict[str, TypeAdapter[Any]] = {
+    "measured": MEASURED,
+    "reported": REPORTED,
+    "checked": CHECKED,
+    "searched": SEARCHED,
+}
+
+
+class Record(Common, Own, OnlyMeasured, OnlyReported, OnlyChecked, OnlySearched):
+    """A record of any kind, as its readers see it: `kind` tells which keys it has."""
+
+
+def loaded_of(record: Record) -> StackFacts:
+    """The stack's facts after loading; empty if it did not get that far."""
+    return record.get("loaded") or StackFacts()
+
+
+def done_of(record: Record) -> EndFacts:
+    """What the worker said at the end; empty if it did not get that far."""
+    return record.get("done") or EndFacts()
+
+
+def memory_of(record: Record) -> Memory:
+    """The memory that was seen; empty where no worker ran."""
+    return record.get("memory") or Memory()
+
+
+class _Prompt(TypedDict):
+    prompt_tokens: Count
+
+
+class _Numbered(TypedDict):
+    schema: Positive
+
+
+class _Begun(TypedDict):
+    started_utc: Time
+    workload: _Prompt
+
+
+NUMBERED, BEGUN = TypeAdapter(_Numbered), TypeAdapter(_Begun)
+
+
+def wrong_with(record: dict[str, Any]) -> str | None:
+    """Why readers could not use this record, as a clause; null when they can."""
+    kind = record.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        return f"its kind must be one of {', '.join(KINDS)}"
+    if wrong := clause(KINDS[kind], record):
+        return wrong
+    if kind == "checked":
+        return checked.error(cast(checked.Checked, record))
+    return measured.error(cast(measured.Measured, record)) if kind == "measured" else None

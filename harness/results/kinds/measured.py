@@ -1,0 +1,231 @@
+"""`kind: measured`: one repeat of one cell, and what holds between its values."""
+
+from typing import Any
+
+from pydantic import TypeAdapter, with_config
+from typing_extensions import NotRequired, TypedDict
+
+from harness.results.kinds.common import Common, Conditions, Own
+from harness.results.kinds.parts import DESCRIBED, StackFacts
+from harness.results.kinds.sensed import Cooled, Sensors
+from harness.results.kinds.values import Above0, Count, Number, Pairs, Positive, Switch, Text, Triples, clause
+from harness.theory.ggml import element_bytes
+
+
+@with_config(DESCRIBED)
+class PeakAllocator(TypedDict):
+    peak_allocated_bytes: NotRequired[Count | None]
+    peak_reserved_bytes: NotRequired[Count | None]
+
+
+@with_config(DESCRIBED)
+class Counters(TypedDict):
+    evaluated_tokens: NotRequired[Any]
+    """of prompt and decode"""
+    stack_decode_ms: NotRequired[Number | None]
+    """decode time by the stack's own clock"""
+    sampling_ms: NotRequired[Number]
+    """our time between its steps"""
+    device_tokens: NotRequired[Count | None]
+    """tokens timed by the device's own clock (`device_ns` in the series)"""
+    compilations: NotRequired[Count | None]
+    """in the timed part"""
+    allocator: NotRequired[PeakAllocator | None]
+    """its state at the end"""
+    allocator_retries: NotRequired[Pairs | None]
+    """[position, times] at which it had to free memory and retry"""
+
+
+@with_config(DESCRIBED)
+class Warmup(TypedDict):
+    agreed: Switch
+
+
+@with_config(DESCRIBED)
+class EndFacts(TypedDict):
+    """What the worker says at the end."""
+
+    peak_rss_bytes: NotRequired[Count | None]
+    heap_free_bytes: NotRequired[Count | None]
+    """free bytes in malloc's heap"""
+    start_ns: NotRequired[Count]
+    """the moment that token times count from"""
+    memory_steps: NotRequired[Triples]
+    """of a workload that grows: [tokens, allocated bytes, reserved bytes] of the allocator at each flush"""
+    stopped: NotRequired[Any]
+    """of a workload that grows: how memory ended it (null: it reached its target)"""
+    counters: NotRequired[Counters]
+    facts_changed: NotRequired[StackFacts]
+    """facts of `loaded` that differ after the run"""
+    warmup: NotRequired[Any]
+    """the windows of the warm-up, and whether they agreed"""
+    major_faults: NotRequired[Count]
+    cpu_wait_ns: NotRequired[Count | None]
+    """time in which its threads waited for a CPU"""
+    flushes: NotRequired[Pairs]
+    """[index of the token that follows, ns]"""
+
+
+@with_config(DESCRIBED)
+class Timing(TypedDict):
+    wall_s: NotRequired[Number | None]
+    first_token_ns: NotRequired[Count]
+    last_token_ns: NotRequired[Count]
+    phases: NotRequired[Any]
+    started_utc: NotRequired[Any]
+
+
+@with_config(DESCRIBED)
+class Mark(TypedDict):
+    """Memory at one moment; null if it cannot be read."""
+
+    at: Text
+    """`started` (before the worker), `imported` (its libraries), `loaded`, `warmed` (before the first
+    timed token; missing in older records), `finished` (after the last token)"""
+    rss_anon_bytes: Count | None
+    rss_file_bytes: Count | None
+    vram_bytes: Count | None
+    """the device's, all processes together"""
+    rss_weights_bytes: NotRequired[Count | None]
+    """of `rss_file_bytes` the weights' own files"""
+
+
+@with_config(DESCRIBED)
+class Rusage(TypedDict):
+    max_rss_bytes: NotRequired[Count | None]
+
+
+@with_config(DESCRIBED)
+class Memory(TypedDict):
+    marks: NotRequired[list[Mark]]
+    peak_rss_bytes: NotRequired[Count | None]
+    peak_rss_anon_bytes: NotRequired[Count | None]
+    peak_rss_file_bytes: NotRequired[Count | None]
+    peak_vram_bytes: NotRequired[Count | None]
+    after_load_rss_bytes: NotRequired[Count | None]
+    """that of the mark `loaded`"""
+    after_load_vram_bytes: NotRequired[Count | None]
+    rusage: NotRequired[Rusage | None]
+
+
+@with_config(DESCRIBED)
+class BandwidthProbe(TypedDict):
+    """A read rate measured between the cells: of the best kernel, and `kernel`, `kernels`, `threads`,
+    `working_set_bytes`, `stack` if one measured (a GPU)."""
+
+    read_bytes_per_s: Above0
+
+
+@with_config(DESCRIBED)
+class MatrixProbe(TypedDict):
+    """With `measure_matrix_rate`: the best product, and `kernel`, `kernels`, `threads`, `stack` (a GPU),
+    `cpus_busy` (CPU time over time in NumPy's, a CPU)."""
+
+    flops_per_s: Above0
+
+
+@with_config(DESCRIBED)
+class WaitedForQuiet(TypedDict):
+    waited_s: Number
+    busy_share: Number | None
+    """of the CPUs, at the end of the wait"""
+
+
+@with_config(DESCRIBED)
+class OnlyMeasured(TypedDict):
+    """Keys that no other kind has."""
+
+    done: NotRequired[EndFacts | None]
+    """what the worker says at the end"""
+    timing: Timing
+    """phases, first and last stamp"""
+    memory: Memory
+    """peaks, and `marks`"""
+    attempt: NotRequired[Positive]
+    """1, or more after disturbed attempts; missing (1) in older records"""
+    waited_for_quiet: NotRequired[WaitedForQuiet]
+    """before a further attempt; else missing"""
+    bandwidth_probes: NotRequired[list[BandwidthProbe]]
+    """read rates measured so far in the campaign, by kernel"""
+    matrix_probe: NotRequired[MatrixProbe | None]
+    sensors: NotRequired[Sensors]
+    cooled: NotRequired[Cooled]
+    """with `cool_down`"""
+
+
+@with_config(DESCRIBED)
+class Measured(Common, Own, OnlyMeasured):
+    """One repeat of one cell."""
+
+
+@with_config(DESCRIBED)
+class _FinishedDone(TypedDict):
+    counters: Counters
+    facts_changed: dict[str, Any]
+    warmup: Warmup
+    major_faults: Count
+    cpu_wait_ns: NotRequired[Count | None]
+    flushes: NotRequired[Pairs]
+
+
+class Finished(TypedDict):
+    """What the verdicts read besides, of a repeat that came to its end."""
+
+    device: Text
+    options: dict[str, Any]
+    threads: Positive
+    conditions: Conditions
+    loaded: StackFacts
+    done: _FinishedDone
+
+
+MEASURED, FINISHED, LOADED = TypeAdapter(Measured), TypeAdapter(Finished), TypeAdapter(StackFacts)
+
+
+def error(record: Measured) -> str | None:
+    """What is wrong between the values of a measured record, as a clause; null if nothing is."""
+    loaded, timing = record.get("loaded") or StackFacts(), record["timing"]
+    if ("first_token_ns" in timing) != ("last_token_ns" in timing):
+        return "timing must have both first_token_ns and last_token_ns, or none"
+    timed = "last_token_ns" in timing
+    if timed and record["tokens"] > 1 and timing["last_token_ns"] <= timing["first_token_ns"]:
+        return "timing.last_token_ns must be after first_token_ns"
+    if "prompt_source" in record["workload"]:
+        for name, of in (("prompt", record["workload"]), ("file", record["model"]["weights"])):
+            if name not in of:
+                return f"{name} is missing beside workload.prompt_source"
+    if wrong := _weights_error(record, loaded):
+        return wrong
+    if record["outcome"] != "ok":
+        return None
+    if wrong := clause(FINISHED, record):
+        return wrong
+    if record["tokens"] and not timed:
+        return "timing.last_token_ns is missing"
+    done = record["done"]
+    assert done is not None  # FINISHED has it
+    for facts, name in ((loaded, "loaded"), (loaded | done["facts_changed"], "done.facts_changed")):
+        if wrong := clause(LOADED, facts, name):
+            return wrong
+        if facts.get("kernel_asked") is not None and "kernels" not in facts:
+            return f"{name}.kernels is missing"
+    return None
+
+
+def _weights_error(record: Measured, loaded: StackFacts) -> str | None:
+    """What the bytes of a decode step are counted from."""
+    counted = "tied" in loaded and loaded.get("model_bytes") is not None  # the stack counted what it loaded
+    sizes = loaded if counted else record["model"]["weights"].get("header") or loaded
+    model_bytes = sizes.get("model_bytes")
+    if not sizes.get("tied", True) and model_bytes is not None:
+        embedding = sizes.get("input_embedding_bytes")
+        if embedding is None:
+            return "input_embedding_bytes is missing beside model_bytes"
+        if embedding > model_bytes:
+            return "input_embedding_bytes must be at most model_bytes"
+    for name in ("type_k", "type_v"):
+        try:
+            element_bytes(record.get("options", {}).get(name, "f16"))
+        except (KeyError, TypeError):
+            return f"options.{name} must be one of ggml's types"
+    return None

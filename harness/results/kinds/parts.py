@@ -1,0 +1,207 @@
+"""Parts that records of several kinds have: campaign, machine, model, workload, facts of the stack."""
+
+from typing import Any
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import NotRequired, TypedDict
+
+from harness.results.kinds.values import Above0, Count, Names, Positive, Switch, Text
+
+# A docstring below a key is its line in docs/record.md and its description in the JSON Schema.
+DESCRIBED = ConfigDict(use_attribute_docstrings=True)
+
+
+@with_config(DESCRIBED)
+class Campaign(TypedDict):
+    id: Text
+    name: Text
+    config_path: NotRequired[Text]
+    config: NotRequired[Any]
+    """the config as given, `--set` applied"""
+    command_line: NotRequired[list[Text]]
+
+
+@with_config(DESCRIBED)
+class Finding(TypedDict):
+    """What `harness doctor` found on the machine before the campaign (doctor.md)."""
+
+    level: Text
+    what: Text
+    found: Text
+    effect: NotRequired[Text | None]
+    fix: NotRequired[Text | None]
+
+
+@with_config(DESCRIBED)
+class Gpu(TypedDict):
+    name: Text
+    memory_bytes: Count | None
+    uuid: NotRequired[Text | None]
+    driver: NotRequired[Text | None]
+    compute_capability: NotRequired[Text | None]
+
+
+@with_config(DESCRIBED)
+class Machine(TypedDict):
+    """Properties that do not change; never the host's name."""
+
+    slug: Text
+    """names the machine's folder"""
+    cpu: Text | None
+    physical_cores: Count | None
+    memory_bytes: Count | None
+    usable_cpus: NotRequired[Count | None]
+    last_level_cache_bytes: Count | None
+    page_bytes: NotRequired[Positive | None]
+    """size of a memory page; missing in older records"""
+    gpus: list[Gpu]
+
+
+@with_config(ConfigDict(extra="forbid"))
+class ShapeFields(TypedDict):
+    """The fields of a Shape (harness/theory/shapes.py)."""
+
+    arch: Text
+    vocab_size: Positive
+    hidden_size: Positive
+    layers: Positive
+    intermediate_size: Positive
+    heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    tied: NotRequired[Switch]
+    qkv_bias: NotRequired[Switch]
+    o_bias: NotRequired[Switch]
+    mlp_bias: NotRequired[Switch]
+    qk_norm: NotRequired[Switch]
+    rope_theta: NotRequired[Above0]
+    norm_eps: NotRequired[Above0]
+    context: NotRequired[Positive]
+    window: NotRequired[Positive | None]
+
+
+@with_config(DESCRIBED)
+class Header(TypedDict):
+    """Exact bytes by the header of the weights' files."""
+
+    model_bytes: Count
+    parameters: Count
+    input_embedding_bytes: Count
+    tied: Switch
+    bytes_by_type: NotRequired[dict[str, Count]]
+    """of GPTQ and AWQ by `qweight`, `qzeros`, `scales`, `g_idx` and the types of the rest"""
+
+
+@with_config(DESCRIBED)
+class Attention(TypedDict):
+    layers: Count
+    kv_heads: Count
+    head_dim: Count
+
+
+@with_config(DESCRIBED)
+class Weights(TypedDict):
+    kind: Text
+    """`synthetic`, `file`, `hub`"""
+    synthetic: NotRequired[Switch]
+    file: NotRequired[Text | None]
+    file_bytes: NotRequired[Count | None]
+    """of all shards"""
+    header: NotRequired[Header | None]
+    attention: NotRequired[Attention | None]
+    fingerprint: NotRequired[Any]
+    architecture: NotRequired[Any]
+    format: NotRequired[Any]
+    quant: NotRequired[Any]
+    revision: NotRequired[Any]
+    """the commit on the hub that the requested branch or tag stood for"""
+    shards: NotRequired[Any]
+    """number of files"""
+    packing: NotRequired[Any]
+    """of GPTQ and AWQ: `method`, `bits`, `group_size` (-1: a whole column), `symmetric`, `act_order`,
+    `layout`; else null"""
+
+
+@with_config(DESCRIBED)
+class Model(TypedDict):
+    name: Text
+    shape: NotRequired[ShapeFields | None]
+    weights: Weights
+
+
+@with_config(DESCRIBED)
+class Workload(TypedDict):
+    kind: Text
+    """`decode`, `grow` or `max_ctx`"""
+    prompt_tokens: Count
+    new_tokens: Count
+    prompt: NotRequired[list[Count]]
+    """ids of its tokens"""
+    prompt_source: NotRequired[Text]
+
+
+@with_config(DESCRIBED)
+class LoadedOptions(TypedDict):
+    n_ctx: NotRequired[Count | None]
+    threads: NotRequired[Count | None]
+
+
+@with_config(DESCRIBED)
+class Allocator(TypedDict):
+    """CUDA's caching allocator."""
+
+    allocated_bytes: NotRequired[Count | None]
+    reserved_bytes: NotRequired[Count | None]
+
+
+@with_config(DESCRIBED)
+class StackFacts(TypedDict):
+    """What the stack says of itself, after loading and again after the run."""
+
+    model_bytes: NotRequired[Count | None]
+    """as the stack counts; with `tied`, exact bytes as loaded, packed weights with their scales: they
+    take precedence over the file's header"""
+    parameters: NotRequired[Count | None]
+    input_embedding_bytes: NotRequired[Count | None]
+    tied: NotRequired[Switch]
+    versions: NotRequired[dict[str, Text]]
+    """exact versions"""
+    quant: NotRequired[Text | None]
+    """type of the weights"""
+    kernels: NotRequired[Names]
+    """kernels or layer classes that run, with counts"""
+    kernel_asked: NotRequired[Text | None]
+    """the requested kernel"""
+    leftovers: NotRequired[list[Text] | None]
+    """layers that should have been quantized and are not"""
+    devices: NotRequired[dict[str, Any] | None]
+    """by part and device: how many tensors or layers"""
+    options: NotRequired[LoadedOptions | None]
+    """as the stack resolved them"""
+    settings: NotRequired[Any]
+    """other settings that change speed or values"""
+    kv_read: NotRequired[Text | None]
+    """how a step reads the cache: `grows`, `padded256`, `full`, `copied`, `window` (theory.md)"""
+    kv_bytes_per_token: NotRequired[Count | None]
+    window: NotRequired[Count | None]
+    """tokens of a sliding window"""
+    trained_context: NotRequired[Count | None]
+    warnings: NotRequired[list[Text] | None]
+    """of the stack, in sentences"""
+    memory: NotRequired[dict[str, dict[str, Count]] | None]
+    """bytes by part and device; torch's weights on a CPU that are used in place from the mapped file are
+    `cpu mapped`"""
+    heap_free_bytes: NotRequired[Count | None]
+    """free bytes in malloc's heap (glibc 2.33 and newer, else null)"""
+    allocator: NotRequired[Allocator | None]
+    holds_tokens: NotRequired[Any]
+    """tokens that the cache can hold, where that is less than the context"""
+    functional: NotRequired[Any]
+    """why the speed of this stack means nothing on this device; null elsewhere"""
+
+
+@with_config(DESCRIBED)
+class MemoryBudget(TypedDict):
+    bytes: Positive
+    means: Text
+    """what enforced it: `cgroup v2`, `cgroup v1` or `RLIMIT_DATA`"""

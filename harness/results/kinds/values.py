@@ -1,0 +1,74 @@
+"""What single values of a record must be, and the clause that says where one is not.
+
+`MustBe` names a value's type in words; pydantic holds the value against it, without converting anything.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, core_schema
+
+# What is more, or nearer to 0, is damage: no figure comes near, and products and ratios of it would overflow.
+_MOST, _LEAST = 2**63, 2**-63
+
+
+class MustBe:
+    """The words for a type, in the place of pydantic's."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        words = f"must be {self.words}"
+        return core_schema.custom_error_schema(
+            schema, custom_error_type="value", custom_error_message=words.replace("{", "{{")
+        )
+
+
+def _with_zone(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("no time zone")
+    return text
+
+
+OUTCOMES = ("ok", "oom", "error", "crash", "timeout", "interrupted", "refused", "unavailable")
+
+Text = Annotated[str, MustBe("text")]
+Count = Annotated[int, Field(ge=0, lt=_MOST), MustBe("a whole number from 0")]
+Positive = Annotated[int, Field(gt=0, lt=_MOST), MustBe("a whole number from 1")]
+Number = Annotated[float, Field(gt=-_MOST, lt=_MOST, allow_inf_nan=False), MustBe("a number")]
+From0 = Annotated[float, Field(ge=0, lt=_MOST, allow_inf_nan=False), MustBe("a number from 0")]
+Above0 = Annotated[float, Field(gt=_LEAST, lt=_MOST, allow_inf_nan=False), MustBe("a number above 0")]
+Switch = Annotated[bool, MustBe("true or false")]
+Time = Annotated[str, AfterValidator(_with_zone), MustBe("a time with its zone")]
+Outcome = Annotated[
+    Literal["ok", "oom", "error", "crash", "timeout", "interrupted", "refused", "unavailable"],
+    MustBe(f"one of {', '.join(OUTCOMES)}"),
+]
+Pairs = Annotated[
+    list[Annotated[list[Count], Field(min_length=2, max_length=2)]], MustBe("pairs of whole numbers")
+]
+Triples = Annotated[
+    list[Annotated[list[Count], Field(min_length=3, max_length=3)]], MustBe("triples of whole numbers")
+]
+Names = Annotated[list[str] | dict[str, Any], MustBe("names")]
+
+_CLAUSES = {
+    "missing": "is missing",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "extra_forbidden": "is no part of a shape",
+}
+
+
+def clause(adapter: TypeAdapter[Any], value: Any, where: str = "") -> str | None:
+    """Where and how a value is not of its type, e.g. `timing.wall_s must be a number`; null where it is."""
+    try:
+        adapter.validate_python(value, strict=True)
+    except ValidationError as wrong:
+        first = wrong.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = where + "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in first["loc"])
+        return f"{place.removeprefix('.') or 'it'} {_CLAUSES.get(first['type'], first['msg'])}"
+    return None

@@ -199,7 +199,7 @@ def config(tmp_path: Path) -> Callable[..., Path]:
     """Writes a config of fake variants: `config({"B_ms": 1.0}, {...}, repeats=2)`; protocol keys by name."""
 
     def write(*variants: dict[str, Any], name: str = "fake", **protocol: Any) -> Path:
-        settings = {"new_tokens": 40, "repeats": 1, "timeout_s": 20, "measure_bandwidth": False}
+        settings = {"new_tokens": 40, "repeats": 1, "timeout_s": 60, "measure_bandwidth": False}
         settings |= {"retry_disturbed": 0} | protocol  # a busy machine must not add records
         rows = [{"stack": "fake", "name": f"v{i}"} | variant for i, variant in enumerate(variants)]
         experiment = {"protocol": settings, "models": [{"shape": "tiny-qwen2"}], "variants": rows}
@@ -324,7 +324,7 @@ def worker(tmp_path: Path, answers: dict[str, list[Event | Died]]) -> Callable[.
     once a session, unless `fresh`."""
 
     def run(
-        request: Request, interpreter: Interpreter, timeout_s: float = 300, fresh: bool = False
+        request: Request, interpreter: Interpreter, timeout_s: float = 900, fresh: bool = False
     ) -> list[Event | Died]:
         variables = launch.recorded_variables(dict(os.environ))
         key = json.dumps([str(interpreter.python), asdict(request), variables])

@@ -25,7 +25,7 @@ def measured(folder: Path) -> list[Path]:
     config = {"protocol": protocol, "models": [{"shape": "tiny-qwen2"}], "variants": variants}
     (folder / "fake.yaml").write_text(json.dumps(config))
     command = [HARNESS, "run", "fake.yaml", "-o", "results"]
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250)
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     found = sorted(folder.rglob("record.json"))
     assert len(found) == 4, ran.stderr
     return found

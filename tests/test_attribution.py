@@ -261,7 +261,7 @@ def real(harness: Callable[..., Any], tmp_path: Path, *variants: dict[str, Any])
         "repeats": 1,
         "measure_bandwidth": False,
         "retry_disturbed": 0,
-        "timeout_s": 120,
+        "timeout_s": 900,
     }
     config = tmp_path / "real.yaml"
     experiment = {"protocol": protocol, "models": [{"shape": "tiny-qwen2"}], "variants": list(variants)}

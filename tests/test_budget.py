@@ -30,7 +30,7 @@ from harness.worker.memory_limit import MemoryLimit, mechanism_here
 from runners.protocol import Loaded, Phase, Tokens
 
 TINY = """\
-protocol: {new_tokens: 40, repeats: 1, measure_bandwidth: false, retry_disturbed: 0, timeout_s: 200}
+protocol: {new_tokens: 40, repeats: 1, measure_bandwidth: false, retry_disturbed: 0, timeout_s: 900}
 models:
   - shape: tiny-qwen2
 variants:
@@ -182,7 +182,7 @@ def test_an_interrupt_leaves_no_cgroup(background, config, tmp_path):
     until(looked)
     ((cgroup, pid),) = found
     campaign.send_signal(signal.SIGINT)
-    campaign.communicate(timeout=120)
+    campaign.communicate(timeout=600)
     assert not cgroup.exists()
     assert gone(pid)
 

@@ -132,7 +132,7 @@ def test_an_interrupted_fresh_run_is_not_the_last_word(harness, background, conf
     controller = background("run", path, "--fresh")
     _wait_for_tokens(tmp_path)
     controller.send_signal(signal.SIGINT)
-    assert controller.wait(timeout=60) == 130
+    assert controller.wait(timeout=600) == 130
     harness("run", path)
     found = sorted(records(tmp_path / "results"), key=lambda r: r["started_utc"])
     assert [r["outcome"] for r in found] == ["ok", "interrupted", "ok"]
@@ -228,7 +228,7 @@ def test_ctrl_c_ends_the_campaign_cleanly(background, config, tmp_path):
     _wait_for_tokens(tmp_path)
     time.sleep(0.2)  # they are written first, and counted then
     controller.send_signal(signal.SIGINT)
-    _, err = controller.communicate(timeout=120)
+    _, err = controller.communicate(timeout=600)
     assert controller.returncode == 130, err
     assert "Traceback" not in err
     assert not [pid for pid in workers if psutil.pid_exists(pid)]
@@ -262,8 +262,8 @@ def test_a_second_campaign_on_the_device_is_refused_or_waits_as_asked(harness, b
     waiting = background("run", other, "--out", tmp_path / "elsewhere", "--wait")
     assert next(line for line in waiting.stderr if "waiting for another campaign" in line)
     first.send_signal(signal.SIGINT)
-    assert first.wait(timeout=120) == 130
-    _, err = waiting.communicate(timeout=120)
+    assert first.wait(timeout=600) == 130
+    _, err = waiting.communicate(timeout=600)
     assert waiting.returncode == 0, err
 
 

@@ -29,7 +29,7 @@ def of(tmp_path: Path) -> Callable[..., Path]:
     """Writes a config of one model: `of({"shape": "tiny-qwen2"}, {"stack": "llamacpp"}, new_tokens=40)`."""
 
     def write(model: dict, *variants: dict, **protocol: object) -> Path:
-        settings = {"new_tokens": 40, "repeats": 1, "threads": 1, "timeout_s": 120}
+        settings = {"new_tokens": 40, "repeats": 1, "threads": 1, "timeout_s": 900}
         settings |= {"measure_bandwidth": False, "retry_disturbed": 0, "warmup": {"tolerance": 0.9}}
         experiment = {"protocol": settings | protocol, "models": [model], "variants": list(variants)}
         path = tmp_path / "check.yaml"
@@ -66,7 +66,7 @@ def answering(tmp_path: Path) -> Callable[[str], Callable[[plan.Cell], Inputs]]:
                 prompt_source="fixed ids (no tokenizer)",
                 options=cell.options(1),
                 threads=1,
-                timeout_s=60,
+                timeout_s=300,
                 sample_interval_ms=500,
                 warmup={},
             )

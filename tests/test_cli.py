@@ -330,7 +330,7 @@ def test_of_what_is_interrupted_it_is_said_that_the_same_command_goes_on(
     while not list(tmp_path.glob("results/**/request.json")) and time.monotonic() < until:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "finished work is kept, run the same command to continue" in err
 

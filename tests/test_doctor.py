@@ -575,7 +575,7 @@ def compile_ggml(environment: Interpreter, has: set[str], *flags: str) -> None:
     ]
     (folder / "ggml.c").write_text("#include <assert.h>\nstatic int calls;\n" + "\n".join(answers))
     command = [compiler, "-shared", "-fPIC", *flags, "-o", folder / "libggml-cpu.so", folder / "ggml.c"]
-    subprocess.run(command, check=True, timeout=200)
+    subprocess.run(command, check=True, timeout=600)
 
 
 CPUINFO = {"proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu sse2 avx avx2 fma f16c\n\nprocessor\t: 1"}

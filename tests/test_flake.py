@@ -36,7 +36,7 @@ def flake(tmp_path: Path, variables: dict[str, str]) -> Callable[..., Ran]:
     def run(*options: str, command: list[str] = PYTEST) -> Ran:
         arguments = [sys.executable, FLAKE, "--busy", "0", "--no-disk", *options, "--", *command]
         ran = subprocess.run(
-            arguments, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300
+            arguments, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=600
         )
         return Ran(ran.returncode, ran.stdout, ran.stderr)
 
@@ -190,7 +190,7 @@ def test_interrupted_it_tells_what_failed_so_far_and_leaves_no_process(tmp_path,
         started = psutil.Process(process.pid).children(recursive=True)
     finally:
         process.send_signal(signum)
-        out, _ = process.communicate(timeout=200)
+        out, _ = process.communicate(timeout=600)
     assert process.returncode == 128 + signum
     assert "failed 1 of 1 (run 1): test_it.py::test_1\n" in out
     assert f"interrupted in run 1 of {runs}" in out
@@ -213,7 +213,7 @@ def test_the_load_ends_with_a_script_that_was_killed(tmp_path, variables):
     children["sleep"][0].kill()
     (load,) = [each for name, each in children.items() if name != "sleep"]
     assert len(load) == 2
-    assert psutil.wait_procs(load, timeout=240)[1] == []
+    assert psutil.wait_procs(load, timeout=600)[1] == []
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_caches_attentions_and_compilation_give_the_same_tokens_in_float32(
         {"cache": "static", "compile": True},
         {"cache": "dynamic", "compile": True},
     ):
-        events = worker(request_of(path, dtype="fp32", **options), hf_interpreter, timeout_s=300)
+        events = worker(request_of(path, dtype="fp32", **options), hf_interpreter)
         loaded, ids, end = said(events)
         assert loaded["attention"] == options.get("attn", "sdpa")
         assert loaded["options"]["compile"] == options.get("compile", False)
@@ -183,7 +183,7 @@ def test_a_compilation_while_timing_is_counted(worker, checkpoint, hf_interprete
     request = request_of(checkpoint("tiny-qwen2"), cache="static", compile=True)
     # Windows of one token decode nothing, so the step is compiled when it is timed.
     request.workloads[0]["warmup"] = WARMUP | {"window_tokens": 1}
-    _, _, end = said(worker(request, hf_interpreter, timeout_s=300))
+    _, _, end = said(worker(request, hf_interpreter))
     assert end["counters"]["compilations"] == 1
 
 

@@ -173,7 +173,7 @@ def fetch(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., dict[str
     """Fetches, and returns what was found or what was said."""
 
     def run(address: str, file: str = "", **variables: str) -> dict[str, Any]:
-        out, err = start(address, file, **variables).communicate(timeout=200)
+        out, err = start(address, file, **variables).communicate(timeout=600)
         assert "Retrying" not in err
         return json.loads(out)
 
@@ -218,7 +218,7 @@ def test_how_a_checkpoint_is_packed_is_downloaded_with_it(hub, fetch, repository
 def test_a_connection_that_breaks_is_taken_up_where_it_was(hub, start, repository):
     _enlarge(repository)
     hub.stop_after, hub.hangs = 15_000_000, False
-    out, err = start(hub.address).communicate(timeout=200)
+    out, err = start(hub.address).communicate(timeout=600)
     assert json.loads(out)["revision"] == COMMIT
     begun = [int(found[1]) for line in hub.asked if (found := re.search(r"safetensors bytes=(\d+)-$", line))]
     assert begun, err

@@ -36,7 +36,7 @@ def real(tmp_path, llamacpp_interpreter):
             "new_tokens": 40,
             "repeats": 1,
             "threads": 1,
-            "timeout_s": 120,
+            "timeout_s": 900,
             "measure_bandwidth": False,
             "retry_disturbed": 0,
         }

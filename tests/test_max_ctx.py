@@ -192,7 +192,7 @@ def test_an_interrupt_leaves_a_record_and_nothing_running(
         time.sleep(0.05)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=120) == 130
+    assert process.wait(timeout=600) == 130
     (record,) = kept(tmp_path)
     assert record.record["outcome"] == "interrupted"
     workers = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)

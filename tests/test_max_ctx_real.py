@@ -34,14 +34,14 @@ def found(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
     def search(shape: dict[str, Any], budget: str, *before: str, **variant: Any) -> dict[str, Any]:
         experiment = {
-            "protocol": {"memory_budget": budget, "timeout_s": 300, "threads": 1},
+            "protocol": {"memory_budget": budget, "timeout_s": 900, "threads": 1},
             "models": [{"name": "m", "shape": shape}],
             "variants": [variant],
         }
         path = tmp_path / "longest.yaml"
         path.write_text(json.dumps(experiment))
         command = [*before, HARNESS, "max-ctx", str(path), "--fresh"]
-        ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=400)
+        ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=1700)
         assert ran.returncode == 0, ran.stderr
         stored = results.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
         record = max((each.record for each in stored), key=lambda record: str(record["started_utc"]))

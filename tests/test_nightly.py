@@ -25,7 +25,7 @@ def nightly(tmp_path):
 
     def run(*arguments, **variables):
         night = started(tmp_path, *arguments, **variables)
-        out, err = night.communicate(timeout=300)
+        out, err = night.communicate(timeout=600)
         return subprocess.CompletedProcess(night.args, night.returncode, out, err)
 
     return run
@@ -111,7 +111,7 @@ def test_a_night_waits_for_the_one_before_it_and_is_compared_with_it(nightly, co
         assert (out / "records.tar.gz").read_bytes() == packed
         results.parent.mkdir(parents=True)
         elsewhere.rename(results)
-    told, err = second.communicate(timeout=300)
+    told, err = second.communicate(timeout=600)
     assert second.returncode == 0, told + err
     assert "| tok/s |" in told
 

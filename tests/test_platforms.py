@@ -32,7 +32,7 @@ def resolved(
     command += ["--only-binary", ":all:", *(f"--no-binary={name}" for name in compiled)]
     for _ in range(3):  # the index may not answer at once
         ran = subprocess.run(
-            command, input="\n".join(requirements), capture_output=True, text=True, timeout=300
+            command, input="\n".join(requirements), capture_output=True, text=True, timeout=600
         )
         if "Failed to fetch" not in ran.stderr:
             break

@@ -187,13 +187,13 @@ def judged(out: Path) -> Iterator[Cell]:
     """Every record that has figures, by both rules."""
     for condition in LOADS:
         for stored in results.records(out / condition, lambda damage: print(damage, file=sys.stderr)):
-            record, columns = stored.record, results.series(stored)
+            record, times = stored.record, stored.times
             if record["outcome"] != "ok":
                 print(f"{condition}: not measured: {record['outcome']}: {record['reason']}", file=sys.stderr)
                 continue
-            row = rows.row(record, columns, None, None)
+            row = rows.row(record, times, None, None)
             unmarked = record | {"memory": record["memory"] | {"marks": []}}
-            before = rows.row(unmarked, columns, None, None)["reasons"] + of_the_machine(record)
+            before = rows.row(unmarked, times, None, None)["reasons"] + of_the_machine(record)
             waited = (
                 (record["done"]["cpu_wait_ns"] or 0) / record["timing"]["last_token_ns"] / record["threads"]
             )

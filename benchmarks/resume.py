@@ -110,9 +110,10 @@ def sizes(folder: Path) -> None:
     chance = random.Random(0)
     ids = [chance.randrange(VOCABULARY) for _ in range(TOKENS)]
     for name, (first_ms, last_ms, noise) in LATENCIES.items():
-        series = {"token_id": ids, "latency_ns": latencies(chance, first_ms, last_ms, noise)}
+        n = list(range(26, 26 + TOKENS))
+        series = {"n": n, "token_id": ids, "latency_ns": latencies(chance, first_ms, last_ms, noise)}
         running = results.begin(folder / "sizes" / name, {"cell": "size"})
-        stored = running.finish({"workload": {"prompt_tokens": 25}}, series, None)
+        stored = running.finish({"workload": {"prompt_tokens": 25}}, results.TokenTimes.of_columns(series))
         if results.series(stored)["latency_ns"] != series["latency_ns"]:
             raise SystemExit("the series does not read as it was written: cannot measure")
         size = (stored.folder / "tokens.parquet").stat().st_size

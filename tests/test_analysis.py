@@ -11,12 +11,13 @@ import pytest
 from harness.analysis.records import traffic
 from harness.analysis.records.verdicts import invalid_because, status
 from harness.dataset import rows
+from harness.results import NO_TOKENS, TokenTimes
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 
 THROTTLED = {"conditions__pressure": {"cgroup_throttled_us": 10**6}}  # of the cgroup, which others share
 MB = 10**6
-SERIES = {"n": [26, 27, 28], "latency_ns": [9_000_000, 1_000_000, 2_000_000]}
+SERIES = TokenTimes.of_columns({"n": [26, 27, 28], "latency_ns": [9_000_000, 1_000_000, 2_000_000]})
 
 
 def record(**changes: object) -> dict:
@@ -250,7 +251,7 @@ def test_kv_bytes_follow_the_types_of_the_cache():
 
 def test_a_cell_is_the_median_of_its_ok_repeats_and_tells_of_the_others():
     lines = [rows.row(record(repeat=k), SERIES, None, None) | {"B_ms": float(k)} for k in (1, 2, 3)]
-    lines.append(rows.row(record(repeat=4, outcome="oom", reason="does not fit"), {}, None, None))
+    lines.append(rows.row(record(repeat=4, outcome="oom", reason="does not fit"), NO_TOKENS, None, None))
     (pooled,) = rows.per_cell(lines)
     assert (pooled["B_ms"], pooled["repeats_ok"], pooled["repeats"]) == (2.0, 3, 4)
     assert pooled["reasons"] == ["does not fit"]

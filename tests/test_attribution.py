@@ -14,6 +14,7 @@ from harness import results
 from harness.analysis.records import attribution
 from harness.dataset import rows
 from harness.dataset.gather import Gathered
+from harness.results import NO_TOKENS, TokenTimes
 from harness.results.kinds import wrong_with
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
@@ -59,9 +60,9 @@ def attributed(
     }
     record["loaded"] |= {"kv_read": "copied", "memory": memory and parts_of(memory)} | loaded
     record["done"] |= {"start_ns": START_NS, "flushes": []} | (done or {})
-    cell = rows.row(GOLDEN, {}, None, None) | {"name": "it", "device": device}
-    series = {"latency_ns": latency} if latency else {}
-    return attribution.row(cell, record, series, samples or {})
+    cell = rows.row(GOLDEN, NO_TOKENS, None, None) | {"name": "it", "device": device}
+    columns = {"n": list(range(26, 26 + len(latency))), "latency_ns": latency} if latency else {}
+    return attribution.row(cell, record, TokenTimes.of_columns(columns), samples or {})
 
 
 def parts(**told: int) -> dict[str, int | None]:
@@ -191,7 +192,7 @@ def test_what_was_not_told_is_null_and_not_none():
     assert attributed([], LLAMA)["loaded"] is None
     older = copy.deepcopy(GOLDEN)
     older["memory"].pop("marks", None)
-    row = attribution.row(rows.row(older, {}, None, None) | {"name": "it"}, older, {}, {})
+    row = attribution.row(rows.row(older, NO_TOKENS, None, None) | {"name": "it"}, older, NO_TOKENS, {})
     assert row["peak"] is None
     assert row["measured_bytes_per_token"] is None
 

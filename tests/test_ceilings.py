@@ -49,7 +49,7 @@ def beaten_by(row: dict[str, Any]) -> dict[str, float]:
 def test_no_published_figure_beats_its_ceiling_unless_a_flag_says_why():
     beaten, looked_at = Counter[str](), 0
     for stored in study():
-        row = rows.row(stored.record, results.series(stored), None, None)
+        row = rows.row(stored.record, stored.times, None, None)
         if row["B_theory_ms"] is None:
             continue
         looked_at += 1
@@ -121,5 +121,5 @@ def test_an_l4_is_not_said_to_prefill_faster_than_a_4090(harness):
 def test_prefill_turns_compute_bound_at_the_same_prompt_in_a_report_and_in_theory(harness):
     stored = next(each for each in study() if each.record["cell"].startswith("qwen1.5-7b.hf.bf16"))
     (told,) = harness("theory", "qwen1.5-7b", "--machine", "rtx-4090", "--quant", "f16", "--json").json
-    row = rows.row(stored.record, results.series(stored), None, None)
+    row = rows.row(stored.record, stored.times, None, None)
     assert row["prefill_knees"] == told["prefill_knees"]

@@ -15,6 +15,7 @@ from harness.analysis.records import energy, sensor_summary
 from harness.dataset import rows
 from harness.machine.sensors import SensorSampler, rapl
 from harness.report import columns as shown
+from harness.results import NO_TOKENS
 from harness.results.kinds import wrong_with
 
 GOOD = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
@@ -43,7 +44,7 @@ def row_of(columns: dict[str, Any], domains: Any = DOMAINS, during: Any = DURING
     said = energy.measured(columns, domains, during)
     record["sensors"] = sensors | {"timed": {}, "throttled": [], "energy": said}
     assert wrong_with(record) is None
-    return rows.row(record, {}, None, None)
+    return rows.row(record, NO_TOKENS, None, None)
 
 
 def test_twenty_watts_at_ten_tokens_a_second_are_two_joules_a_token():
@@ -130,9 +131,9 @@ def test_a_machine_without_a_counter_says_so_and_an_old_record_nothing():
     missing = {"CPU energy": "no RAPL counters"}
     record["sensors"] = {"sources": {}, "missing": missing, "samples": 0, "cost_ns": 1, "interval_ms": 1000}
     record["sensors"] |= {"timed": {}, "throttled": [], "energy": None}
-    row = rows.row(record, {}, None, None)
+    row = rows.row(record, NO_TOKENS, None, None)
     assert (row["joules_per_token"], row["energy_reason"]) == (None, "no RAPL counters")
-    assert rows.row(GOOD, {}, None, None)["energy_reason"] is None
+    assert rows.row(GOOD, NO_TOKENS, None, None)["energy_reason"] is None
 
 
 def test_a_run_that_came_to_no_end_has_no_energy():

@@ -19,6 +19,7 @@ from harness.analysis.series import latency
 from harness.campaign import forecast
 from harness.cli import dry_run
 from harness.dataset import rows
+from harness.results import TokenTimes
 from harness.stacks.header import stacks
 from harness.theory.machines import MACHINES
 from harness.worker.memory_limit import RLIMIT_DATA, mechanism_here
@@ -92,7 +93,7 @@ def on_a_pi(board: str, share_of_sheet: float) -> tuple[dict, dict]:
     ns = (read / (share_of_sheet * sheet) * 1e9).astype(int)
     made["timing"] |= {"first_token_ns": int(ns[0]), "last_token_ns": int(ns.sum())}
     columns = {"n": list(range(26, 3026)), "latency_ns": ns.tolist()}
-    return made, rows.row(made, columns, "x", None)
+    return made, rows.row(made, TokenTimes.of_columns(columns), "x", None)
 
 
 @pytest.mark.parametrize("board", ["Raspberry Pi 4", "Raspberry Pi 5"])

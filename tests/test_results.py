@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from harness import results
 from harness.cli import main
 from harness.dataset import rows
-from harness.results import ResultsError, Running, Stored
+from harness.results import NO_TOKENS, ResultsError, Running, Stored, TokenTimes
 from harness.results.kinds.parts import ShapeFields
 from harness.theory.shapes import Shape
 from runners.protocol import Loaded, Phase, Tokens, encode
@@ -74,14 +74,20 @@ INSTEAD = (*INSTEAD, "", "ok", "\ud800", [], [1], ["a"], {}, {"a": 1}, {"a": {"b
 
 EDITS = edits(places(GOOD), INSTEAD)
 REPORTED = json.loads(next(PUBLISHED.rglob("record.json")).read_text())
-SERIES = {"token_id": list(range(500)), "latency_ns": [10**6 + 17 * k for k in range(500)]}
+SERIES = TokenTimes.of_columns(
+    {
+        "n": list(range(26, 526)),
+        "token_id": list(range(500)),
+        "latency_ns": [10**6 + 17 * k for k in range(500)],
+    }
+)
 
 
 @pytest.fixture(scope="module")
 def parquet(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A series as it is stored."""
     running = results.begin(tmp_path_factory.mktemp("series") / "cell", BEGUN)
-    return (running.finish(GOOD, SERIES, None).folder / "tokens.parquet").read_bytes()
+    return (running.finish(GOOD, SERIES).folder / "tokens.parquet").read_bytes()
 
 
 def abandon(root: Path, said: bytes) -> Path:
@@ -95,11 +101,11 @@ def abandon(root: Path, said: bytes) -> Path:
 def test_a_finished_repeat_is_a_record_and_a_series_and_nothing_else(tmp_path):
     running = results.begin(tmp_path / "machine" / "m" / "cell", BEGUN)
     memory = {"t_ns": [1, 2], "rss_anon_bytes": [3, 4], "rss_file_bytes": [5, 6], "vram_bytes": [None, None]}
-    series = {"token_id": [1, 2], "latency_ns": [10, 11]}
-    stored = running.finish(GOOD, series, memory)
+    series = {"n": [26, 27], "token_id": [1, 2], "latency_ns": [10, 11]}
+    stored = running.finish(GOOD, TokenTimes.of_columns(series), memory)
     names = {path.name for path in stored.folder.iterdir()}
     assert names == {"record.json", "tokens.parquet", "memory.parquet"}
-    assert results.series(stored) == {"n": [26, 27], "token_id": [1, 2], "latency_ns": [10, 11]}
+    assert results.series(stored) == stored.times.columns() == series
     assert results.memory_series(stored) == memory
     assert results.prefill_series(stored) == {}
     assert [s.record["schema"] for s in results.records(tmp_path, refuse)] == [results.SCHEMA]
@@ -356,7 +362,7 @@ def read_or_refused(folder: Path, record: Any) -> None:
     assert len(found) + len(refused) == 1
     assert not any("\n" in sentence for sentence in refused)
     for stored in found:
-        rows.row(stored.record, {}, None, None)
+        rows.row(stored.record, NO_TOKENS, None, None)
 
 
 @pytest.mark.parametrize("good", [GOOD, REPORTED], ids=["measured", "reported"])
@@ -391,11 +397,13 @@ def test_ten_thousand_tokens_with_random_ids_take_at_most_60_kb(tmp_path):
     chance = random.Random(0)
     latency = [int(10.9e6 + 5200 * n + chance.gauss(0, 3e5)) for n in range(10_000)]
     series = {
+        "n": list(range(26, 10_026)),
         "token_id": [chance.randrange(151_936) for _ in range(10_000)],
         "latency_ns": latency,
-        "argmax_us": [int(chance.gauss(50, 4)) for _ in range(10_000)],
     }
-    stored = results.begin(tmp_path / "cell", BEGUN).finish(BEGUN | {"outcome": "ok"}, series, None)
+    stored = results.begin(tmp_path / "cell", BEGUN).finish(
+        BEGUN | {"outcome": "ok"}, TokenTimes.of_columns(series)
+    )
     assert stored.series_path is not None
     assert stored.series_path.stat().st_size <= 60_000
 
@@ -403,7 +411,7 @@ def test_ten_thousand_tokens_with_random_ids_take_at_most_60_kb(tmp_path):
 def test_nan_never_enters_a_record(tmp_path):
     running = results.begin(tmp_path / "cell", BEGUN)
     with pytest.raises(ValueError, match="not JSON compliant"):
-        running.finish(BEGUN | {"B_ms": float("nan")}, {}, None)
+        running.finish(BEGUN | {"B_ms": float("nan")})
 
 
 def test_a_results_folder_that_cannot_be_written_is_one_sentence(tmp_path):
@@ -416,8 +424,8 @@ def test_a_results_folder_that_cannot_be_written_is_one_sentence(tmp_path):
 
 def test_a_full_disk_is_an_error_and_loses_nothing_finished(small_disk):
     disk = small_disk("128k")
-    finished = results.begin(disk / "cell", BEGUN).finish(GOOD, {}, None)
+    finished = results.begin(disk / "cell", BEGUN).finish(GOOD)
     running: Running = results.begin(disk / "cell", BEGUN)
     with pytest.raises(ResultsError, match="cannot be written"):
-        running.finish(BEGUN | {"outcome": "ok", "log_tail": ["x" * 200_000]}, {}, None)
+        running.finish(BEGUN | {"outcome": "ok", "log_tail": ["x" * 200_000]})
     assert [s.folder for s in results.records(disk, refuse)] == [finished.folder]

@@ -22,7 +22,7 @@ from harness.analysis.records.verdicts import status, verdict
 from harness.campaign import quiet, rounds
 from harness.compare.sides import side
 from harness.dataset import rows
-from harness.results import Stored
+from harness.results import Stored, TokenTimes
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 SLOW = {"B_ms": 10.0, "threads": 1}  # so that 30% of its time is a wait that counts
@@ -119,10 +119,10 @@ def test_waiting_for_a_cpu_may_make_our_clock_longer_than_the_stacks_and_never_s
 
 def rows_of(*attempts: tuple[dict, str], repeat: int = 1) -> list[rows.Row]:
     """Rows of attempts at a repeat: what differs from the golden record, and the second it began."""
-    series = {"n": list(range(26, 66)), "latency_ns": [9 * MS, *[MS] * 39]}
+    times = TokenTimes.of_columns({"n": list(range(26, 66)), "latency_ns": [9 * MS, *[MS] * 39]})
     return [
         rows.row(
-            record(repeat=repeat, started_utc=f"2026-01-01T00:00:0{at}+00:00", **changes), series, "x", None
+            record(repeat=repeat, started_utc=f"2026-01-01T00:00:0{at}+00:00", **changes), times, "x", None
         )
         for changes, at in attempts
     ]

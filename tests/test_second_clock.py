@@ -13,6 +13,7 @@ import pytest
 from harness.analysis.records.verdicts import status
 from harness.campaign.repeat import WorkerReport
 from harness.dataset import rows
+from harness.results import TokenTimes
 from runners.protocol import Died, Done, Loaded, Phase, Tokens
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
@@ -29,7 +30,8 @@ def timed(host: list[int], device: list[int] | None = None, **done: Any) -> tupl
     record["done"] |= done
     columns = {"n": list(range(26, 26 + len(host))), "latency_ns": host}
     columns |= {} if device is None else {"device_ns": device}
-    return status(record, series=columns)[1], rows.row(record, columns, "x", None)
+    times = TokenTimes.of_columns(columns)
+    return status(record, times=times)[1], rows.row(record, times, "x", None)
 
 
 def test_two_clocks_that_agree_leave_a_record_as_it_is():
@@ -118,9 +120,10 @@ def said(device_ns: Any) -> WorkerReport:
 
 
 def test_the_times_of_a_device_are_a_column_and_their_number_a_counter():
-    assert said([9, 10]).series() == {"token_id": [1, 2], "latency_ns": [10, 10], "device_ns": [9, 10]}
+    columns = {"n": [26, 27], "token_id": [1, 2], "latency_ns": [10, 10]}
+    assert said([9, 10]).times(25).columns() == columns | {"device_ns": [9, 10]}
     assert said([9, 10]).record()["done"]["counters"] == {"device_tokens": 2}
-    assert said([9]).series() == {"token_id": [1, 2], "latency_ns": [10, 10]}
+    assert said([9]).times(25).columns() == columns
     assert said([9]).record()["done"]["counters"] == {"device_tokens": 1}
     assert said(None).record()["done"]["counters"] == {}
 
@@ -131,7 +134,7 @@ def test_a_device_clock_that_is_no_list_of_times_is_an_error_in_one_line(device_
     assert isinstance(seen.ended, Died)
     assert seen.record()["outcome"] == "error"
     assert seen.record()["reason"] == ("worker protocol error: device_ns is not a list of whole numbers")
-    assert seen.series() == {"token_id": [1, 2], "latency_ns": [10, 10]}
+    assert seen.times(25).columns() == {"n": [26, 27], "token_id": [1, 2], "latency_ns": [10, 10]}
 
 
 def test_a_stack_that_answers_before_it_is_done_is_caught_by_its_device(harness, config, tmp_path):

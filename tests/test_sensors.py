@@ -25,7 +25,7 @@ from harness.machine.sensors import SensorSampler, find, nvml, sysfs, vcgencmd
 from harness.machine.sensors.bits import CONDITIONS, NVML_BITS
 from harness.machine.sensors.cooling import Cooling
 from harness.report import columns as shown
-from harness.results import read
+from harness.results import NO_TOKENS, TokenTimes, read
 from harness.results.kinds import wrong_with
 
 GOOD = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
@@ -398,13 +398,14 @@ def test_of_a_gpu_a_slowdown_is_a_fault_and_a_power_cap_a_condition():
 
 def test_a_sample_is_placed_at_its_token_with_the_flushes_between():
     done = {"start_ns": 1000, "flushes": [[2, 500]]}
-    during = sensor_summary.timed(done, [10, 20, 30, 40], prompt_tokens=25)
+    times = TokenTimes.of_columns({"n": [26, 27, 28, 29], "latency_ns": [10] * 4})
+    during = sensor_summary.timed(done, times)
     assert during is not None
     assert during.stamps_ns == (1010, 1020, 1530, 1540)
     assert [during.n_at(t) for t in (0, 1010, 1011, 1525, 1531, 9999)] == [26, 26, 27, 28, 29, 29]
     assert during.tokens_by(1535) == 3.5
-    assert sensor_summary.timed(None, [10], 25) is None
-    assert sensor_summary.timed(done, [], 25) is None
+    assert sensor_summary.timed(None, times) is None
+    assert sensor_summary.timed(done, NO_TOKENS) is None
 
 
 def test_gauges_are_of_the_timed_part_and_stand_in_a_row():
@@ -414,12 +415,12 @@ def test_gauges_are_of_the_timed_part_and_stand_in_a_row():
     assert found["cpu_temp_millidegrees_c"] == {"lowest": 50_000, "median": 55_000, "highest": 60_000}
     assert found["cpu_clock_max_khz"]["median"] == 3_000_000
     assert "pi_throttled_bits" not in found
-    row = rows.row(record_of(timed=found), {}, None, None)
+    row = rows.row(record_of(timed=found), NO_TOKENS, None, None)
     assert (row["hottest_c"], row["median_clock_mhz"]) == (60.0, 3000.0)
     by_heading = {column.heading: column for column in shown.SHAPE}
     assert shown.cell(row, by_heading["hottest °C"]) == "60"
     assert shown.cell(row, by_heading["clock MHz"]) == "3,000"
-    assert rows.row(GOOD, {}, None, None)["hottest_c"] is None
+    assert rows.row(GOOD, NO_TOKENS, None, None)["hottest_c"] is None
 
 
 def test_a_throttled_repeat_is_invalid_on_reading():
@@ -443,7 +444,7 @@ def test_a_record_whose_sensors_are_damaged_is_read_or_refused(changes: Edits) -
     wrong = wrong_with(record)
     assert changes or not wrong
     if not wrong:
-        rows.row(record, {}, None, None)
+        rows.row(record, NO_TOKENS, None, None)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from harness.analysis.records import traffic
 from harness.analysis.records.verdicts import invalid_because, status
 from harness.dataset import rows
 from harness.report import columns, tables
+from harness.results import TokenTimes
 from harness.results.kinds import wrong_with
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
@@ -48,7 +49,7 @@ def record(ms: np.ndarray | None = None, device: str = "GPU-1", **facts: Any) ->
 
 def row(made: dict[str, Any], ms: np.ndarray, ceiling: float | None = None) -> dict[str, Any]:
     columns = {"n": list(range(PROMPT + 1, PROMPT + 1 + len(ms))), "latency_ns": [int(v * 1e6) for v in ms]}
-    return rows.row(made, columns, "x", ceiling)
+    return rows.row(made, TokenTimes.of_columns(columns), "x", ceiling)
 
 
 def honest(kv_read: str, host_ms: float, window: int = 0, seed: int = 0) -> np.ndarray:

@@ -14,7 +14,7 @@ from harness.analysis.records import energy, sensor_summary, throttling
 from harness.machine import sensors
 from harness.models.weights import Ready
 from harness.plan import Cell
-from harness.results import Draft, ResultsError, Stored
+from harness.results import Draft, ResultsError, Stored, TokenTimes
 from harness.results.kinds.measured import EndFacts
 from harness.stacks.build import Interpreter
 from harness.worker import launch
@@ -131,9 +131,8 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, on_tokens: O
     record["exit_status"] = worker.exit_status if worker else None
     record["log_tail"] = results.tail(running.folder / "worker.log") if record["outcome"] != "ok" else []
     memory_columns = sampler.columns if sampler else None
-    stored = running.finish(
-        record, report.series(), memory_columns, sensor_sampler.columns if sensor_sampler else None
-    )
+    sensor_columns = sensor_sampler.columns if sensor_sampler else None
+    stored = running.finish(record, report.times(len(inputs.prompt)), memory_columns, sensor_columns)
     if interrupted:
         raise KeyboardInterrupt
     return stored
@@ -152,7 +151,7 @@ def not_measured(folder: Path, cell: Cell, begun: Draft, outcome: str, reason: s
     }
     timing = {"started_utc": begun["started_utc"], "wall_s": 0.0, "phases": []}
     record = begun | ending | {"timing": timing, "memory": {}, "log_tail": []}
-    return running.finish(record, {}, None)
+    return running.finish(record)
 
 
 def _sensor_record(sensor_sampler: sensors.SensorSampler, report: WorkerReport, prompt_tokens: int) -> Draft:
@@ -264,15 +263,13 @@ class WorkerReport:
         """Each token's time by the device's clock; null if the stack does not report it."""
         return self.ended.facts["counters"].get("device_ns") if isinstance(self.ended, Done) else None
 
-    def series(self) -> dict[str, list[int]]:
-        """The columns of the series, with `device_ns` if the device timed every token."""
-        columns, times = results.columns_of(self.tokens), self._device_ns()
-        return columns | {"device_ns": times} if times and len(times) == self._count else columns
+    def times(self, prompt_tokens: int) -> TokenTimes:
+        return TokenTimes.of_events(self.tokens, prompt_tokens, self._device_ns())
 
     def timed(self, prompt_tokens: int) -> sensor_summary.Timed | None:
         """The timed section, to select sensor samples; null if it did not finish."""
         done = cast(EndFacts, self.ended.facts) if isinstance(self.ended, Done) else None
-        return sensor_summary.timed(done, [t for each in self.tokens for t in each.t_ns], prompt_tokens)
+        return sensor_summary.timed(done, self.times(prompt_tokens))
 
     def stamps(self) -> dict[str, int]:
         """First and last timestamp, ns since generation began; empty if there was no token."""

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from harness import plan, results
+from harness import plan
 from harness.analysis.records.disturbances import BusyProcess, counting
 from harness.analysis.records.verdicts import USABLE, Verdict, attempts_left, verdict
 from harness.campaign import quiet
 from harness.plan import Cell
-from harness.results import Stored
+from harness.results import ResultsError, Stored
+from harness.results.kinds import done_of
 
 Attempts = Mapping[tuple[str, int], Sequence[Stored]]
 """Earlier records by content key and repeat, oldest first."""
@@ -33,14 +34,14 @@ class Due:
 
 def judge(stored: Stored) -> Verdict:
     """The verdict on a repeat's record. Reads its series only if it has times by the device's clock."""
-    counters, whole = (stored.record.get("done") or {}).get("counters", {}), stored.has_series
-    columns = None
+    counters, whole = done_of(stored.record).get("counters", {}), stored.has_series
+    times = None
     if whole and "device_tokens" in counters:
         try:
-            columns = results.series(stored)
-        except results.ResultsError:
+            times = stored.times
+        except ResultsError:
             whole = False
-    return verdict(stored.record, has_series=whole, series=columns)
+    return verdict(stored.record, has_series=whole, times=times)
 
 
 def due(

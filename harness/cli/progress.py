@@ -10,7 +10,7 @@ import time
 from harness.analysis.records.disturbances import BusyProcess
 from harness.analysis.records.verdicts import USABLE, attempts_left, status, verdict
 from harness.plan import Cell
-from harness.results import Stored, series
+from harness.results import Stored
 from harness.system.wording import plural
 
 REPEAT_MESSAGE_S = 10.0
@@ -65,14 +65,14 @@ class Progress:
             print(f"{self._place} {done}  {self._name}", file=sys.stderr, flush=True)
 
     def repeat_ends(self, stored: Stored) -> None:
-        columns = series(stored)
-        found = verdict(stored.record, series=columns)
+        times = stored.times
+        found = verdict(stored.record, times=times)
         state, reasons = found.status, found.reasons
         line = f"{self._place} {self._name}  {state}"
-        if state in USABLE and columns:
-            first, *rest = columns["latency_ns"]
-            line += f"  TTFT {first / 1e6:.1f} ms"
-            line += f", {statistics.median(rest) / 1e6:.2f} ms/token" if rest else ""
+        if state in USABLE and times:
+            first, *rest = times.ms
+            line += f"  TTFT {first:.1f} ms"
+            line += f", {statistics.median(rest):.2f} ms/token" if rest else ""
         if attempts_left(stored.record, found):
             line += ": disturbed, measured again later"
         elif found.disturbed and stored.record["attempt"] > 1:  # the summary names the cause

@@ -15,7 +15,7 @@ from harness.analysis.series import budget
 from harness.dataset import names, rows
 from harness.dataset.baseline_match import baseline_rows
 from harness.dataset.study import Curve, MemoryCurve, Study
-from harness.results import ResultsError, Stored
+from harness.results import NO_TOKENS, ResultsError, Stored, TokenTimes
 from harness.results.kinds import Record, loaded_of
 from harness.system.wording import plural
 
@@ -38,13 +38,12 @@ class Gathered:
         ceilings = _ceilings(self.stored)
         self.repeats: list[Row] = []
         for each in self.stored:
-            columns = self._read(results.series, each)
-            path = str(each.series_path) if columns else None
+            times = self._times(each)
+            path = str(each.series_path) if times else None
             ceiling = ceilings.get(each.record["campaign"]["id"])
-            self.repeats.append(rows.row(each.record, columns, path, ceiling))
+            self.repeats.append(rows.row(each.record, times, path, ceiling))
             if path:
-                n, ns = (np.asarray(columns[key], dtype=float) for key in ("n", "latency_ns"))
-                self.curves[path] = Curve(n, ns / 1e6)
+                self.curves[path] = Curve(times.n.astype(float), times.ms)
         nothing = Curve(np.empty(0), np.empty(0))
         rows.flag_identical_series(
             self.repeats, [self.curves.get(str(r["series"]), nothing).ms for r in self.repeats]
@@ -63,10 +62,8 @@ class Gathered:
         found = []
         for cell in self.cells:
             if (each := self._of(cell)) is not None:
-                curve = self.curves.get(str(cell["series"]))
-                latency = {"latency_ns": (curve.ms * 1e6).tolist()} if curve else {}
                 samples = self._read(results.memory_series, each)
-                found.append(attribution.row(cell, each.record, latency, samples))
+                found.append(attribution.row(cell, each.record, self._times(each), samples))
         return found
 
     def study(self, title: str, baseline: Gathered | None = None) -> Study:
@@ -111,14 +108,24 @@ class Gathered:
                 return each
         return None
 
+    def _times(self, each: Stored) -> TokenTimes:
+        try:
+            return each.times
+        except ResultsError as damage:
+            self._warn(damage)
+            return NO_TOKENS
+
     def _read(self, reader: Any, each: Stored) -> dict[str, list[Any]]:
         try:
             columns: dict[str, list[Any]] = reader(each)
         except ResultsError as damage:
-            if str(damage) not in self.warnings:
-                self.warnings.append(str(damage))
+            self._warn(damage)
             return {}
         return columns
+
+    def _warn(self, damage: ResultsError) -> None:
+        if str(damage) not in self.warnings:
+            self.warnings.append(str(damage))
 
 
 def _by_size(model: str) -> list[tuple[float, str]]:

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from harness.analysis.records import energy, grow_results, sensor_summary, traffic
 from harness.analysis.records.disturbances import counting
 from harness.analysis.records.flags import Flag, Limit, flags, identical, published, same_changes
@@ -19,6 +17,7 @@ from harness.analysis.series.latency import Analysis, Unusable
 from harness.analysis.series.line import Floats
 from harness.results.kinds import Record, done_of, loaded_of, memory_of
 from harness.results.kinds.parts import StackFacts
+from harness.results.token_times import NO_TOKENS, TokenTimes
 
 Row = dict[str, Any]
 
@@ -32,21 +31,21 @@ MEDIANS = (
 )
 
 
-def row(record: Record, columns: dict[str, list[int]], series_path: str | None, ceiling: float | None) -> Row:
-    """One repeat as a flat row; missing values are null. `columns`: its series. `ceiling`: read bandwidth
+def row(record: Record, times: TokenTimes, series_path: str | None, ceiling: float | None) -> Row:
+    """One repeat as a flat row; missing values are null. `times`: of its tokens. `ceiling`: read bandwidth
     measured on its machine, in bytes/s."""
     reported = record.get("reported") or {}
-    judged = verdict(record, ceiling, has_series=bool(columns), series=columns)
+    judged = verdict(record, ceiling, has_series=bool(times), times=times)
     state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
     # A `grow` run that ran out of memory gives a length; its latencies are not valid.
-    found, unusable = _analysis({} if grow_results.ended_by_memory(record) else columns)
+    found, unusable = _analysis(NO_TOKENS if grow_results.ended_by_memory(record) else times)
     if unusable:
         state, reasons, disturbed = "invalid", [*reasons, f"its series is unusable: {unusable}"], None
     figures = latency.row(found)
     limits = traffic.limits(record, ceiling)
     loaded = loaded_of(record)
     raised = notes(record)
-    if columns and not unusable:
+    if times and not unusable:
         raised += flags(found, _higher(limits), _expected(record), loaded.get("kv_read"))
     # A fault of the slope alone keeps B of published figures, but invalidates our measurements.
     invalidating = [
@@ -126,11 +125,10 @@ def _buffers(loaded: StackFacts) -> Row:
     return dict.fromkeys(REPORTED) | {key: sum(by.values()) if by else None for key, by in parts.items()}
 
 
-def _analysis(columns: dict[str, list[int]]) -> tuple[Analysis, str | None]:
-    if not columns:
+def _analysis(times: TokenTimes) -> tuple[Analysis, str | None]:
+    if not times:
         return Analysis(n_tokens=0), None
-    n, ns = (np.asarray(columns[key], dtype=float) for key in ("n", "latency_ns"))
-    n, ms, _ = latency.without_end(n, ns / 1e6)
+    n, ms, _ = latency.without_end(times.n.astype(float), times.ms)
     try:
         return latency.analyse(n, ms), None
     except Unusable as reason:

@@ -13,7 +13,6 @@ from datetime import datetime, timezone
 from hashlib import sha256
 from typing import Any
 
-from harness import results
 from harness.export.chosen import Repeat, Row
 from harness.results import Record
 
@@ -38,7 +37,7 @@ def rows(chosen: Iterable[Sequence[Repeat]]) -> Iterator[dict[str, Any]]:
         for repeats in cells.values():
             prompt_ns, decode_ns, steps = [], [], 0
             for row, each in repeats:
-                latency_ns = results.series(each)["latency_ns"]
+                latency_ns = each.times.gaps_ns.tolist()
                 steps = len(latency_ns) - 1  # the first token is the prompt's
                 decode_ns.append(sum(latency_ns[1:]))
                 if row["ttft_ms"] is not None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness import results
 from harness.export.chosen import Repeat
 from harness.results import ResultsError
 
@@ -46,7 +45,7 @@ def write(target: Path, chosen: Iterable[Sequence[Repeat]]) -> int:
 
 def _group(file: pq.ParquetWriter, repeat: Repeat) -> int:
     row, each = repeat
-    series = results.series(each)
+    series = each.times.columns()
     if not series:
         return 0
     length = len(series["n"])

@@ -12,19 +12,22 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from harness.results.files import ResultsError, read_columns, write_columns, write_whole
 from harness.results.kinds import BEGUN, NUMBERED, Record, wrong_with
 from harness.results.kinds.values import OUTCOMES, clause
-from runners.protocol import Event, Loaded, NonsenseError, Phase, Tokens, decode
+from harness.results.token_times import NO_TOKENS, TokenTimes
+from runners.protocol import Event, Loaded, NonsenseError, Phase, decode
 
 __all__ = [
     "FULL",
+    "NO_TOKENS",
     "OUTCOMES",
     "SCHEMA",
     "Draft",
@@ -32,10 +35,10 @@ __all__ = [
     "ResultsError",
     "Running",
     "Stored",
+    "TokenTimes",
     "begin",
     "check_folder",
     "check_writable",
-    "columns_of",
     "events_in",
     "keep",
     "memory_series",
@@ -64,10 +67,17 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # after an OSError with one of
 
 @dataclass(frozen=True)
 class Stored:
-    """A stored record: its folder, and its content upgraded to the current schema."""
+    """A stored record: its folder, and its content upgraded to the current schema. `known`: the times of its
+    tokens, if it was made here."""
 
     folder: Path
     record: Record
+    known: TokenTimes | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def times(self) -> TokenTimes:
+        """The times of its tokens; `n` counts as its source does. Raises ResultsError if they are damaged."""
+        return self.known if self.known is not None else TokenTimes.of_columns(series(self))
 
     @property
     def has_series(self) -> bool:
@@ -107,13 +117,13 @@ class Running:
     def finish(
         self,
         record: Draft,
-        series: dict[str, list[int]],
-        memory: Samples | None,
+        times: TokenTimes = NO_TOKENS,
+        memory: Samples | None = None,
         sensors: Samples | None = None,
     ) -> Stored:
         """Write the series, then the record, then delete the temporary files."""
         try:
-            stored = _finish(self.folder, record, series, {"memory": memory, "sensors": sensors})
+            stored = _finish(self.folder, record, times, {"memory": memory, "sensors": sensors})
         finally:
             self.events.close()
         return stored
@@ -251,7 +261,7 @@ def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stor
                 unreadable(ResultsError(f"{path}: cannot be recovered: {damage}"))
                 continue
             events = list(events_in((folder / "events.jsonl").read_bytes()))
-            columns = columns_of(events)
+            times = TokenTimes.of_events(events, begun["workload"]["prompt_tokens"])
             if "search" in begun:
                 probes = [*begun["search"]["probes"], *_probes_in(folder / "probes.jsonl")]
                 begun["search"] = begun["search"] | {"probes": probes}
@@ -262,12 +272,12 @@ def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stor
                 "reason": "the controller died before the repeat was finished",
                 "loaded": next((e.facts for e in events if isinstance(e, Loaded)), None),
                 "done": None,
-                "tokens": len(columns.get("token_id", [])),
+                "tokens": len(times),
                 "timing": {"started_utc": begun["started_utc"], "wall_s": None, "phases": []},
                 "memory": {},
                 "log_tail": tail(folder / "worker.log"),
             }
-            found.append(_finish(folder, record, columns, {}))
+            found.append(_finish(folder, record, times, {}))
     return found
 
 
@@ -302,28 +312,16 @@ def _probes_in(path: Path) -> Iterator[Draft]:
         return
 
 
-def columns_of(events: Sequence[Event]) -> dict[str, list[int]]:
-    """`latency_ns` and `token_id` of all tokens in the Tokens events; without `n`, which finish() adds."""
-    stamps = [t for e in events if isinstance(e, Tokens) for t in e.t_ns]
-    ids = [i for e in events if isinstance(e, Tokens) for i in e.ids]
-    gaps = [later - earlier for earlier, later in zip([0, *stamps], stamps, strict=False)]
-    return {"token_id": ids, "latency_ns": gaps} if stamps else {}
-
-
-def _finish(
-    folder: Path, record: Draft, series: dict[str, list[int]], samples: dict[str, Samples | None]
-) -> Stored:
-    if series:
-        first = record["workload"]["prompt_tokens"] + 1
-        n = list(range(first, first + len(series["latency_ns"])))
-        write_columns(folder / "tokens.parquet", {"n": n, **series})
+def _finish(folder: Path, record: Draft, times: TokenTimes, samples: dict[str, Samples | None]) -> Stored:
+    if len(times):
+        write_columns(folder / "tokens.parquet", times.columns())
     for name, sampled in samples.items():
         if sampled and sampled["t_ns"]:
             write_columns(folder / f"{name}.parquet", sampled)
     record = {"schema": SCHEMA, **record}
     write_whole(folder / "record.json", _text(record))
     _tidy(folder)
-    return Stored(folder, cast(Record, record))
+    return Stored(folder, cast(Record, record), times)
 
 
 def _tidy(folder: Path) -> None:

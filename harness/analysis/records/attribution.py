@@ -18,6 +18,7 @@ from harness.results.kinds import Record, done_of, loaded_of, memory_of
 from harness.results.kinds.measured import Counters, EndFacts, Mark, PeakAllocator
 from harness.results.kinds.parts import Allocator, StackFacts
 from harness.results.kinds.reported import Reported
+from harness.results.token_times import TokenTimes
 
 Row = dict[str, Any]
 Columns = Mapping[str, Sequence[Any]]
@@ -33,9 +34,9 @@ _OF_CELL = (
 _NO_SLOPE = dict.fromkeys(("measured_bytes_per_token", "not_measured"))
 
 
-def row(cell: Row, record: Record, latency: Columns, samples: Columns) -> Row:
-    """Where the memory of a cell goes. `record`: the one behind the cell's row; `latency`, `samples`: its
-    token series and its memory samples, each empty where missing.
+def row(cell: Row, record: Record, times: TokenTimes, samples: Columns) -> Row:
+    """Where the memory of a cell goes. `record`: the one behind the cell's row; `times`, `samples`: of
+    its tokens, and its memory samples, each empty where missing.
 
     `loaded` and `peak` have total_bytes, parts (null: not reported), by_difference (names of parts),
     unattributed_bytes and unattributed_share. They are null where the worker did not get that far. Published
@@ -48,7 +49,7 @@ def row(cell: Row, record: Record, latency: Columns, samples: Columns) -> Row:
     return (
         found
         | {"file_bytes": record["model"]["weights"].get("file_bytes"), "loaded": once_loaded, "peak": peak}
-        | _slope(record, latency, samples)
+        | _slope(record, times, samples)
     )
 
 
@@ -224,7 +225,7 @@ def _is_host(place: str) -> bool:
     return place.lower().startswith("cpu") or place.endswith("_Host")
 
 
-def _slope(record: Record, latency: Columns, samples: Columns) -> Row:
+def _slope(record: Record, times: TokenTimes, samples: Columns) -> Row:
     """Measured bytes per token of context: the least-squares slope of memory against tokens held.
 
     Null where the cache does not grow or the run is too short; `not_measured` gives the reason.
@@ -235,7 +236,7 @@ def _slope(record: Record, latency: Columns, samples: Columns) -> Row:
     if _sum(loaded, "kv") or loaded.get("kv_read") not in ("grows", "copied"):
         return {"measured_bytes_per_token": None, "not_measured": "its cache is allocated when it is loaded"}
     steps = done.get("memory_steps")
-    n, held = _of_steps(steps) if steps else _of_samples(record, latency, samples)
+    n, held = _of_steps(steps) if steps else _of_samples(record, times, samples)
     slope = _line(n, held, 0 if steps else _free(record))
     return {
         "measured_bytes_per_token": slope,
@@ -251,19 +252,16 @@ def _of_steps(steps: Sequence[Sequence[int]]) -> tuple[Any, Any]:
     return found[:, 0], found[:, 1]
 
 
-def _of_samples(record: Record, latency: Columns, samples: Columns) -> tuple[Any, Any]:
+def _of_samples(record: Record, times: TokenTimes, samples: Columns) -> tuple[Any, Any]:
     """Tokens held at each sample during generation, and bytes held: anonymous memory, or the device's."""
     key = "rss_anon_bytes" if record.get("device") == "cpu" else "vram_bytes"
     pairs = zip(samples.get("t_ns", ()), samples.get(key, ()), strict=False)
     known = [(t_ns, held) for t_ns, held in pairs if held is not None]
-    gaps = np.asarray(latency.get("latency_ns", ()), dtype=float)
-    began = done_of(record).get("start_ns")
-    if not known or not len(gaps) or began is None:
+    done = done_of(record)
+    began = done.get("start_ns")
+    if not known or not len(times) or began is None:
         return np.empty(0), np.empty(0)
-    for index, ns in done_of(record).get("flushes") or ():
-        if index < len(gaps):  # the stack was paused before this token
-            gaps[index] += ns
-    stamps = began + gaps.cumsum()
+    stamps = times.stamps_ns(began, done.get("flushes") or ())
     t_ns, held = np.asarray(known, dtype=float).T
     within = (t_ns >= stamps[0]) & (t_ns <= stamps[-1])
     n = record["workload"]["prompt_tokens"] + np.searchsorted(stamps, t_ns[within], side="right")

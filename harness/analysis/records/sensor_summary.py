@@ -12,6 +12,7 @@ import numpy as np
 
 from harness.results.kinds import Record
 from harness.results.kinds.measured import EndFacts
+from harness.results.token_times import TokenTimes
 
 Columns = Mapping[str, Sequence[int | None]]
 
@@ -59,16 +60,12 @@ class Timed:
         return np.asarray(self.stamps_ns, dtype=float)
 
 
-def timed(done: EndFacts | None, stamps_ns: Sequence[int], prompt_tokens: int) -> Timed | None:
-    """The timed part of a finished repeat with at least one token; else null. `stamps_ns`: token times since
-    `done.start_ns`, without the flushes between them."""
-    if done is None or not stamps_ns:
+def timed(done: EndFacts | None, times: TokenTimes) -> Timed | None:
+    """The timed part of a finished repeat with at least one token; else null."""
+    if done is None or not len(times):
         return None
-    shift = np.zeros(len(stamps_ns) + 1, dtype=np.int64)
-    for index, flush_ns in done["flushes"]:
-        shift[min(index, len(stamps_ns))] += flush_ns
-    absolute = done["start_ns"] + np.asarray(stamps_ns, dtype=np.int64) + np.cumsum(shift)[:-1]
-    return Timed(done["start_ns"], tuple(absolute.tolist()), prompt_tokens + 1)
+    stamps = times.stamps_ns(done["start_ns"], done["flushes"])
+    return Timed(done["start_ns"], tuple(stamps.tolist()), int(times.n[0]))
 
 
 def gauges(columns: Columns, during: Timed | None) -> dict[str, dict[str, float]]:

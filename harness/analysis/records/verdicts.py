@@ -15,6 +15,7 @@ from harness.analysis.records.traffic import bandwidth_share, ceiling_bytes_per_
 from harness.results.kinds import Record, done_of, loaded_of
 from harness.results.kinds.measured import Counters
 from harness.results.kinds.parts import StackFacts
+from harness.results.token_times import TokenTimes
 from harness.system.wording import plural
 
 # Two clocks on one run: llama.cpp's own counters and our timestamps.
@@ -31,7 +32,6 @@ NAMES_SHOWN = 3
 CEILING_TOLERANCE = 1.05  # a larger share of the measured bandwidth is a measurement error
 
 USABLE = ("ok", "functional")  # it ran as requested, but the speed of a functional one means nothing
-Series = Mapping[str, Sequence[int | None]]
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,20 @@ class Verdict:
 
 
 def status(
-    record: Record, ceiling: float | None = None, has_series: bool = True, series: Series | None = None
+    record: Record, ceiling: float | None = None, has_series: bool = True, times: TokenTimes | None = None
 ) -> tuple[str, list[str]]:
     """Status and reasons of `verdict`."""
-    found = verdict(record, ceiling, has_series, series)
+    found = verdict(record, ceiling, has_series, times)
     return found.status, found.reasons
 
 
 def verdict(
-    record: Record, ceiling: float | None = None, has_series: bool = True, series: Series | None = None
+    record: Record, ceiling: float | None = None, has_series: bool = True, times: TokenTimes | None = None
 ) -> Verdict:
     """The status of a record: its outcome, or `invalid` or `functional`, with the reasons.
 
     `ceiling`: read bandwidth in bytes/s; null: the best of the record's own probes. `has_series`: whether its
-    per-token file is intact. `series`: its columns, if read; without them a device's clock is not compared.
+    per-token file is intact. `times`: of its tokens, if read; without them a device's clock is not compared.
     """
     known = [f"known beforehand: {why}" for why in record.get("known_failure", [])]
     functional = loaded_of(record).get("functional")
@@ -73,7 +73,7 @@ def verdict(
         reason = record.get("reason")
         return Verdict(record["outcome"], [reason, *known] if reason else [])
     found = _reasons(record, ceiling or ceiling_bytes_per_s([record]))
-    found += _device_clock(record, series)
+    found += _device_clock(record, times)
     if not has_series:
         found.append(Reason("its series of tokens is missing or damaged"))
     if found:
@@ -261,7 +261,7 @@ def _second_clock(record: Record) -> list[str]:
     return []
 
 
-def _device_clock(record: Record, series: Series | None) -> list[Reason]:
+def _device_clock(record: Record, times: TokenTimes | None) -> list[Reason]:
     """Compare each token's time on the device's own clock (CUDA events) with ours. Our flushes fall between
     two events and are not part of our latencies."""
     timed = done_of(record)["counters"].get("device_tokens")
@@ -269,15 +269,12 @@ def _device_clock(record: Record, series: Series | None) -> list[Reason]:
         return []
     if timed != record["tokens"]:
         return [Reason(f"the device's clock timed {timed} tokens, but {record['tokens']} were generated")]
-    if not series:
+    if not times:
         return []
-    times = series.get("device_ns")
-    if times is None or None in times:
+    device = times.device_gaps_ns(done_of(record).get("flushes", []))
+    if device is None:
         return [Reason("its times by the device's clock are missing or damaged")]
-    host, device = (np.array(column, dtype=float) for column in (series["latency_ns"], times))
-    for index, flush_ns in done_of(record).get("flushes", []):
-        if index < len(device):
-            device[index] -= flush_ns
+    host = times.gaps_ns
     gaps, allowed = host - device, np.maximum(DEVICE_CLOCK_TOLERANCE * device, DEVICE_CLOCK_TOLERANCE_NS)
     differ = np.abs(gaps) > allowed
     if not differ.any():
@@ -285,7 +282,7 @@ def _device_clock(record: Record, series: Series | None) -> list[Reason]:
     at = int(np.argmax(np.abs(gaps)))
     reason = (
         f"two clocks differ on {int(differ.sum())} of {len(host)} tokens by more than 1% and 0.05 ms; most "
-        f"at n = {series['n'][at]}: {host[at] / 1e6:.3f} ms here, {device[at] / 1e6:.3f} by the device's own"
+        f"at n = {times.n[at]}: {host[at] / 1e6:.3f} ms here, {device[at] / 1e6:.3f} by the device's own"
     )
     in_all = max(DEVICE_CLOCK_TOLERANCE * float(device.sum()), DEVICE_CLOCK_TOLERANCE_NS)
     if abs(float(gaps.sum())) > in_all:

@@ -95,7 +95,7 @@ def find(
     ending: Draft = {"outcome": outcome, "reason": reason, "phase": "search", "tokens": 0}
     ending |= {"search": search_run.result, "loaded": search_run.loaded}
     timing = {"started_utc": begun["started_utc"], "wall_s": time.monotonic() - began}
-    stored = running.finish(begun | search_run.budget | ending | {"timing": timing}, {}, None)
+    stored = running.finish(begun | search_run.budget | ending | {"timing": timing})
     if interrupted:
         raise KeyboardInterrupt
     return stored

@@ -143,9 +143,7 @@ def _check(cell: Cell, given: Checking, reference: Reference, check_facts: Draft
             "tokens": 0,
             "timing": {"started_utc": begun["started_utc"], "wall_s": time.monotonic() - started},
             "log_tail": results.tail(running.folder / "worker.log") if outcome != "ok" else [],
-        },
-        {},
-        None,
+        }
     )
     if interrupted:
         raise KeyboardInterrupt

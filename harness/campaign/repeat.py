@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,25 +9,19 @@ from typing import Any, cast
 
 from harness import results
 from harness.analysis.records import energy, sensor_summary, throttling
-from harness.machine import sensors
+from harness.machine.sensors import SensorSampler
 from harness.models.weights import Ready
 from harness.plan import Cell
 from harness.results import Draft, ResultsError, Stored, TokenTimes
 from harness.results.kinds.measured import EndFacts
 from harness.stacks.build import Interpreter
-from harness.worker import launch
+from harness.worker import launch, life
 from harness.worker.memory_limit import MemoryLimit
-from harness.worker.memory_sampler import MemorySampler, mark, pressure, watched, weight_files
+from harness.worker.memory_sampler import pressure
 from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, Tokens
 
 # Facts that the Done event of a decode must have, because the verdicts read them.
 DONE_FACTS = {"counters", "warmup", "facts_after", "major_faults", "start_ns", "flushes"}
-
-# The moments at which memory is read, all untimed, by the phase that begins there.
-MOMENTS = {"load": "imported", "generate": "warmed", "finish": "finished"}
-
-# The phases before and after the timed section; all sensors are read when one begins.
-AROUND = ("warmup", "finish")
 
 OnTokens = Callable[[int, int], None]
 """Called with the number of tokens so far and the latency of the latest, in ns."""
@@ -79,61 +71,43 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, on_tokens: O
     running = results.begin(folder / cell.model.name / cell.id, begun)
     memory_limit = None if cell.budget_bytes is None else MemoryLimit(cell.budget_bytes)
     report = WorkerReport(memory_limit)
-    started_ns = time.perf_counter_ns()
-    worker: launch.Worker | None = None
-    sampler: MemorySampler | None = None
-    sensor_sampler: sensors.SensorSampler | None = None
-    interrupted = False
-    marks: list[dict[str, Any]] = []
-    weights = weight_files(inputs.weights.path) if inputs.weights else None
+    job = life.Job(
+        request,
+        inputs.interpreter,
+        running.folder,
+        inputs.threads,
+        inputs.timeout_s,
+        inputs.sample_interval_ms,
+        inputs.nvml_uuid,
+        memory_limit,
+        inputs.weights.path if inputs.weights else None,
+        with_sensors=True,
+        keep=running.events,
+    )
     try:
-        with contextlib.ExitStack() as around:
-            if memory_limit is not None:
-                around.enter_context(memory_limit)
-                begun = begun | {"memory_budget": memory_limit.facts()}
-            vram = around.enter_context(watched(inputs.nvml_uuid))
-            marks.append(mark("started", None, vram, None))
-            worker = launch.Worker(request, inputs.interpreter, running.folder, inputs.threads, memory_limit)
-            around.callback(worker.stop)  # before its cgroup is removed
-            sensor_sampler = around.enter_context(sensors.SensorSampler(inputs.nvml_uuid))
-            with MemorySampler(worker.pid, inputs.sample_interval_ms, vram) as sampler:
-                for event in worker.events(inputs.timeout_s, keep=running.events):
-                    if at := _moment(event):
-                        marks.append(mark(at, worker.pid, vram, weights))
-                    if isinstance(event, Phase) and event.name in AROUND:
-                        sensor_sampler.read_now()
-                    report.add(event, on_tokens)
-    except KeyboardInterrupt:
-        interrupted = True
-        report.ended = Died("interrupted", "stopped by the user")
+        seen = life.run(job, lambda event: report.add(event, on_tokens))
     except OSError as refusal:
         if refusal.errno in results.FULL:
             raise ResultsError(f"cannot write results to {running.folder}: {refusal.strerror}") from refusal
-        if worker is not None:
-            raise
-        report.ended = Died("error", f"the worker could not be started: {refusal}")
-    finally:
-        if worker is not None:
-            worker.stop()
-    record = begun | report.record()
+        raise
+    record = begun | ({"memory_budget": memory_limit.facts()} if memory_limit else {}) | report.record()
     pressures = {"pressure": report.pressure, "worker_pressure": report.worker_pressure}
     record["conditions"] = begun["conditions"] | pressures
+    times = report.times(len(inputs.prompt))
     record["timing"] = {
         "started_utc": begun["started_utc"],
-        "wall_s": (time.perf_counter_ns() - started_ns) / 1e9,
-        "phases": [{"name": p.name, "at_s": (p.t_ns - started_ns) / 1e9} for p in report.phases],
-        **report.stamps(),
+        "wall_s": seen.wall_s,
+        "phases": [{"name": p.name, "at_s": (p.t_ns - seen.started_ns) / 1e9} for p in report.phases],
+        **_ends(times),
     }
-    record["memory"] = (sampler.summary() if sampler else {}) | {"marks": marks, **_after_load(marks)}
-    record["memory"] |= {"rusage": worker.rusage if worker else None}
-    if sensor_sampler is not None:
-        record["sensors"] = _sensor_record(sensor_sampler, report, len(inputs.prompt))
-    record["exit_status"] = worker.exit_status if worker else None
+    record["memory"] = seen.memory | {"marks": seen.marks, **_after_load(seen.marks), "rusage": seen.rusage}
+    if seen.sensors is not None:
+        record["sensors"] = _sensor_record(seen.sensors, report, times)
+    record["exit_status"] = seen.exit_status
     record["log_tail"] = results.tail(running.folder / "worker.log") if record["outcome"] != "ok" else []
-    memory_columns = sampler.columns if sampler else None
-    sensor_columns = sensor_sampler.columns if sensor_sampler else None
-    stored = running.finish(record, report.times(len(inputs.prompt)), memory_columns, sensor_columns)
-    if interrupted:
+    sensor_columns = seen.sensors.columns if seen.sensors else None
+    stored = running.finish(record, times, seen.memory_columns, sensor_columns)
+    if seen.interrupted:
         raise KeyboardInterrupt
     return stored
 
@@ -154,14 +128,20 @@ def not_measured(folder: Path, cell: Cell, begun: Draft, outcome: str, reason: s
     return running.finish(record)
 
 
-def _sensor_record(sensor_sampler: sensors.SensorSampler, report: WorkerReport, prompt_tokens: int) -> Draft:
+def _ends(times: TokenTimes) -> dict[str, int]:
+    """First and last timestamp, ns since generation began; empty if there was no token."""
+    stamps = times.stamps_ns().tolist()
+    return {"first_token_ns": stamps[0], "last_token_ns": stamps[-1]} if stamps else {}
+
+
+def _sensor_record(sampler: SensorSampler, report: WorkerReport, times: TokenTimes) -> Draft:
     """The summary of the sensors, and their readings during the timed section."""
-    during, summary, columns = report.timed(prompt_tokens), sensor_sampler.summary(), sensor_sampler.columns
+    during, summary, columns = report.timed(times), sampler.summary(), sampler.columns
     return summary | {
         "missing": summary["missing"] | throttling.unseen(columns, during),
         "timed": sensor_summary.gauges(columns, during),
         "throttled": throttling.seen(columns, during),
-        "energy": energy.measured(columns, sensor_sampler.energy, during),
+        "energy": energy.measured(columns, sampler.energy, during),
     }
 
 
@@ -174,13 +154,6 @@ def _done_error(facts: dict[str, Any]) -> str | None:
     times = facts["counters"].get("device_ns")
     whole = isinstance(times, list) and all(type(ns) is int and 0 <= ns < 1 << 63 for ns in times)
     return None if times is None or whole else "device_ns is not a list of whole numbers"
-
-
-def _moment(event: Event | Died) -> str | None:
-    """The name of the moment at which memory is read for this event; null if it is not read."""
-    if isinstance(event, Loaded):
-        return "loaded"
-    return MOMENTS.get(event.name) if isinstance(event, Phase) else None
 
 
 def _after_load(marks: list[dict[str, Any]]) -> dict[str, int | None]:
@@ -266,13 +239,7 @@ class WorkerReport:
     def times(self, prompt_tokens: int) -> TokenTimes:
         return TokenTimes.of_events(self.tokens, prompt_tokens, self._device_ns())
 
-    def timed(self, prompt_tokens: int) -> sensor_summary.Timed | None:
+    def timed(self, times: TokenTimes) -> sensor_summary.Timed | None:
         """The timed section, to select sensor samples; null if it did not finish."""
         done = cast(EndFacts, self.ended.facts) if isinstance(self.ended, Done) else None
-        return sensor_summary.timed(done, self.times(prompt_tokens))
-
-    def stamps(self) -> dict[str, int]:
-        """First and last timestamp, ns since generation began; empty if there was no token."""
-        if not self._count:
-            return {}
-        return {"first_token_ns": self.tokens[0].t_ns[0], "last_token_ns": self.tokens[-1].t_ns[-1]}
+        return sensor_summary.timed(done, times)

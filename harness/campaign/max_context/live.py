@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from harness import results
 from harness.analysis.records.disturbances import REFAULT_FLOOR_BYTES, REFAULT_TOLERANCE
 from harness.analysis.records.verdicts import option_mismatches
 from harness.analysis.series import depth
@@ -19,9 +17,8 @@ from harness.campaign.max_context.memory_headroom import MemoryHeadroom
 from harness.campaign.repeat import Inputs
 from harness.plan import Cell
 from harness.results.kinds.parts import StackFacts
-from harness.worker import launch
+from harness.worker import life
 from harness.worker.memory_limit import MemoryLimit
-from harness.worker.memory_sampler import MemorySampler, watched
 from runners.protocol import Died, Done, Event, Failed, Loaded, Phase
 
 FILL_SHARE = 0.9  # of a probe's time that filling may take; the rest is loading
@@ -55,42 +52,31 @@ class Probing:
         Raises DeviceLost, KeyboardInterrupt; the worker has ended in every case.
         """
         waited_s, free = self.headroom.settle()
-        began, ended = time.monotonic(), None
         self.number += 1
         folder = self.folder / f"probe-{self.number}"
         folder.mkdir()
-        with contextlib.ExitStack() as around:
-            memory_limit = None
-            if self.mechanism:
-                memory_limit = MemoryLimit(self.headroom.limit_bytes, self.mechanism)
-                around.enter_context(memory_limit)
-            seen = _ProbeState(memory_limit)
-            gpu = None if self.inputs.device_id == "cpu" else self.inputs.device_id
-            vram = around.enter_context(watched(gpu))
-            try:
-                worker = launch.Worker(
-                    self._request(n_ctx, fill),
-                    self.inputs.interpreter,
-                    folder,
-                    self.inputs.threads,
-                    memory_limit,
-                )
-                around.callback(worker.stop)
-                with MemorySampler(worker.pid, SAMPLE_MS, vram) as sampler:
-                    for event in worker.events(self.inputs.timeout_s):
-                        seen.add(event, lambda phase: self.say(f"{self.cell.id} at {n_ctx}: {phase}"))
-                        ended = event
-                sampled = sampler.summary()
-            except OSError as refusal:
-                if refusal.errno in results.FULL:
-                    raise
-                ended, sampled = Died("error", f"the worker could not be started: {refusal}"), {}
+        limited = MemoryLimit(self.headroom.limit_bytes, self.mechanism) if self.mechanism else None
+        seen = _ProbeState(limited, lambda phase: self.say(f"{self.cell.id} at {n_ctx}: {phase}"))
+        inputs = self.inputs
+        job = life.Job(
+            self._request(n_ctx, fill),
+            inputs.interpreter,
+            folder,
+            inputs.threads,
+            inputs.timeout_s,
+            SAMPLE_MS,
+            inputs.nvml_uuid,
+            limited,
+        )
+        ran = life.run(job, seen.add)
+        if ran.interrupted:
+            raise KeyboardInterrupt
         (folder / "request.json").unlink(missing_ok=True)
         found = {
             "n_ctx": n_ctx,
-            **_outcome(ended, seen, fill, self.inputs.threads),
-            "seconds": time.monotonic() - began,
-            "peak_bytes": self._peak_bytes(sampled, ended),
+            **_outcome(seen, fill, inputs.threads),
+            "seconds": ran.wall_s,
+            "peak_bytes": self._peak_bytes(ran.memory, seen.ended),
             "free_before_bytes": free,
             "waited_s": waited_s,
             "pressure": seen.pressure,
@@ -138,9 +124,11 @@ class _ProbeState:
     """The phase a probe has reached, and its paging while filling. Loading reads files, so its paging does
     not count."""
 
-    def __init__(self, memory_limit: MemoryLimit | None) -> None:
+    def __init__(self, memory_limit: MemoryLimit | None, say: Callable[[str], None]) -> None:
         self.pressure: dict[str, int] = {}
+        self.ended: Event | Died | None = None
         self._memory_limit = memory_limit
+        self._say = say
         self._before: dict[str, int] = {}
         self.loaded: dict[str, Any] | None = None
         self.phase = "start"
@@ -152,7 +140,8 @@ class _ProbeState:
             return facts.get("fill_s")
         return time.monotonic() - self._filling
 
-    def add(self, event: Event | Died, say: Callable[[str], None]) -> None:
+    def add(self, event: Event | Died) -> None:
+        self.ended = event
         if isinstance(event, Loaded):
             self.loaded = event.facts
         elif isinstance(event, Phase):
@@ -163,12 +152,13 @@ class _ProbeState:
             elif self._filling is not None:
                 self.pressure = {name: now[name] - count for name, count in self._before.items()}
             if ":" in event.name:
-                say(event.name)
+                self._say(event.name)
 
 
-def _outcome(ended: Event | Died | None, seen: _ProbeState, fill: bool, threads: int) -> Found:
+def _outcome(seen: _ProbeState, fill: bool, threads: int) -> Found:
     """The outcome of a probe. `held`: tokens in the context at the end; `cpu_wait_share`: share of the
     threads' decode time spent waiting for a CPU; `memory`, `allocator`: as the stack reports at the end."""
+    ended = seen.ended
     facts = ended.facts if isinstance(ended, Done) else {}
     decode, decode_ns = facts.get("decode") or [], (facts.get("decode_s") or 0) * 1e9
     held = facts.get("facts_after") or seen.loaded or {}

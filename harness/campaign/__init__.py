@@ -11,7 +11,7 @@ from typing import Protocol
 from harness import machine, plan, results
 from harness.analysis.records import agreement
 from harness.analysis.records.disturbances import BusyProcess
-from harness.analysis.records.verdicts import USABLE, status
+from harness.analysis.records.verdicts import USABLE, Verdict, status
 from harness.campaign import facts, max_context, readiness, rounds, weights_check
 from harness.campaign.device_lock import DeviceBusy, device_lock
 from harness.campaign.forecast import Device, device_of, forecast_cell
@@ -43,7 +43,7 @@ class Watcher(Protocol):
     def warn(self, line: str) -> None: ...
     def repeat_begins(self, number: int, of: int, cell: Cell, repeat: int, attempt: int) -> None: ...
     def tokens(self, count: int, latency_ns: int) -> None: ...
-    def repeat_ends(self, stored: Stored) -> None: ...
+    def repeat_ends(self, stored: Stored, found: Verdict) -> None: ...
     def disturbed_by(self, process: BusyProcess) -> None: ...
     def search_ends(self, stored: Stored) -> None: ...
 
@@ -117,10 +117,11 @@ def run(experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watc
             except results.ResultsError as full:
                 finished = f"{plural(number - 1, 'repeat')} finished and kept"
                 raise Stopped(f"stopped at {cell.id}: {full}; {finished}") from full
-            watcher.repeat_ends(stored)
             return stored
 
-        measured, busiest = rounds.measure(todo, attempt, protocol.retry_disturbed > 0, watcher.say)
+        measured, busiest = rounds.measure(
+            todo, attempt, protocol.retry_disturbed > 0, watcher.say, watcher.repeat_ends
+        )
         if busiest is not None:
             watcher.disturbed_by(busiest)
         found = kept + measured

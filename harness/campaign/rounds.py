@@ -79,10 +79,12 @@ def measure(
     attempt: Callable[[Due, int, int], Stored],
     watched: bool,
     say: Callable[[str], None],
+    ended: Callable[[Stored, Verdict], None],
 ) -> tuple[list[Stored], BusyProcess | None]:
     """Measure all. Retries disturbed attempts at the end of their round, as often as the protocol allows.
 
-    `attempt`: measures one, given its position and the current total. `watched`: read the CPU time of other
+    `attempt`: measures one, given its position and the current total; `ended` gets its record and verdict.
+    `watched`: read the CPU time of other
     processes around each attempt; the one that used most in disturbed attempts is returned.
     """
     found: list[Stored] = []
@@ -97,6 +99,7 @@ def measure(
             stored = attempt(each, len(found) + 1, of)
             found.append(stored)
             judged = judge(stored)
+            ended(stored, judged)
             if before and judged.disturbed:
                 disturbers.add(before, quiet.look())
             if attempts_left(stored.record, judged):

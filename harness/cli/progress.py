@@ -8,7 +8,7 @@ import sys
 import time
 
 from harness.analysis.records.disturbances import BusyProcess
-from harness.analysis.records.verdicts import USABLE, attempts_left, status, verdict
+from harness.analysis.records.verdicts import USABLE, Verdict, attempts_left, status
 from harness.plan import Cell
 from harness.results import Stored
 from harness.system.wording import plural
@@ -64,9 +64,8 @@ class Progress:
             self._printed_s = time.monotonic()
             print(f"{self._place} {done}  {self._name}", file=sys.stderr, flush=True)
 
-    def repeat_ends(self, stored: Stored) -> None:
+    def repeat_ends(self, stored: Stored, found: Verdict) -> None:
         times = stored.times
-        found = verdict(stored.record, times=times)
         state, reasons = found.status, found.reasons
         line = f"{self._place} {self._name}  {state}"
         if state in USABLE and times:

@@ -289,7 +289,7 @@ def packed(
         files = {"source": str(source), "target": str(target)}
         model = {"name": "m", "path": str(source), "shape": None}
         request = Request(job, "hf", "cpu", model, options | {"threads": 1}, files=files)
-        launch.facts_of(launch.run_job(request, hf_interpreter, root, 300))
+        launch.facts_of(launch.run_job(request, hf_interpreter, root, 900))
 
     return made
 
@@ -306,7 +306,7 @@ def checkpoint(hf_interpreter: Interpreter, tmp_path_factory: pytest.TempPathFac
             model = {"name": name, "path": None, "shape": asdict(shape)}
             options, files = {"seed": 1, "threads": 1}, {"target": str(target)}
             request = Request("synthesize", "hf", "cpu", model, options, files=files)
-            launch.facts_of(launch.run_job(request, hf_interpreter, root, 300))
+            launch.facts_of(launch.run_job(request, hf_interpreter, root, 900))
         return target
 
     return made

@@ -46,7 +46,7 @@ def account_of(
     **options: object,
 ) -> dict[str, Any]:
     request = request_of(stack, "account", path, {"kind": "account", "n_ctx": contexts}, **options)
-    return launch.facts_of(launch.run_job(request, interpreter, folder, 60))
+    return launch.facts_of(launch.run_job(request, interpreter, folder, 600))
 
 
 @pytest.mark.parametrize("flash_attn", [False, True])
@@ -104,7 +104,7 @@ def really(request: Request, interpreter: Interpreter, folder: Path) -> tuple[di
     """Memory when loaded, and the most of it, its end included; the facts of Loaded and of Done."""
     worker = launch.Worker(request, interpreter, folder)
     with watched(worker.pid) as most:
-        for event in worker.events(120):
+        for event in worker.events(600):
             if isinstance(event, Loaded):
                 loaded, facts = status(worker.pid), event.facts
             elif isinstance(event, Phase) and event.name == "finish":

@@ -213,7 +213,7 @@ def test_without_mmap_a_checkpoint_is_read_and_is_the_same_model(
     for mmap in (True, False):
         worker = launch.Worker(request_of(path, stack, new=50, mmap=mmap), interpreter, tmp_path)
         ids[mmap] = []
-        for event in worker.events(200):
+        for event in worker.events(600):
             if isinstance(event, Loaded):
                 facts[mmap] = event.facts
                 maps = Path(f"/proc/{worker.pid}/maps").read_text()

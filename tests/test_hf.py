@@ -146,7 +146,7 @@ def test_growth_ends_well_where_memory_does(checkpoint, own_interpreter, tmp_pat
     grow = request.workloads[0] | {"kind": "grow"}
     worker = launch.Worker(replace(request, workloads=[grow]), own_interpreter("hf"), tmp_path)
     came = 0
-    for event in worker.events(120):
+    for event in worker.events(900):
         if isinstance(event, Phase) and event.name == "generate":
             lines = Path(f"/proc/{worker.pid}/status").read_text().splitlines()
             taken = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
@@ -270,7 +270,7 @@ def test_the_probe_measures_what_it_is_asked(worker, hf_interpreter):
 def test_a_worker_killed_while_it_decodes_has_said_the_tokens_before(checkpoint, hf_interpreter, tmp_path):
     worker = launch.Worker(request_of(checkpoint("tiny-llama"), new=100_000), hf_interpreter, tmp_path)
     seen = []
-    for event in worker.events(120):
+    for event in worker.events(900):
         seen.append(event)
         if isinstance(event, Tokens):
             os.kill(worker.pid, 9)

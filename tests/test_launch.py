@@ -42,7 +42,7 @@ def test_a_worker_says_load_tokens_done(worker, fake_interpreter):
 def test_a_worker_stands_still_at_a_moment_until_it_was_seen_to(tmp_path, fake_interpreter):
     request = request_of(clock="real")
     worker, seen_to_ns, waited = launch.Worker(request, fake_interpreter, tmp_path), 0, []
-    for event in worker.events(60):
+    for event in worker.events(600):
         if isinstance(event, Phase) and waited:
             assert event.t_ns > seen_to_ns
         if holds(event):
@@ -99,7 +99,7 @@ def test_an_unknown_job_fails_in_one_line(worker, fake_interpreter):
 
 
 def test_a_job_that_fails_tells_the_worker_s_own_reason(tmp_path, fake_interpreter):
-    events = launch.run_job(Request("generate_all", "fake", "cpu", {}), fake_interpreter, tmp_path, 60)
+    events = launch.run_job(Request("generate_all", "fake", "cpu", {}), fake_interpreter, tmp_path, 600)
     with pytest.raises(launch.JobFailed, match="stack fake has no job 'generate_all'"):
         launch.facts_of(events)
 

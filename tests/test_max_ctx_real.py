@@ -63,7 +63,7 @@ def fits(record: dict[str, Any], n_ctx: int, interpreter: Interpreter, folder: P
         workloads=[workload | {"prompt": record["workload"]["prompt"]}],
     )
     with MemoryLimit(record["memory_budget"]["bytes"], record["memory_budget"]["means"]) as memory_limit:
-        *_, last = launch.run_job(request, interpreter, folder, 300, memory_limit=memory_limit)
+        *_, last = launch.run_job(request, interpreter, folder, 900, memory_limit=memory_limit)
     return isinstance(last, Done)
 
 

@@ -35,7 +35,7 @@ def last_event(
     folder: Path, interpreter: Interpreter, memory_limit: MemoryLimit, **options: object
 ) -> Event | Died:
     request = request_of(new_tokens=500, **options)
-    return list(launch.run_job(request, interpreter, folder, 60, memory_limit=memory_limit))[-1]
+    return list(launch.run_job(request, interpreter, folder, 600, memory_limit=memory_limit))[-1]
 
 
 @pytest.mark.parametrize("mechanism", sorted({HERE, RLIMIT_DATA}))
@@ -94,7 +94,7 @@ def test_a_kill_for_memory_elsewhere_is_not_taken_for_the_workers(tmp_path, fake
         assert subprocess.run(hog).returncode == -signal.SIGKILL
         assert elsewhere.oom_kills()
     os.kill(worker.pid, signal.SIGKILL)
-    *_, last = worker.events(60)
+    *_, last = worker.events(600)
     assert last == Died("crash", "killed by SIGKILL")
 
 
@@ -187,11 +187,11 @@ def test_a_worker_that_ends_for_want_of_memory_is_out_of_memory(tmp_path, words,
     python.write_text(f'#!/bin/sh\necho "{words}"\n{end}\n')
     python.chmod(0o755)
     interpreter = Interpreter(stacks()["fake"].environments["cpu"], python, ())
-    (died,) = launch.run_job(request_of(), interpreter, tmp_path, 60)
+    (died,) = launch.run_job(request_of(), interpreter, tmp_path, 600)
     assert isinstance(died, Died)
     assert died.outcome == alone
     with MemoryLimit(200 * MIB, RLIMIT_DATA) as memory_limit:
-        (died,) = launch.run_job(request_of(), interpreter, tmp_path, 60, memory_limit=memory_limit)
+        (died,) = launch.run_job(request_of(), interpreter, tmp_path, 600, memory_limit=memory_limit)
     assert isinstance(died, Died)
     assert died.outcome == fenced
     assert words.removeprefix("/some/where/") in died.reason

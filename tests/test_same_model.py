@@ -38,7 +38,7 @@ def stack(hf_interpreter: Interpreter, llamacpp_interpreter: Interpreter, tmp_pa
         options |= {"threads": 1, "n_ctx": 256} | PLAIN[name]
         model = {"name": "m", "path": str(path), "shape": None}
         request = Request(job, name, "cpu", model, **{"options": options} | fields)
-        events = list(launch.run_job(request, interpreters[name], tmp_path, 120, threads=1))
+        events = list(launch.run_job(request, interpreters[name], tmp_path, 900, threads=1))
         assert isinstance(events[-1], Done), events[-1]
         return [i for e in events if isinstance(e, Tokens) for i in e.ids], events[-1].facts
 

@@ -6,24 +6,31 @@ instead of a record; a later campaign that finds such a folder unlocked turns it
 Invalid records are reported and skipped.
 """
 
-from __future__ import annotations
-
-import errno
-import fcntl
-import json
-import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from functools import cached_property
-from pathlib import Path
-from typing import Any, BinaryIO, cast
-
-from harness.results.files import ResultsError, read_columns, write_columns, write_whole
-from harness.results.kinds import BEGUN, NUMBERED, Record, wrong_with
-from harness.results.kinds.values import OUTCOMES, clause
+from harness.results.files import ResultsError
+from harness.results.kinds import Record
+from harness.results.kinds.values import OUTCOMES
+from harness.results.reading import (
+    SCHEMA,
+    Draft,
+    Stored,
+    check_folder,
+    memory_series,
+    prefill_series,
+    read,
+    records,
+    series,
+)
 from harness.results.token_times import NO_TOKENS, TokenTimes
-from runners.protocol import Event, Loaded, NonsenseError, Phase, decode
+from harness.results.writing import (
+    FULL,
+    Running,
+    begin,
+    check_writable,
+    events_in,
+    keep,
+    recover,
+    tail,
+)
 
 __all__ = [
     "FULL",
@@ -49,287 +56,3 @@ __all__ = [
     "series",
     "tail",
 ]
-
-# Schema history (bump SCHEMA, add an upgrade, keep a sample in tests/golden/):
-#   1  first version
-SCHEMA = 1
-UPGRADES: dict[int, Callable[[Draft], Draft]] = {}  # from this number to the next
-
-Draft = dict[str, Any]
-"""A record that is being made; `kinds` has its keys."""
-
-Samples = dict[str, list[int | None]]
-"""Columns sampled during a run, including `t_ns`; null where a value could not be read."""
-
-LOG_TAIL_LINES = 20
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # after an OSError with one of these, nothing can be written
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A stored record: its folder, and its content upgraded to the current schema. `known`: the times of its
-    tokens, if it was made here."""
-
-    folder: Path
-    record: Record
-    known: TokenTimes | None = field(default=None, repr=False, compare=False)
-
-    @cached_property
-    def times(self) -> TokenTimes:
-        """The times of its tokens; `n` counts as its source does. Raises ResultsError if they are damaged."""
-        return self.known if self.known is not None else TokenTimes.of_columns(series(self))
-
-    @property
-    def has_series(self) -> bool:
-        """Whether the per-token file exists and starts and ends as a parquet file."""
-        try:
-            with (self.folder / "tokens.parquet").open("rb") as file:
-                first = file.read(4)
-                file.seek(-4, os.SEEK_END)
-                return first == file.read(4) == b"PAR1"
-        except OSError:
-            return False
-
-    @property
-    def series_path(self) -> Path | None:
-        path = self.folder / "tokens.parquet"
-        return path.absolute() if path.exists() else None
-
-
-class Running:
-    """A repeat in progress: owns its folder and the lock on it until finish()."""
-
-    def __init__(self, folder: Path, begun: Draft) -> None:
-        self.folder = folder
-        self.events: BinaryIO = (folder / "events.jsonl").open("wb", buffering=0)
-        # Lock before begun.json makes the folder recoverable. The kernel releases it if the controller dies.
-        fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        write_whole(folder / "begun.json", json.dumps(begun).encode())
-
-    def note(self, probe: Draft) -> None:
-        """Store a probe of a search at once, so that it can be recovered. Raises ResultsError."""
-        try:
-            with (self.folder / "probes.jsonl").open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(probe, allow_nan=False) + "\n")
-        except OSError as refusal:
-            raise ResultsError(f"cannot write results to {self.folder}: {refusal.strerror}") from refusal
-
-    def finish(
-        self,
-        record: Draft,
-        times: TokenTimes = NO_TOKENS,
-        memory: Samples | None = None,
-        sensors: Samples | None = None,
-    ) -> Stored:
-        """Write the series, then the record, then delete the temporary files."""
-        try:
-            stored = _finish(self.folder, record, times, {"memory": memory, "sensors": sensors})
-        finally:
-            self.events.close()
-        return stored
-
-
-def begin(cell_folder: Path, begun: Draft) -> Running:
-    """Create a new folder for a repeat of a cell. Raises ResultsError (read-only, disk full, not a
-    folder)."""
-    while True:
-        folder = cell_folder / datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
-        try:
-            folder.mkdir(parents=True)
-            return Running(folder, begun)
-        except FileExistsError:
-            if not folder.is_dir():  # a file is where a results folder must be
-                raise ResultsError(f"{folder}: a file is where a results folder must be") from None
-        except OSError as refusal:
-            raise ResultsError(f"cannot write results: {refusal}") from refusal
-
-
-def check_writable(root: Path) -> None:
-    """Raises ResultsError if records cannot be written below root."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        probe = root / f".writable-{os.getpid()}"
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as refusal:
-        raise ResultsError(f"{root}: cannot write results here: {refusal.strerror}") from refusal
-
-
-def check_folder(folder: Path) -> None:
-    """Raises ResultsError if the folder does not exist."""
-    if not folder.is_dir():
-        raise ResultsError(f"{folder}: {'not a' if folder.exists() else 'no such'} results folder")
-
-
-def records(root: Path, unreadable: Callable[[ResultsError], None]) -> Iterator[Stored]:
-    """All records below root, oldest first within a cell. Calls `unreadable` for each that cannot be read."""
-    for path in sorted(root.rglob("record.json")):
-        try:
-            yield Stored(path.parent, read(path))
-        except ResultsError as damage:
-            unreadable(damage)
-
-
-def read(path: Path) -> Record:
-    """Read one record, upgrade it, and check that all fields that readers use exist and have their type.
-
-    Raises ResultsError if it is damaged, written by a newer harness, or lacks such a field.
-    """
-    try:
-        record: Draft = json.loads(path.read_text(encoding="utf-8"))
-        if wrong := clause(NUMBERED, record):
-            raise ValueError(wrong)
-        number = record["schema"]
-        if number > SCHEMA:
-            raise ResultsError(
-                f"{path}: record schema {number} is newer than this harness reads ({SCHEMA}); update it"
-            )
-        # Reject values that could not be written again: NaN, and lone surrogates.
-        json.dumps(record, allow_nan=False, ensure_ascii=False).encode()
-    except OSError as refusal:
-        raise ResultsError(f"{path}: {refusal.strerror}") from refusal
-    except (ValueError, RecursionError) as damage:
-        raise ResultsError(f"{path}: not a record: {damage}") from damage
-    while number < SCHEMA:
-        record = UPGRADES[number](record)
-        number = record["schema"]
-    if wrong := wrong_with(record):
-        raise ResultsError(f"{path}: not a record: {wrong}")
-    return cast(Record, record)
-
-
-def series(stored: Stored) -> dict[str, list[int]]:
-    """The per-token columns: `n` and `latency_ns`; if measured, `token_id` and `device_ns` (the device's
-    clock). Empty if there is no series. `n` counts as its source does. Raises ResultsError."""
-    return read_columns(stored.folder / "tokens.parquet", ("n", "latency_ns"))
-
-
-def prefill_series(stored: Stored) -> dict[str, list[int]]:
-    """`n`, the number of prompt tokens, and `latency_ns` of their single forward pass; empty if there is no
-    series. Raises ResultsError."""
-    return read_columns(stored.folder / "prefill.parquet", ("n", "latency_ns"))
-
-
-def memory_series(stored: Stored) -> dict[str, list[Any]]:
-    """`t_ns` (the clock of the timestamps), `rss_anon_bytes`, `rss_file_bytes`, `vram_bytes`; null where a
-    value could not be read. Empty if there are no samples. Raises ResultsError."""
-    return read_columns(stored.folder / "memory.parquet", ("t_ns",))
-
-
-def keep(folder: Path, record: Draft, series: dict[str, list[int]], prefill: dict[str, list[int]]) -> Stored:
-    """Write a record of kind `reported` and its series, if any (`n`, `latency_ns`), into a new folder.
-
-    Raises ResultsError if the record is invalid, or the folder exists or cannot be written.
-    """
-    record = {"schema": SCHEMA, **record}
-    if wrong := wrong_with(record):
-        raise ResultsError(f"{folder}: not a record: {wrong}")
-    try:
-        folder.mkdir(parents=True)
-    except OSError as refusal:
-        raise ResultsError(f"{folder}: cannot write results here: {refusal.strerror}") from refusal
-    for name, columns in (("tokens", series), ("prefill", prefill)):
-        if columns:
-            write_columns(folder / f"{name}.parquet", columns)
-    write_whole(folder / "record.json", _text(record))
-    return Stored(folder, cast(Record, record))
-
-
-def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stored]:
-    """Write interrupted records for folders whose controller died before writing one. Calls `unreadable` for
-    each folder that cannot be read."""
-    found = []
-    for path in sorted(root.rglob("begun.json")):
-        folder = path.parent
-        if (folder / "record.json").exists():  # died between the record and the tidying
-            _tidy(folder)
-            continue
-        try:
-            log = (folder / "events.jsonl").open("rb+")
-        except OSError:
-            continue
-        with log:
-            try:
-                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                continue  # another campaign is writing it now
-            try:
-                begun: Draft = json.loads(path.read_text(encoding="utf-8"))
-                if wrong := clause(BEGUN, begun):
-                    raise ValueError(wrong)
-            except (OSError, ValueError, RecursionError) as damage:
-                unreadable(ResultsError(f"{path}: cannot be recovered: {damage}"))
-                continue
-            events = list(events_in((folder / "events.jsonl").read_bytes()))
-            times = TokenTimes.of_events(events, begun["workload"]["prompt_tokens"])
-            if "search" in begun:
-                probes = [*begun["search"]["probes"], *_probes_in(folder / "probes.jsonl")]
-                begun["search"] = begun["search"] | {"probes": probes}
-            phases = [e.name for e in events if isinstance(e, Phase)]
-            record = begun | {
-                "outcome": "interrupted",
-                "phase": phases[-1] if phases else "start",
-                "reason": "the controller died before the repeat was finished",
-                "loaded": next((e.facts for e in events if isinstance(e, Loaded)), None),
-                "done": None,
-                "tokens": len(times),
-                "timing": {"started_utc": begun["started_utc"], "wall_s": None, "phases": []},
-                "memory": {},
-                "log_tail": tail(folder / "worker.log"),
-            }
-            found.append(_finish(folder, record, times, {}))
-    return found
-
-
-def tail(path: Path) -> list[str]:
-    """The last lines of a text file, from at most 64 KiB; empty if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
-            return [
-                line[:500] for line in file.read().decode("utf-8", "replace").splitlines()[-LOG_TAIL_LINES:]
-            ]
-    except OSError:
-        return []
-
-
-def events_in(raw: bytes) -> Iterator[Event]:
-    """The complete events at the beginning of a stream that may be cut off anywhere."""
-    *lines, _ = raw.split(b"\n")
-    for line in lines:
-        try:
-            yield decode(line)
-        except NonsenseError:
-            return
-
-
-def _probes_in(path: Path) -> Iterator[Draft]:
-    """The complete probes at the beginning of a file that may be cut off anywhere."""
-    try:
-        *lines, _ = path.read_text(encoding="utf-8").split("\n")
-        yield from map(json.loads, lines)
-    except (OSError, ValueError):
-        return
-
-
-def _finish(folder: Path, record: Draft, times: TokenTimes, samples: dict[str, Samples | None]) -> Stored:
-    if len(times):
-        write_columns(folder / "tokens.parquet", times.columns())
-    for name, sampled in samples.items():
-        if sampled and sampled["t_ns"]:
-            write_columns(folder / f"{name}.parquet", sampled)
-    record = {"schema": SCHEMA, **record}
-    write_whole(folder / "record.json", _text(record))
-    _tidy(folder)
-    return Stored(folder, cast(Record, record), times)
-
-
-def _tidy(folder: Path) -> None:
-    for leftover in folder.glob("*.partial"):  # from a write that was killed
-        leftover.unlink(missing_ok=True)
-    for name in ("events.jsonl", "probes.jsonl", "request.json", "begun.json"):
-        (folder / name).unlink(missing_ok=True)
-
-
-def _text(record: Draft) -> bytes:
-    return json.dumps(record, indent=1, allow_nan=False).encode()

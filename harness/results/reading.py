@@ -1,0 +1,116 @@
+"""Read records: find them, upgrade them to the current schema, hold them against their types."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from harness.results.files import ResultsError, read_columns
+from harness.results.kinds import NUMBERED, Record, wrong_with
+from harness.results.kinds.values import clause
+from harness.results.token_times import TokenTimes
+
+Draft = dict[str, Any]
+"""A record that is being made; `kinds` has its keys."""
+
+# Schema history (bump SCHEMA, add an upgrade, keep a sample in tests/golden/):
+#   1  first version
+SCHEMA = 1
+UPGRADES: dict[int, Callable[[Draft], Draft]] = {}  # from this number to the next
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A stored record: its folder, and its content upgraded to the current schema. `known`: the times of its
+    tokens, if it was made here."""
+
+    folder: Path
+    record: Record
+    known: TokenTimes | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def times(self) -> TokenTimes:
+        """The times of its tokens; `n` counts as its source does. Raises ResultsError if they are damaged."""
+        return self.known if self.known is not None else TokenTimes.of_columns(series(self))
+
+    @property
+    def has_series(self) -> bool:
+        """Whether the per-token file exists and starts and ends as a parquet file."""
+        try:
+            with (self.folder / "tokens.parquet").open("rb") as file:
+                first = file.read(4)
+                file.seek(-4, os.SEEK_END)
+                return first == file.read(4) == b"PAR1"
+        except OSError:
+            return False
+
+    @property
+    def series_path(self) -> Path | None:
+        path = self.folder / "tokens.parquet"
+        return path.absolute() if path.exists() else None
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ResultsError if the folder does not exist."""
+    if not folder.is_dir():
+        raise ResultsError(f"{folder}: {'not a' if folder.exists() else 'no such'} results folder")
+
+
+def records(root: Path, unreadable: Callable[[ResultsError], None]) -> Iterator[Stored]:
+    """All records below root, oldest first within a cell. Calls `unreadable` for each that cannot be read."""
+    for path in sorted(root.rglob("record.json")):
+        try:
+            yield Stored(path.parent, read(path))
+        except ResultsError as damage:
+            unreadable(damage)
+
+
+def read(path: Path) -> Record:
+    """Read one record, upgrade it, and check that all fields that readers use exist and have their type.
+
+    Raises ResultsError if it is damaged, written by a newer harness, or lacks such a field.
+    """
+    try:
+        record: Draft = json.loads(path.read_text(encoding="utf-8"))
+        if wrong := clause(NUMBERED, record):
+            raise ValueError(wrong)
+        number = record["schema"]
+        if number > SCHEMA:
+            raise ResultsError(
+                f"{path}: record schema {number} is newer than this harness reads ({SCHEMA}); update it"
+            )
+        # Reject values that could not be written again: NaN, and lone surrogates.
+        json.dumps(record, allow_nan=False, ensure_ascii=False).encode()
+    except OSError as refusal:
+        raise ResultsError(f"{path}: {refusal.strerror}") from refusal
+    except (ValueError, RecursionError) as damage:
+        raise ResultsError(f"{path}: not a record: {damage}") from damage
+    while number < SCHEMA:
+        record = UPGRADES[number](record)
+        number = record["schema"]
+    if wrong := wrong_with(record):
+        raise ResultsError(f"{path}: not a record: {wrong}")
+    return cast(Record, record)
+
+
+def series(stored: Stored) -> dict[str, list[int]]:
+    """The per-token columns: `n` and `latency_ns`; if measured, `token_id` and `device_ns` (the device's
+    clock). Empty if there is no series. `n` counts as its source does. Raises ResultsError."""
+    return read_columns(stored.folder / "tokens.parquet", ("n", "latency_ns"))
+
+
+def prefill_series(stored: Stored) -> dict[str, list[int]]:
+    """`n`, the number of prompt tokens, and `latency_ns` of their single forward pass; empty if there is no
+    series. Raises ResultsError."""
+    return read_columns(stored.folder / "prefill.parquet", ("n", "latency_ns"))
+
+
+def memory_series(stored: Stored) -> dict[str, list[Any]]:
+    """`t_ns` (the clock of the timestamps), `rss_anon_bytes`, `rss_file_bytes`, `vram_bytes`; null where a
+    value could not be read. Empty if there are no samples. Raises ResultsError."""
+    return read_columns(stored.folder / "memory.parquet", ("t_ns",))

@@ -4,9 +4,7 @@ busy-waits, which would take CPU time from the worker."""
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import re
 import resource
 import select
 import signal
@@ -16,11 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from harness.machine.limits import cgroups_of
-from harness.results import tail
 from harness.stacks.build import Interpreter
 from harness.stacks.header import RUNNERS
-from harness.system.small_files import counters
+from harness.worker import death
 from harness.worker.memory_limit import MemoryLimit
 from runners.protocol import (
     MAX_LINE_BYTES,
@@ -38,11 +34,6 @@ from runners.protocol import (
 # A healthy worker ends soon after it closes the pipe; freeing a large model takes seconds.
 GRACE_S = 15.0
 NVML_UUIDS = ("GPU-", "MIG-")
-# Out-of-memory messages in a log, lower case: C++, ggml, libgomp (thread stacks count), C library, Python.
-NO_MEMORY = (
-    *("bad_alloc", "insufficient memory", "failed to allocate", "thread creation failed"),
-    *("cannot allocate memory", "out of memory", "memoryerror"),
-)
 # Variables that would change a measurement. All that the worker has are recorded.
 RECORDED_VARIABLES = (
     "OMP_",
@@ -90,7 +81,7 @@ class Worker:
         request.write(folder / "request.json")
         self._pipe, events_end = os.pipe()
         go_on_end, self._go_on = os.pipe()
-        self._oom_kills = _oom_kills()
+        self._oom_kills = death.oom_kills()
         command = [str(interpreter.python), "-I", "-X", "utf8", str(RUNNERS)]
         command = [*(memory_limit.prefix if memory_limit else ()), *command]
         try:
@@ -139,7 +130,8 @@ class Worker:
                 if holds(event):
                     with contextlib.suppress(BrokenPipeError):  # it has ended meanwhile
                         os.write(self._go_on, b".")
-            yield self._death(self._end(GRACE_S))
+            status = self._end(GRACE_S)
+            yield death.cause(status, self.log, self._memory_limit, self._oom_kills)
         except TimeoutError:
             self.stop()
             yield Died("timeout", f"not finished within {timeout_s:g} s; stopped in phase {phase}")
@@ -210,22 +202,6 @@ class Worker:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def _death(self, status: int | None) -> Died:
-        if status is None:
-            return Died("crash", "the worker closed its pipe without Done or Failed and had to be killed")
-        if status == -signal.SIGKILL and self._memory_limit and self._memory_limit.oom_kills():
-            return Died("oom", f"killed at {_budget(self._memory_limit)}")
-        if status == -signal.SIGKILL and _oom_kills() > self._oom_kills:
-            return Died("oom", "killed by the kernel's out-of-memory killer")
-        log = tail(self.log)
-        if error := _memory_error(log, self._memory_limit is not None):
-            within = f" at {_budget(self._memory_limit)}" if self._memory_limit else ""
-            return Died("oom", f"out of memory{within}: {error}")
-        if status < 0:
-            name = signal.Signals(-status).name
-            return Died("crash", f"killed by {name}{_abort_reason(log) if name == 'SIGABRT' else ''}")
-        return Died("crash", f"exited with {status} without Done or Failed")
-
 
 def run_job(
     request: Request,
@@ -263,35 +239,8 @@ def recorded_variables(variables: dict[str, str]) -> dict[str, str]:
     return {k: v for k, v in sorted(variables.items()) if k.startswith(RECORDED_VARIABLES)}
 
 
-def _abort_reason(log: list[str]) -> str:
-    lines = [line for line in log if "ASSERT" in line or "abort" in line.lower() or "terminate" in line]
-    return ": " + re.sub(r"\S*/", "", lines[-1].strip()) if lines else ""  # drop build folders
-
-
-def _budget(memory_limit: MemoryLimit) -> str:
-    return f"the memory budget of {memory_limit.limit_bytes / 2**30:.2f} GiB ({memory_limit.mechanism})"
-
-
-def _memory_error(log: list[str], limited: bool) -> str | None:
-    """The last out-of-memory message in the log of a worker that exited by itself; null if there is none.
-    Without a memory budget only C++'s bad_alloc counts."""
-    words = NO_MEMORY if limited else NO_MEMORY[:1]
-    lines = [line.strip() for line in log if any(word in line.lower() for word in words)]
-    return re.sub(r"\S*/", "", lines[-1]) if lines else None
-
-
 def _own_max_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _oom_kills() -> int:
-    """OOM kills by the kernel in this process's cgroup (which includes its workers); if no cgroup counts
-    them, on the whole machine."""
-    for cgroup in itertools.islice(cgroups_of("memory"), 1):
-        name = {1: "memory.oom_control", 2: "memory.events.local"}[cgroup.version]
-        if (kills := counters(cgroup.folder / name).get("oom_kill")) is not None:
-            return kills
-    return counters(Path("/proc/vmstat")).get("oom_kill", 0)
 
 
 def facts_of(

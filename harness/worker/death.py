@@ -1,0 +1,66 @@
+"""How a worker died that said neither Done nor Failed: out of memory, by a signal, or by itself."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+from pathlib import Path
+
+from harness.machine.limits import cgroups_of
+from harness.results import tail
+from harness.system.small_files import counters
+from harness.worker.memory_limit import MemoryLimit
+from runners.protocol import Died
+
+# Out-of-memory messages in a log, lower case: C++, ggml, libgomp (thread stacks count), C library, Python.
+NO_MEMORY = (
+    *("bad_alloc", "insufficient memory", "failed to allocate", "thread creation failed"),
+    *("cannot allocate memory", "out of memory", "memoryerror"),
+)
+
+
+def cause(status: int | None, log_path: Path, memory_limit: MemoryLimit | None, kills_before: int) -> Died:
+    """The death of a worker. `status`: as in Popen; null: it had to be killed. `kills_before`: OOM kills when
+    it was started."""
+    if status is None:
+        return Died("crash", "the worker closed its pipe without Done or Failed and had to be killed")
+    if status == -signal.SIGKILL and memory_limit and memory_limit.oom_kills():
+        return Died("oom", f"killed at {_budget(memory_limit)}")
+    if status == -signal.SIGKILL and oom_kills() > kills_before:
+        return Died("oom", "killed by the kernel's out-of-memory killer")
+    log = tail(log_path)
+    if error := _memory_error(log, memory_limit is not None):
+        within = f" at {_budget(memory_limit)}" if memory_limit else ""
+        return Died("oom", f"out of memory{within}: {error}")
+    if status < 0:
+        name = signal.Signals(-status).name
+        return Died("crash", f"killed by {name}{_abort_reason(log) if name == 'SIGABRT' else ''}")
+    return Died("crash", f"exited with {status} without Done or Failed")
+
+
+def oom_kills() -> int:
+    """OOM kills by the kernel in this process's cgroup (which includes its workers); if no cgroup counts
+    them, on the whole machine."""
+    for cgroup in itertools.islice(cgroups_of("memory"), 1):
+        name = {1: "memory.oom_control", 2: "memory.events.local"}[cgroup.version]
+        if (kills := counters(cgroup.folder / name).get("oom_kill")) is not None:
+            return kills
+    return counters(Path("/proc/vmstat")).get("oom_kill", 0)
+
+
+def _abort_reason(log: list[str]) -> str:
+    lines = [line for line in log if "ASSERT" in line or "abort" in line.lower() or "terminate" in line]
+    return ": " + re.sub(r"\S*/", "", lines[-1].strip()) if lines else ""  # drop build folders
+
+
+def _budget(memory_limit: MemoryLimit) -> str:
+    return f"the memory budget of {memory_limit.limit_bytes / 2**30:.2f} GiB ({memory_limit.mechanism})"
+
+
+def _memory_error(log: list[str], limited: bool) -> str | None:
+    """The last out-of-memory message in the log of a worker that exited by itself; null if there is none.
+    Without a memory budget only C++'s bad_alloc counts."""
+    words = NO_MEMORY if limited else NO_MEMORY[:1]
+    lines = [line.strip() for line in log if any(word in line.lower() for word in words)]
+    return re.sub(r"\S*/", "", lines[-1]) if lines else None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Sequence
 
 from harness.analysis.records import agreement
 from harness.dataset.study import Row, figure
@@ -59,24 +58,6 @@ def notes(checks: Sequence[Row]) -> list[str]:
     ]
     reasons += [f"{check['name']}: {_unfused(check)}" for check in checks if check["unfused"]]
     return reasons + [f"not compared, over the time limit: {depths}" for depths in skipped]
-
-
-def section(checks: Sequence[Row]) -> Iterable[str]:
-    """The section of the page; empty without checks."""
-    if not checks:
-        return
-    yield f'<section id="agreement"><h2>{escape(HEADING)}</h2><p>{escape(MEANING)}</p>'
-    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings(checks))
-    body = []
-    for check in checks:
-        kind = "" if check["verdict"] == "agrees" else " class=bad"
-        name, *rest = cells(check, checks)
-        columns = "".join(f"<td class=num>{escape(text)}</td>" for text in rest)
-        body.append(f'<tr{kind}><th scope="row">{escape(name)}</th>{columns}</tr>')
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-    yield f'<div class="scroll tall" tabindex="0" role="region" aria-label="{escape(HEADING)}">{table}</div>'
-    items = "".join(f"<li>{escape(note)}</li>" for note in notes(checks))
-    yield f"<ul>{items}</ul></section>" if items else "</section>"
 
 
 def _depths(checks: Sequence[Row]) -> list[int]:

@@ -63,6 +63,18 @@ class Figure:
     legend_of: str = "Variants"
     overlays: Mapping[str, str] = field(default_factory=dict)
 
+    def drawing(self, group: str) -> dict[str, Any]:
+        """What page.js reads. `group`: figures that share their switches."""
+        return {
+            "group": group,
+            "legend": [[label, mark.colour, mark.symbol] for label, mark in self.legend],
+            "legendOf": self.legend_of,
+            "overlays": self.overlays,
+            "switch": self.switch,
+            "data": self.data,
+            "layout": self.layout,
+        }
+
 
 def legend(named: Named, marks: Mapping[str, Mark]) -> list[tuple[str, Mark]]:
     return [(label, marks[row["name"]]) for label, row in named]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.analysis.records import agreement
 from harness.dataset.study import Row, figure
-from harness.report.table import NONE, Table
+from harness.report.table import NONE, Table, formatted
 from harness.system.wording import plural
 
 HEADING = "Same model? Logits against the 16-bit reference"
@@ -31,12 +31,11 @@ def cells(check: Row, checks: Sequence[Row]) -> list[str]:
     """One check as cells, in the order of the headings."""
     depths = {depth["n"]: depth for depth in check["depths"]}
     metrics = [text for n in _depths(checks) for text in (_error(depths.get(n)), _top1(depths.get(n)))]
-    allowed = figure(check, "allowed_error")
     return [
         str(check["name"]),
         str(check["reference"] or NONE),
         *metrics,
-        NONE if allowed is None else f"{allowed:.0%}",
+        formatted(figure(check, "allowed_error"), "{:.0%}"),
         str(check["verdict"]),
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.dataset.study import Row, labels
@@ -40,6 +40,24 @@ class Chapter:
             if shown:
                 names, rows = zip(*shown, strict=True)
                 yield heading, tables.of_columns(f"{model}: {heading}", chosen, rows, names), rows
+
+
+def of_models(
+    title: str,
+    meaning: str,
+    tables: Mapping[str, Sequence[Column]],
+    rows: Sequence[Row],
+    notes: Callable[[str, Sequence[Row]], Sequence[str]],
+    figure: Callable[[str, Sequence[Row]], Figure | None],
+) -> Chapter | None:
+    """The chapter of these rows; null: none. `notes`, `figure`: of a model and its rows."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(str(row["model"]), []).append(row)
+    drawn = {model: figure(model, of) for model, of in found.items()}
+    figures = {model: [each] for model, each in drawn.items() if each}
+    noted = {model: notes(model, of) for model, of in found.items()}
+    return Chapter(title, meaning, tables, found, noted, figures) if found else None
 
 
 def lines(chapter: Chapter) -> Iterable[tuple[str, Sequence[Column], Sequence[Row]]]:

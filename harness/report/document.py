@@ -10,6 +10,7 @@ from harness.dataset.study import Study
 from harness.report import agreement, columns, figures, markup, summary, tables
 from harness.report.ranking import CRITERION
 from harness.results import ResultsError
+from harness.system.wording import named
 
 MEANINGS = (
     "latency(n) = B + (n - 1) / W, by ordinary least squares over the decode tokens. The first token is"
@@ -61,8 +62,7 @@ def page(study: Study) -> str:
         counts=summary.counts(study),
         per_model=summary.per_model(study),
         criterion=CRITERION if len(study.cells) > 1 else None,
-        failures=summary.failures(study),
-        names_shown=summary.NAMES_SHOWN,
+        failures=[(why, named(names, summary.NAMES_SHOWN)) for why, names in summary.failures(study)],
         flagged=summary.flagged(study),
         rows=of_models,
         places={model: place for place, model in enumerate(study.models)},

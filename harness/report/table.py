@@ -62,6 +62,11 @@ class Table:
         return [all(map(_FIGURE.fullmatch, column)) for column in columns]
 
 
+def formatted(value: float | None, form: str = "{:,.0f}", unit: float = 1.0) -> str:
+    """A figure in its unit; a dash where it is missing."""
+    return NONE if value is None else form.format(value / unit)
+
+
 def note(text: str, style: str | None = "dim") -> None:
     """Print a line beside a table."""
     _console().print(text, style=style)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from harness.dataset.study import Row, ok
 from harness.report.columns import Column, cell, state
-from harness.report.table import NONE, Table
+from harness.report.table import NONE, Table, formatted
 from harness.system.wording import plural
 
 # Heading, key, how to show it.
@@ -78,10 +79,11 @@ def cells(rows: Sequence[Row]) -> Table:
 
 def searches(rows: Sequence[Row]) -> Table:
     """One named line per search for the longest context."""
+    whole = partial(formatted, form="{:.0f}")
     lines = [
         [
             *(row["name"], row["status"], whole(row["verified_n_ctx"]), row["verified_by"] or NONE),
-            *(whole(row["predicted_n_ctx"]), whole(row["limit_bytes"], 1e6), str(row["live_probes"])),
+            *(whole(row["predicted_n_ctx"]), whole(row["limit_bytes"], unit=1e6), str(row["live_probes"])),
             *(whole(row["search_s"]), whole(row["fill_s"])),
         ]
         for row in rows
@@ -91,10 +93,6 @@ def searches(rows: Sequence[Row]) -> Table:
         *("search s", "filling s"),
     ]
     return Table(headings, lines, [False, False, *[True] * 7], not_ok(rows))
-
-
-def whole(value: float | None, unit: float = 1) -> str:
-    return NONE if value is None else f"{value / unit:.0f}"
 
 
 def not_ok(rows: Sequence[Row]) -> list[bool]:

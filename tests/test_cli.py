@@ -34,7 +34,7 @@ def test_help_imports_nothing_slow():
     code = (
         "import sys\nfrom harness.cli import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
-        "slow = {'pydantic', 'yaml', 'pandas', 'plotly', 'numpy', 'pyarrow', 'rich', 'psutil'}\n"
+        "slow = {'pydantic', 'yaml', 'pandas', 'plotly', 'jinja2', 'numpy', 'pyarrow', 'rich', 'psutil'}\n"
         "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -6,6 +6,7 @@ import base64
 import csv
 import io
 import json
+import re
 import runpy
 import shutil
 from dataclasses import replace
@@ -14,9 +15,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jinja2 import UndefinedError
 
 from harness.dataset.study import Curve, MemoryCurve, Study, failure, labels
-from harness.report import bars, columns, comparisons, curves, document, drawing, export, figures, summary
+from harness.report import (
+    bars,
+    columns,
+    comparisons,
+    curves,
+    document,
+    drawing,
+    export,
+    figures,
+    markup,
+    summary,
+)
+from harness.report.table import Table
 from harness.results import ResultsError
 
 SYNTHETIC = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "report.py"))["study"]
@@ -216,6 +230,23 @@ def test_a_name_can_break_neither_the_pages_html_nor_its_json():
     assert evil not in page
     assert "<img" not in page.split("<script>")[0]
     assert "&lt;/script&gt;&lt;img/onerror" in page
+
+
+def test_no_text_of_a_comparison_is_markup():
+    evil = "</script><img src=x>'\""
+    table = Table([evil, evil], [[evil, evil]], marked=[True], title=evil, meanings=[evil, evil])
+    drawn = drawing.Figure(evil, evil, evil, [{"name": evil}], {"title": evil}, [evil, evil], [[evil, evil]])
+    texts = {"title": evil, "notes": [evil], "counts": evil, "meaning": [evil]}
+    page = markup.filled("comparison.html", **texts, tables=[table], figures=[drawn])
+    assert "<img" not in page.split("<script>")[0]
+    assert evil not in page
+    (figure,) = re.findall(r'<script type="application/json">(.*?)</script>', page)
+    assert json.loads(figure)["data"] == [{"name": evil}]
+
+
+def test_a_page_without_one_of_its_values_is_an_error():
+    with pytest.raises(UndefinedError, match="'lead' is undefined"):
+        markup.filled("history.html", title="t", warnings=[])
 
 
 def test_a_page_that_cannot_be_written_is_a_sentence(tmp_path: Path):

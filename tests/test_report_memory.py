@@ -172,7 +172,7 @@ def test_what_was_never_loaded_has_its_file_and_no_bar():
     chapter = memory.chapter(study)
     assert chapter.figures == {}
     assert [heading for heading, *_ in chapters.lines(chapter)] == ["Where the memory goes: Once loaded"]
-    assert "<tr class=bad>" in "".join(chapters.section("memory", chapter))
+    assert "<tr class=bad>" in document.page(study)
 
 
 def test_page_and_markdown_hold_the_chapter_only_where_memory_is_attributed():

@@ -11,7 +11,7 @@ from harness.analysis.records.attribution import PARTS
 from harness.cli.exits import OK, say
 from harness.cli.inputs import add_json, add_results, stored
 from harness.dataset.gather import Gathered
-from harness.report.table import Table, note
+from harness.report.table import NONE, Table, formatted, note
 
 Row = dict[str, Any]
 
@@ -45,26 +45,22 @@ def _print(rows: Sequence[Row]) -> None:
 
 def _lines(row: Row) -> Iterator[list[str]]:
     """A line per moment; what belongs to the cell stands in the first, its KV cache in the last."""
-    moments = [(at, row[at]) for at in ("loaded", "peak") if row[at]] or [("-", None)]
+    moments = [(at, row[at]) for at in ("loaded", "peak") if row[at]] or [(NONE, None)]
     status = row["status"] if row["kind"] == "measured" else row["kind"]
     for index, (at, moment) in enumerate(moments):
         cell = [row["name"], status, at, _mb(row["file_bytes"])] if index == 0 else ["", "", at, ""]
-        kv = [_count(row["measured_bytes_per_token"]), _count(row["kv_bytes_per_token"])]
+        kv = [formatted(row["measured_bytes_per_token"]), formatted(row["kv_bytes_per_token"])]
         yield [*cell, *_figures(moment), *(kv if index == len(moments) - 1 else ["", ""])]
 
 
 def _figures(moment: Row | None) -> list[str]:
     if moment is None:
-        return ["-"] * (len(PARTS) + 2)
+        return [NONE] * (len(PARTS) + 2)
     rest, share = moment["unattributed_bytes"], moment["unattributed_share"]
-    unattributed = "-" if rest is None else _mb(rest) + ("" if share is None else f" ({share:.1%})")
+    unattributed = NONE if rest is None else _mb(rest) + ("" if share is None else f" ({share:.1%})")
     parts = ("~" * (part in moment["by_difference"]) + _mb(moment["parts"][part]) for part in PARTS)
     return [_mb(moment["total_bytes"]), *parts, unattributed]
 
 
 def _mb(value: int | None) -> str:
-    return "-" if value is None else f"{value / 1e6:,.1f}"
-
-
-def _count(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
+    return formatted(value, "{:,.1f}", 1e6)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from harness.compare import Comparison, text
 from harness.compare.judge import BETTER, WORSE
 from harness.compare.text import FIGURES
-from harness.report import document, drawing, markup
+from harness.report import drawing, markup
 from harness.report.drawing import Figure
-from harness.report.table import Table
 
 Row = Mapping[str, Any]
 WORSE_COLOUR, BETTER_COLOUR, OTHER_COLOUR = drawing.COLOURS[1], drawing.COLOURS[2], drawing.FAINT
@@ -20,34 +18,15 @@ LINE_PX = 26
 
 def page(found: Comparison) -> str:
     """The whole file as text."""
-    title = text.title(found)
-    body = [
-        f"<header><h1>{escape(title)}</h1></header><main>",
-        markup.listed(map(escape, found.notes)),
-        *map(_table, text.tables(found)),
-        f"<p class=lead>{escape(text.counts(found))}</p>",
-        *(f"<p class=note>{escape(each)}</p>" for each in text.meaning(found)),
-        '<section id="changes"><h2>Changes</h2><div class=figures>',
-        *(markup.figure(each, "changes") for each in _figures(found.rows)),
-        "</div></section></main>",
-    ]
-    return document.whole(title, "".join(body))
-
-
-def _table(table: Table) -> str:
-    heads = [(heading, numeric, "") for heading, numeric in zip(table.headings, table.figures, strict=True)]
-    marks = table.marked or [False] * len(table.lines)
-    body = "".join(_line(table, *each) for each in zip(table.lines, marks, strict=True))
-    return f"<h2>{escape(table.title)}</h2>{markup.sortable(table.title, heads, body)}"
-
-
-def _line(table: Table, line: Sequence[str], marked: bool) -> str:
-    first, *rest = line
-    cells = "".join(
-        f'<td class="{"num" if numeric else "text"}">{escape(cell)}</td>'
-        for cell, numeric in zip(rest, table.figures[1:], strict=True)
+    return markup.filled(
+        "comparison.html",
+        title=text.title(found),
+        notes=found.notes,
+        tables=text.tables(found),
+        counts=text.counts(found),
+        meaning=text.meaning(found),
+        figures=list(_figures(found.rows)),
     )
-    return f'<tr{" class=bad" if marked else ""}><th scope="row">{escape(first)}</th>{cells}</tr>'
 
 
 def _figures(rows: Sequence[Row]) -> Iterator[Figure]:

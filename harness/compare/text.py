@@ -10,7 +10,7 @@ from typing import Any
 from harness.analysis.series.difference import FALSE_DISCOVERIES
 from harness.compare import Comparison
 from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
-from harness.report.table import NONE, Table, in_markdown
+from harness.report.table import NONE, Table, formatted, in_markdown
 from harness.system.wording import plural
 
 Row = Mapping[str, Any]
@@ -138,7 +138,7 @@ def _figures(found: Comparison) -> Table:
 
 def _line(row: Row) -> list[str]:
     name, form, unit = FIGURES[row["metric"]]
-    base, new = (NONE if row[side] is None else form.format(row[side] / unit) for side in ("base", "new"))
+    base, new = (formatted(row[side], form, unit) for side in ("base", "new"))
     change = NONE if row["change"] is None else _signed(row["change"])
     interval = " to ".join(map(_signed, row["change_ci90"] or ())) or NONE
     repeats = f"{row['base_repeats']}, {row['new_repeats']}"

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from html import escape
+from collections.abc import Sequence
 from typing import Any
 
-from harness.analysis.records.metrics import Metric
 from harness.analysis.series.steps import SHORTEST
 from harness.history.nights import History, Series
 from harness.history.steps import Step, changes, day, levels_of, long, shown
-from harness.report import document, markup
+from harness.report import markup
 from harness.report.drawing import COLOURS, Figure, layout, plain, upright
+from harness.report.table import Table
 from harness.system.wording import plural
 
 FEWEST = 2 * SHORTEST  # nights with a figure that a step needs
-
-HEADINGS = (
-    ("cell", False, "model, stack and variant; the device where it is no CPU"),
-    ("figure", False, "the metric that changed level"),
-    ("verdict", False, "better or worse"),
-    ("since", False, "the first night at the new level; across a gap, the nights around it"),
-    ("from", True, "median over the nights of the old level"),
-    ("to", True, "median over the nights of the new level"),
-    ("change", True, "relative change"),
-    (
-        "what changed",
-        False,
-        "differences in versions, options, clocks and the machine, over two nights before and after",
-    ),
-)
+NO_STEPS = "No figure of any cell moved to another level."
+TOO_FEW = f"There are too few nights: a step needs {FEWEST}, three before and three after."
+HEADINGS = {
+    "cell": "model, stack and variant; the device where it is no CPU",
+    "figure": "the metric that changed level",
+    "verdict": "better or worse",
+    "since": "the first night at the new level; across a gap, the nights around it",
+    "from": "median over the nights of the old level",
+    "to": "median over the nights of the new level",
+    "change": "relative change",
+    "what changed": "differences in versions, options, clocks and the machine, over two nights before and"
+    " after",
+}
 MEANINGS = (
     "A night is a campaign. Its figure is the mean over its ok repeats. A night without a figure is a gap,"
     " not a zero: a mark at the bottom of the plot gives the reason.",
@@ -51,21 +48,23 @@ def page(title: str, history: History, steps: Sequence[Step]) -> str:
         f"{counted(len(steps), 'step')} in {counted(len(cells), 'cell')}, over"
         f" {counted(history.campaigns, 'campaign')} from {first:%Y-%m-%d} to {last:%Y-%m-%d}."
     )
-    models = dict.fromkeys(str(series.identity["model"]) for series in history.series)
-    body = [
-        f"<header><h1>{escape(title)}</h1><p class=lead>{escape(lead)}</p>",
-        *_warnings(history),
-        "<nav aria-label=Contents>",
-        *(f'<a href="#m{place}">{escape(model)}</a> ' for place, model in enumerate(models)),
-        '<a href="#methods">Methods</a></nav></header><main>',
-        *_table(steps, enough(history)),
+    drawn: dict[str, list[Figure]] = {}
+    for series in history.series:
+        drawn.setdefault(str(series.identity["model"]), []).append(figure(series, steps))
+    missing = [
+        f"{name}: no figure in {counted(nights, 'night')}; the last: {why}"
+        for name, (nights, why) in history.cells_without_data.items()
     ]
-    for place, model in enumerate(models):
-        drawn = [figure(s, steps) for s in history.series if s.identity["model"] == model]
-        body += [f'<section id="m{place}"><h2>{escape(model)}</h2><div class=figures>']
-        body += [*(markup.figure(each, f"m{place}") for each in drawn), "</div></section>"]
-    body += ['<section id="methods"><h2>Methods</h2>', *(f"<p>{escape(text)}</p>" for text in MEANINGS)]
-    return document.whole(title, "".join([*body, "</section></main>"]))
+    return markup.filled(
+        "history.html",
+        title=title,
+        lead=lead,
+        warnings=[*missing, *history.warnings],
+        models=drawn,
+        steps=_table(steps),
+        no_steps=NO_STEPS if enough(history) else f"{NO_STEPS} {TOO_FEW}",
+        meanings=MEANINGS,
+    )
 
 
 def counted(number: int, what: str) -> str:
@@ -147,40 +146,20 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
     )
 
 
-def _warnings(history: History) -> Iterator[str]:
-    missing = [
-        f"{name}: no figure in {counted(nights, 'night')}; the last: {why}"
-        for name, (nights, why) in history.cells_without_data.items()
-    ]
-    if missing or history.warnings:
-        yield "<h2>Warnings</h2>" + markup.listed(map(escape, [*missing, *history.warnings]))
-
-
 def enough(history: History) -> bool:
     """Whether any series has enough nights for a step."""
     return any(sum(night.value is not None for night in each.nights) >= FEWEST for each in history.series)
 
 
-def _table(steps: Sequence[Step], enough_nights: bool) -> Iterator[str]:
-    yield '<section id="steps"><h2>Steps</h2>'
-    if not steps:
-        few = (
-            ""
-            if enough_nights
-            else f" There are too few nights: a step needs {FEWEST}, three before and three after."
-        )
-        yield f"<p>No figure of any cell moved to another level.{few}</p></section>"
-        return
-    yield f"{markup.sortable('Steps', HEADINGS, ''.join(map(_line, steps)))}</section>"
-
-
-def _line(step: Step) -> str:
-    metric: Metric = step.series.metric
-    kind = " class=bad" if step.word == metric.worse else ""
-    texts = [metric.name, step.word, step.when.removeprefix("on ")]
-    numbers = [shown(metric, step.before.value), shown(metric, step.after.value), f"{step.change:+.1%}"]
-    cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
-    cells += "".join(f"<td class=num>{escape(text)}</td>" for text in numbers)
-    # Only the column of sentences may wrap.
-    cells += f'<td style="white-space:normal;min-width:18rem">{escape(changes(step, len(step.changed)))}</td>'
-    return f'<tr{kind}><th scope="row">{escape(step.series.name)}</th>{cells}</tr>'
+def _table(steps: Sequence[Step]) -> Table:
+    lines = [
+        [
+            *(step.series.name, step.series.metric.name, step.word, step.when.removeprefix("on ")),
+            *(shown(step.series.metric, level.value) for level in (step.before, step.after)),
+            *(f"{step.change:+.1%}", changes(step, len(step.changed))),
+        ]
+        for step in steps
+    ]
+    numeric = [heading in ("from", "to", "change") for heading in HEADINGS]
+    marked = [step.word == step.series.metric.worse for step in steps]
+    return Table([*HEADINGS], lines, numeric, marked, "Steps", [*HEADINGS.values()])

@@ -10,6 +10,7 @@ import pandas
 
 from harness.logs import units
 from harness.logs.log import Floats, Log, LogError, OptionError, Series
+from harness.system.wording import named
 
 LATENCIES = [name + unit for name in ("latency", "itl") for unit in ("_ms", "_us", "_ns", "_s", "")]
 MOST_NAMED = 12  # column names listed in a message
@@ -89,9 +90,7 @@ def _latency(table: pandas.DataFrame, name: str | None) -> str:
 
 
 def _columns(table: pandas.DataFrame) -> str:
-    names = [str(name) for name in table.columns]
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+    return named([str(name) for name in table.columns], MOST_NAMED)
 
 
 def _numbers(column: pandas.Series[str]) -> Floats:

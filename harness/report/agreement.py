@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Sequence
 
 from harness.analysis.records import agreement
 from harness.dataset.study import Row, figure
-from harness.report.table import NONE, Table
+from harness.report.table import NONE, Table, formatted
 from harness.system.wording import plural
 
 HEADING = "Same model? Logits against the 16-bit reference"
@@ -32,12 +31,11 @@ def cells(check: Row, checks: Sequence[Row]) -> list[str]:
     """One check as cells, in the order of the headings."""
     depths = {depth["n"]: depth for depth in check["depths"]}
     metrics = [text for n in _depths(checks) for text in (_error(depths.get(n)), _top1(depths.get(n)))]
-    allowed = figure(check, "allowed_error")
     return [
         str(check["name"]),
         str(check["reference"] or NONE),
         *metrics,
-        NONE if allowed is None else f"{allowed:.0%}",
+        formatted(figure(check, "allowed_error"), "{:.0%}"),
         str(check["verdict"]),
     ]
 
@@ -59,24 +57,6 @@ def notes(checks: Sequence[Row]) -> list[str]:
     ]
     reasons += [f"{check['name']}: {_unfused(check)}" for check in checks if check["unfused"]]
     return reasons + [f"not compared, over the time limit: {depths}" for depths in skipped]
-
-
-def section(checks: Sequence[Row]) -> Iterable[str]:
-    """The section of the page; empty without checks."""
-    if not checks:
-        return
-    yield f'<section id="agreement"><h2>{escape(HEADING)}</h2><p>{escape(MEANING)}</p>'
-    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings(checks))
-    body = []
-    for check in checks:
-        kind = "" if check["verdict"] == "agrees" else " class=bad"
-        name, *rest = cells(check, checks)
-        columns = "".join(f"<td class=num>{escape(text)}</td>" for text in rest)
-        body.append(f'<tr{kind}><th scope="row">{escape(name)}</th>{columns}</tr>')
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-    yield f'<div class="scroll tall" tabindex="0" role="region" aria-label="{escape(HEADING)}">{table}</div>'
-    items = "".join(f"<li>{escape(note)}</li>" for note in notes(checks))
-    yield f"<ul>{items}</ul></section>" if items else "</section>"
 
 
 def _depths(checks: Sequence[Row]) -> list[int]:

@@ -6,10 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 from harness.dataset.study import Row, bounds, failure, figure
 from harness.report.columns import hidden, interval
-from harness.report.drawing import FAINT, INK, Figure, Mark, Named, Trace, layout, plain
+from harness.report.drawing import (
+    INK,
+    NO_COLOUR,
+    Figure,
+    Mark,
+    Named,
+    Trace,
+    layout,
+    named_axis,
+    words,
+)
+from harness.report.table import NONE, formatted
 
 BAR_HEIGHT = 24
-TICK = 24  # characters of the name of a bar
 CEILINGS = {"": "limit by the data sheet", "_measured": "limit measured here"}
 
 
@@ -51,7 +61,8 @@ def _bars(
     values = [_shown(row, key) for _, row in named]
     if not any(value is not None for value in values):
         return None
-    names = [plain(label) for label, _ in named]
+    axis = named_axis([label for label, _ in named])
+    names = axis["tickvals"]  # escaped
     low, high = zip(*(bounds(row, interval_key) for _, row in named), strict=True)
     data: list[Trace] = [
         {
@@ -88,24 +99,13 @@ def _bars(
         if any(point is not None for point in points):
             data.append(_ticks(names, points, word, symbol))
             overlays[word] = f"{sign} {word}"
-    missing = [
-        (y, _why(row, key)) for y, value, (_, row) in zip(names, values, named, strict=True) if value is None
-    ]
+    missing = {
+        y: _why(row, key) for y, value, (_, row) in zip(names, values, named, strict=True) if value is None
+    }
     if missing:
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "text",
-                "y": [y for y, _ in missing],
-                "x": [0] * len(missing),
-                "text": [f" {plain(why.split(':')[0])}" for _, why in missing],
-                "textposition": "middle right",
-                "textfont": {"color": FAINT, "size": 12},
-                "hoverinfo": "skip",
-                "showlegend": False,
-            }
-        )
+        data.append(words(missing, at=0))
     digits = 3 if name == "B" else 0
+    form = f"{{:,.{digits}f}}"
     return Figure(
         name,
         title,
@@ -114,13 +114,7 @@ def _bars(
         layout(
             "",
             "",
-            yaxis={
-                "type": "category",
-                "autorange": "reversed",
-                "gridcolor": "rgba(0,0,0,0)",
-                "tickvals": names,
-                "ticktext": [plain(short(label)) for label, _ in named],
-            },
+            yaxis={**axis, "gridcolor": NO_COLOUR},
             xaxis={"rangemode": "tozero", "tickformat": ",~r"},
             margin={"l": 50, "r": 16, "t": 8, "b": 30},
             bargap=0.35,
@@ -129,10 +123,10 @@ def _bars(
         [
             [
                 label,
-                _number(value, digits) if value is not None else _why(row, key),
+                formatted(value, form) if value is not None else _why(row, key),
                 interval(row, interval_key, digits),
-                *(_number(limits[which][place], digits) for which in CEILINGS),
-                _number(baselines[place], digits),
+                *(formatted(limits[which][place], form) for which in CEILINGS),
+                formatted(baselines[place], form),
             ]
             for place, ((label, row), value) in enumerate(zip(named, values, strict=True))
         ],
@@ -152,27 +146,17 @@ def _drawn(ends: Sequence[float | None], overlays: Mapping[str, str]) -> str:
     return whiskers + (f", compared with: {', '.join(overlays)}" if overlays else "")
 
 
-def short(label: str) -> str:
-    """Both ends of a long name: variants differ at the end."""
-    half = TICK // 2
-    return label if len(label) <= TICK else f"{label[: half - 1]}…{label[-half:]}"
-
-
 def _shown(row: Row, key: str) -> float | None:
     """The figure; null for a W that is not identifiable."""
     return None if key == "W_tokens_per_ms" and hidden(row) else figure(row, key)
 
 
 def _why(row: Row, key: str) -> str:
-    return "not identifiable" if key == "W_tokens_per_ms" and hidden(row) else failure(row) or "-"
+    return "not identifiable" if key == "W_tokens_per_ms" and hidden(row) else failure(row) or NONE
 
 
 def _over(low: float | None, high: float | None) -> float:
     return max(0.0, high - low) if low is not None and high is not None else 0.0
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def _ticks(names: Sequence[str], points: Sequence[float | None], word: str, symbol: str) -> Trace:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from harness.dataset.study import Row, labels
-from harness.report import columns, markup
+from harness.report import columns, tables
 from harness.report.columns import Column
 from harness.report.drawing import Figure
-from harness.report.table import NONE
+from harness.report.table import NONE, Table
 
 
 @dataclass(frozen=True)
@@ -25,27 +24,40 @@ class Chapter:
     notes: Mapping[str, Sequence[str]]
     figures: Mapping[str, Sequence[Figure]]
 
+    @property
+    def columns(self) -> list[Column]:
+        """The columns of all tables, each heading once."""
+        every = [row for rows in self.rows.values() for row in rows]
+        used = (column for of in self.tables.values() for column in columns.used(of, every))
+        return list({column.heading: column for column in used}.values())
 
-def section(name: str, chapter: Chapter) -> Iterable[str]:
-    """The chapter as a section of the page."""
-    yield f'<section id="{name}"><h2>{escape(chapter.title)}</h2><p>{escape(chapter.meaning)}</p>'
-    every = [row for rows in chapter.rows.values() for row in rows]
-    used = {heading: columns.used(of, every) for heading, of in chapter.tables.items()}
-    yield markup.glossary(list({c.heading: c for of in used.values() for c in of}.values()))
-    for model, rows in chapter.rows.items():
-        yield f"<h3>{escape(model)}</h3>"
-        for heading, every_column in chapter.tables.items():
-            chosen = columns.used(every_column, rows)
-            if chosen:
-                yield f"<h4>{escape(heading)}</h4>" if len(chapter.tables) > 1 else ""
-                named = zip(labels(rows, model), rows, strict=True)
-                lines = ((label, row, None) for label, row in named if _has_figures(row, chosen))
-                yield markup.table(f"{model}: {heading}", chosen, lines)
-        yield markup.listed(map(escape, chapter.notes.get(model, ())))
-        yield "<div class=figures>"
-        yield from (markup.figure(each, name) for each in chapter.figures.get(model, ()))
-        yield "</div>"
-    yield "</section>"
+    def tables_of(self, model: str) -> Iterable[tuple[str, Table, Sequence[Row]]]:
+        """For each table in which the model has figures: its heading, the table, and its rows."""
+        for heading, every in self.tables.items():
+            chosen = columns.used(every, self.rows[model])
+            named = zip(labels(self.rows[model], model), self.rows[model], strict=True)
+            shown = [(label, row) for label, row in named if _has_figures(row, chosen)]
+            if shown:
+                names, rows = zip(*shown, strict=True)
+                yield heading, tables.of_columns(f"{model}: {heading}", chosen, rows, names), rows
+
+
+def of_models(
+    title: str,
+    meaning: str,
+    tables: Mapping[str, Sequence[Column]],
+    rows: Sequence[Row],
+    notes: Callable[[str, Sequence[Row]], Sequence[str]],
+    figure: Callable[[str, Sequence[Row]], Figure | None],
+) -> Chapter | None:
+    """The chapter of these rows; null: none. `notes`, `figure`: of a model and its rows."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(str(row["model"]), []).append(row)
+    drawn = {model: figure(model, of) for model, of in found.items()}
+    figures = {model: [each] for model, each in drawn.items() if each}
+    noted = {model: notes(model, of) for model, of in found.items()}
+    return Chapter(title, meaning, tables, found, noted, figures) if found else None
 
 
 def lines(chapter: Chapter) -> Iterable[tuple[str, Sequence[Column], Sequence[Row]]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from harness.dataset.study import Row, Study, figure, labels
 from harness.report.drawing import FAINT, Figure, Mark, Named, Trace, layout, legend, plain
+from harness.system import wording
 
 FRONT_NAMED = 6  # variants of a Pareto front named in the caption
 SIZES = ("model_bytes", "file_bytes", "loaded_bytes")  # the first that any cell has
@@ -139,14 +140,11 @@ def _tradeoff(
     title = f"{_word(y_title)} against {_word(x_title)}"
     title = title[0].upper() + title[1:]
     best = [points[i][1] for i in sorted(front)]
-    named_best = ", ".join(best[:FRONT_NAMED]) + (
-        f" and {len(best) - FRONT_NAMED} more" * (len(best) > FRONT_NAMED)
-    )
     return Figure(
         name,
         title,
         f"{title} of {model}'s variants; lower is better in both. Pareto front (dotted), which no other"
-        f" variant beats in both: {named_best}.",
+        f" variant beats in both: {wording.named(best, FRONT_NAMED)}.",
         data,
         layout(x_title, y_title),
         ["variant", x_title, y_title, "Pareto front"],

@@ -25,6 +25,9 @@ Named = Sequence[tuple[str, Row]]  # label and row, in the order of a legend
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "triangle-down", "cross", "star")
 INK, PAPER, GRID, FAINT = "#1a1a1a", "#ffffff", "#dddddd", "#666666"
+NO_COLOUR = "rgba(0,0,0,0)"
+
+TICK = 24  # characters of a name at an axis
 
 POINTS = 1000  # of a curve on the page, about one per pixel
 TALLEST = 100  # highest spikes, which thinning always keeps
@@ -63,6 +66,18 @@ class Figure:
     legend_of: str = "Variants"
     overlays: Mapping[str, str] = field(default_factory=dict)
 
+    def drawing(self, group: str) -> dict[str, Any]:
+        """What page.js reads. `group`: figures that share their switches."""
+        return {
+            "group": group,
+            "legend": [[label, mark.colour, mark.symbol] for label, mark in self.legend],
+            "legendOf": self.legend_of,
+            "overlays": self.overlays,
+            "switch": self.switch,
+            "data": self.data,
+            "layout": self.layout,
+        }
+
 
 def legend(named: Named, marks: Mapping[str, Mark]) -> list[tuple[str, Mark]]:
     return [(label, marks[row["name"]]) for label, row in named]
@@ -94,6 +109,31 @@ def layout(x_title: str, y_title: str, **more: Any) -> dict[str, Any]:
         **{key: value for key, value in more.items() if key not in ("xaxis", "yaxis")},
         "xaxis": {**axis, "title": {"text": x_title, "standoff": 8}, **more.get("xaxis", {})},
         "yaxis": {**axis, "title": {"text": y_title, "standoff": 8}, **more.get("yaxis", {})},
+    }
+
+
+def named_axis(labels: Sequence[str], in_order: bool = False) -> dict[str, Any]:
+    """An axis of names, from the top. Long names keep both ends: variants differ at the end. `in_order`: also
+    the names that only a later trace has."""
+    half = TICK // 2
+    short = [each if len(each) <= TICK else f"{each[: half - 1]}…{each[-half:]}" for each in labels]
+    places = {"tickvals": [plain(each) for each in labels], "ticktext": [plain(each) for each in short]}
+    order = {"categoryorder": "array", "categoryarray": places["tickvals"]} if in_order else {}
+    return {"type": "category", "autorange": "reversed", **order, **places}
+
+
+def words(texts: Mapping[str, str], at: float) -> Trace:
+    """Why names have no figure, faint and up to the first colon. `texts`: by name, as on the axis."""
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "y": list(texts),
+        "x": [at] * len(texts),
+        "text": [f" {plain(text.split(':')[0])}" for text in texts.values()],
+        "textposition": "middle right",
+        "textfont": {"color": FAINT, "size": 12},
+        "hoverinfo": "skip",
+        "showlegend": False,
     }
 
 

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.dataset.study import Row, Study, bounds
-from harness.report import agreement, chapters, columns, figures, summary
-from harness.report.columns import Column
+from harness.report import agreement, chapters, columns, figures, summary, tables
 from harness.report.drawing import Figure, plain
-from harness.report.table import Table, in_markdown
+from harness.report.table import in_markdown
 from harness.results import ResultsError
 
 WIDTH, SCALE = 1200, 2  # of a PNG file: CSS pixels, and device pixels per CSS pixel
@@ -67,21 +66,12 @@ class FiguresError(Exception):
 
 def markdown(study: Study) -> str:
     """The summary of the page, then its tables, each below a heading."""
-    rows, tables = study.rows, list[tuple[str, Sequence[Column], Sequence[Row]]]()
-    tables += [(title, columns.used(every, rows), rows) for title, every in columns.TABLES.items()]
-    for chapter in figures.chapters(study).values():
-        tables += chapters.lines(chapter)
+    rows = study.rows
     parts = [*(f"> {in_markdown(line)}" for line in summary.third_party(rows)), *_sentences(study)]
-    for title, chosen, table_rows in tables:
-        if not chosen:
-            continue
-        lines = [
-            [str(row["name"]), columns.state(row), *(columns.cell(row, column) for column in chosen)]
-            for row in table_rows
-        ]
-        headings = ["cell", "status", *(column.heading for column in chosen)]
-        numeric = [False, False, *(column.numeric for column in chosen)]
-        parts.append(Table(headings, lines, numeric, title=title).markdown())
+    used = {title: columns.used(every, rows) for title, every in columns.TABLES.items()}
+    parts += [tables.of_columns(title, of, rows).markdown() for title, of in used.items() if of]
+    for chapter in figures.chapters(study).values():
+        parts += [tables.of_columns(*each).markdown() for each in chapters.lines(chapter)]
     if study.checks:
         parts.append(agreement.table(study.checks).markdown())
     return "\n\n".join(parts) + "\n"

@@ -7,7 +7,8 @@ from typing import Any
 
 from harness.dataset.study import Curve, Study
 from harness.logs.log import Log
-from harness.report.theory import Columns, short, table, whole
+from harness.report.table import NONE, formatted
+from harness.report.theory import Columns, short, table
 
 Row = dict[str, Any]
 
@@ -15,7 +16,7 @@ Row = dict[str, Any]
 def interval(value: float | None, ends: list[float | None] | None, digits: int) -> str:
     """`22.80 (22.75 to 22.84)`; `900 (> 512)` or `0.40 (< 1.25)` where one end is open."""
     if value is None:
-        return "-"
+        return NONE
     if ends is None:
         return f"{value:.{digits}f}"
     low, high = ends
@@ -25,13 +26,9 @@ def interval(value: float | None, ends: list[float | None] | None, digits: int) 
     return f"{value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
-
-
 def _W(row: Row) -> str:
     if not row["per_token"]:
-        return "-"
+        return NONE
     if row["W_tokens_per_ms"] is None or not row["W_identifiable"]:
         return "not identifiable"
     return interval(row["W_tokens_per_ms"], row["W_ci95"], 0)
@@ -39,21 +36,21 @@ def _W(row: Row) -> str:
 
 COLUMNS: Columns = (
     ("variant", lambda row: row["variant"]),
-    ("tokens", lambda row: whole(row["n_tokens"])),
+    ("tokens", lambda row: formatted(row["n_tokens"])),
     ("first ms", lambda row: short(row["first_token_ms"])),
     ("B ms", lambda row: interval(row["B_ms"], row["B_ci95_ms"], 2)),
     ("W tok/ms", _W),
     ("tok/s", lambda row: short(row["tokens_per_s"])),
-    ("shape", lambda row: row["shape"] or "-"),
-    ("spikes", lambda row: whole(row["spikes"]["count"]) if row["per_token"] else "-"),
+    ("shape", lambda row: row["shape"] or NONE),
+    ("spikes", lambda row: formatted(row["spikes"]["count"]) if row["per_token"] else NONE),
     ("every", lambda row: short(row["spikes"]["period_tokens"])),
-    ("50 ms from n", lambda row: whole(row["slow_from_n"])),
+    ("50 ms from n", lambda row: formatted(row["slow_from_n"])),
 )
 AGAINST: Columns = (
     ("B theory", lambda row: short(row["B_theory_ms"])),
-    ("B MBU", lambda row: share(row["B_ratio"])),
+    ("B MBU", lambda row: formatted(row["B_ratio"], "{:.0%}")),
     ("W theory", lambda row: short(row["W_theory"])),
-    ("W MBU", lambda row: share(row["W_ratio"])),
+    ("W MBU", lambda row: formatted(row["W_ratio"], "{:.0%}")),
     ("B as w16", lambda row: short(row["B_as_w16_ms"])),
 )
 

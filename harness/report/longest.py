@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from harness.dataset.study import Row, Study, failure, figure, labels, ok
-from harness.report import columns, contexts
-from harness.report.bars import short
+from harness.report import chapters, columns, contexts
 from harness.report.chapters import Chapter
 from harness.report.columns import NOT_HELD, Column
-from harness.report.drawing import COLOURS, FAINT, INK, Figure, Mark, Trace, layout, plain
+from harness.report.drawing import COLOURS, FAINT, INK, Figure, Mark, Trace, layout, named_axis, plain, words
 from harness.report.table import NONE
 
 TITLE = "The longest context"
@@ -35,20 +34,7 @@ MOST_TICKS = 5
 
 def chapter(study: Study) -> Chapter | None:
     """Null without any search, growing run or published figure."""
-    by_model: dict[str, list[Row]] = {}
-    for row in contexts.rows(study):
-        by_model.setdefault(str(row["model"]), []).append(row)
-    if not by_model:
-        return None
-    drawn = {model: _figure(model, rows) for model, rows in by_model.items()}
-    return Chapter(
-        TITLE,
-        MEANING,
-        {TITLE: COLUMNS},
-        by_model,
-        {model: notes(model, rows) for model, rows in by_model.items()},
-        {model: [each] for model, each in drawn.items() if each},
-    )
+    return chapters.of_models(TITLE, MEANING, {TITLE: COLUMNS}, contexts.rows(study), notes, _figure)
 
 
 def notes(model: str, rows: Sequence[Row]) -> list[str]:
@@ -172,14 +158,7 @@ def _figure(model: str, rows: Sequence[Row]) -> Figure | None:
                 "tickvals": _ticks(low, high),
                 "tickformat": "~s",
             },
-            yaxis={
-                "type": "category",
-                "autorange": "reversed",
-                "categoryorder": "array",
-                "categoryarray": [plain(name) for name in names],
-                "tickvals": [plain(name) for name in names],
-                "ticktext": [plain(short(name)) for name in names],
-            },
+            yaxis=named_axis(names, in_order=True),
             margin={"l": 50, "r": 16, "t": 8, "b": 44},
         ),
         ["variant", *(column.heading for column in shown)],
@@ -223,18 +202,7 @@ def _dots(
 def _failures(rows: Sequence[Row], names: Sequence[str], low: float) -> Trace:
     """The status of rows without a length."""
     ended = ((plain(name), row) for name, row in zip(names, rows, strict=True) if not figure(row, "n_ctx"))
-    failed = {name: failure(row).split(":")[0] for name, row in ended if row.get("kind") != "reported"}
-    return {
-        "type": "scatter",
-        "mode": "text",
-        "y": list(failed),
-        "x": [low] * len(failed),
-        "text": [f" {plain(text)}" for text in failed.values()],
-        "textposition": "middle right",
-        "textfont": {"color": FAINT, "size": 12},
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }
+    return words({name: failure(row) for name, row in ended if row.get("kind") != "reported"}, low)
 
 
 def _is_open(row: Row, name: str) -> bool:

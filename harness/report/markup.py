@@ -1,90 +1,70 @@
-"""HTML of tables, figures and lists."""
+"""Fill the templates of pages: each page is one file that draws its figures and opens offline.
+
+All values are escaped. Only what this package ships is not: the scripts and the style.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from html import escape
+import re
+from base64 import b64encode
+from collections.abc import Mapping
+from functools import cache
+from hashlib import sha256
+from importlib import resources
+from typing import Any
 
-from harness.dataset.study import Row, ok
-from harness.report import columns
-from harness.report.columns import Column
-from harness.report.drawing import Figure
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
-
-def table(title: str, chosen: Sequence[Column], lines: Iterable[tuple[str, Row, int | None]]) -> str:
-    """A sortable table. `lines`: label, row, and the number of its model if the model filter of the page
-    applies to it."""
-    heads = [("cell", False, "model, stack and variant"), ("status", False, "outcome of the repeats")]
-    heads += [(column.heading, column.numeric, column.meaning) for column in chosen]
-    return sortable(title, heads, "".join(_line(chosen, *line) for line in lines))
+ONE_LINE = 100  # characters of a list that is shown as text
 
 
-def sortable(title: str, heads: Iterable[tuple[str, bool, str]], body: str) -> str:
-    """A sortable table. `heads`: heading, whether the column is numeric, and its meaning; `body`: the lines
-    as HTML."""
-    head = "".join(
-        f'<th scope="col" title="{escape(meaning)}"{" class=num" if numeric else ""}>'
-        f"<button type=button>{escape(heading)}</button></th>"
-        for heading, numeric, meaning in heads
+def filled(template: str, **values: Any) -> str:
+    """The page of a template, as text."""
+    from plotly.offline import get_plotlyjs
+
+    scripts = [get_plotlyjs(), _asset("page.js")]
+    # Defence in depth behind escaping: only these two scripts may run, and nothing may be fetched.
+    hashes = " ".join(f"'sha256-{b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    policy = (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:;"
+        " base-uri 'none'; form-action 'none'"
     )
-    made = f"<table class=sortable><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll tall" tabindex="0" role="region" aria-label="{escape(title)}">{made}</div>'
+    found = _environment().get_template(template)
+    return found.render(policy=policy, style=_asset("page.css"), scripts=scripts, **values)
 
 
-def _line(chosen: Sequence[Column], name: str, row: Row, number: int | None) -> str:
-    cells = [f"<td>{escape(columns.state(row))}</td>"]
-    for column in chosen:
-        kind = "num" if column.numeric else "text"
-        text = columns.cell(row, column)
-        if not ok(row) and text.startswith(str(row.get("status"))):
-            kind += f' why" title="{escape("; ".join(map(str, row.get("reasons") or [])))}'
-        cells.append(f'<td class="{kind}">{escape(text)}</td>')
-    badge = " <small>synthetic</small>" if row.get("weights") == "synthetic" else ""
-    of = "" if number is None else f' data-m="{number}"'
-    kind = "" if ok(row) else " class=bad"
-    return f'<tr{of}{kind}><th scope="row">{escape(name)}{badge}</th>{"".join(cells)}</tr>'
-
-
-def glossary(chosen: Sequence[Column]) -> str:
-    """The meanings of the columns, collapsed."""
-    items = "".join(f"<dt>{escape(c.heading)}</dt><dd>{escape(c.meaning)}</dd>" for c in chosen)
-    return f"<details><summary>Columns</summary><dl>{items}</dl></details>"
-
-
-def figure(drawn: Figure, group: str) -> str:
-    """A figure for page.js to draw, its caption and its data. `group`: figures that share their switches."""
-    drawing = {
-        "group": group,
-        "legend": [[label, mark.colour, mark.symbol] for label, mark in drawn.legend],
-        "legendOf": drawn.legend_of,
-        "overlays": drawn.overlays,
-        "switch": drawn.switch,
-        "data": drawn.data,
-        "layout": drawn.layout,
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("harness.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters |= {
+        "one_line": _one_line,
+        "sized": _sized,
+        "split_at_urls": re.compile(r"(https?://[^\s<>\"',;]+)").split,
     }
-    text = json.dumps(drawing, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    text = text.replace("<", "\\u003c")  # so that no name can close the script tag
-    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in drawn.headers)
-    lines = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"<td class=num>{escape(v)}</td>" for v in rest)
-        + "</tr>"
-        for first, *rest in drawn.rows
-    )
-    data = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
-    kind = f" class=of{drawn.across}" if drawn.across > 1 else ""
-    text_of = escape(drawn.text)
-    return (
-        f"<figure{kind}><h3>{escape(drawn.title)}</h3><div class=tools></div>"
-        f'<div class=plot role="img" aria-label="{text_of}" style="height:{drawn.height}px"></div>'
-        f"<figcaption>{text_of}</figcaption>"
-        f"<details><summary>Data</summary><div class=scroll tabindex=0>{data}</div></details>"
-        f'<script type="application/json">{text}</script></figure>'
-    )
+    json = {"allow_nan": False, "separators": (",", ":"), "ensure_ascii": False}
+    made.policies["json.dumps_kwargs"] = json
+    return made
 
 
-def listed(items: Iterable[str]) -> str:
-    """HTML items as a list; empty without items."""
-    lines = "".join(f"<li>{item}</li>" for item in items)
-    return f"<ul>{lines}</ul>" if lines else ""
+def _asset(name: str) -> str:
+    return (resources.files("harness.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _one_line(values: list[Any] | tuple[Any, ...]) -> str | None:
+    """A short list of plain values as text; null: any other list."""
+    nested = any(isinstance(each, (Mapping, list, tuple)) for each in values)
+    texts = [str(each) for each in values]
+    return None if nested or sum(map(len, texts)) >= ONE_LINE else ", ".join(texts) or "-"
+
+
+def _sized(value: Any, key: object) -> Any:
+    """The value of a key; large numbers of bytes in GiB."""
+    big = str(key).endswith("bytes") and isinstance(value, (int, float)) and value >= 2**20
+    return f"{value / 2**30:,.2f} GiB" if big else value

@@ -11,11 +11,10 @@ from typing import Any
 
 from harness.dataset.baseline_match import matched
 from harness.dataset.study import Row, Study, figure, labels
-from harness.report import columns
-from harness.report.bars import short
+from harness.report import chapters, columns
 from harness.report.chapters import Chapter
 from harness.report.columns import Column
-from harness.report.drawing import COLOURS, FAINT, Figure, Mark, Trace, layout, plain
+from harness.report.drawing import COLOURS, FAINT, NO_COLOUR, Figure, Mark, Trace, layout, named_axis, plain
 from harness.report.table import NONE
 
 TITLE = "Where the memory goes"
@@ -47,20 +46,7 @@ BAR_HEIGHT = 22
 
 def chapter(study: Study) -> Chapter | None:
     """Null if the memory of no variant is known."""
-    by_model: dict[str, list[Row]] = {}
-    for row in rows(study):
-        by_model.setdefault(str(row["model"]), []).append(row)
-    if not by_model:
-        return None
-    drawn = {model: _figure(model, of) for model, of in by_model.items()}
-    return Chapter(
-        TITLE,
-        MEANING,
-        TABLES,
-        by_model,
-        {model: notes(model, of) for model, of in by_model.items()},
-        {model: [each] for model, each in drawn.items() if each},
-    )
+    return chapters.of_models(TITLE, MEANING, TABLES, rows(study), notes, _figure)
 
 
 def rows(study: Study) -> list[Row]:
@@ -188,7 +174,6 @@ def _figure(model: str, found: Sequence[Row]) -> Figure | None:
     if not bars:
         return None
     data = [_bar(place, part, bars) for place, part in enumerate(PARTS)]
-    names = [plain(name) for name, *_ in bars]
     return Figure(
         "memory-parts",
         TITLE,
@@ -202,15 +187,7 @@ def _figure(model: str, found: Sequence[Row]) -> Figure | None:
             barmode="relative",
             bargap=0.25,
             xaxis={"tickformat": ",d"},
-            yaxis={
-                "type": "category",
-                "autorange": "reversed",
-                "categoryorder": "array",
-                "categoryarray": names,
-                "tickvals": names,
-                "ticktext": [plain(short(name)) for name, *_ in bars],
-                "gridcolor": "rgba(0,0,0,0)",
-            },
+            yaxis={**named_axis([name for name, *_ in bars], in_order=True), "gridcolor": NO_COLOUR},
             margin={"l": 50, "r": 16, "t": 8, "b": 44},
         ),
         ["variant", *(f"{WORDS.get(part, part)} MB" for part in PARTS), "total MB"],

@@ -9,6 +9,7 @@ from harness.dataset.study import Row, Study, figure, labels, ok
 from harness.report import columns
 from harness.report.contexts import held
 from harness.report.ranking import MEMORY_NOISE, Entry, entry, leaders, perplexity, speed
+from harness.system import wording
 
 # Measures of size with their noise; the smallest cell is by the first measure that the most ok cells have.
 SIZES = (
@@ -26,18 +27,19 @@ Named = Sequence[tuple[str, Row]]
 
 def counts(study: Study) -> str:
     """`114 cells of 6 models: 100 ok, 10 oom, 4 invalid.`"""
-    status = Counter(str(row.get("status")) for row in study.cells)
-    outcomes = ", ".join(f"{count} {name}" for name, count in status.most_common())
     models = len(study.models)
     of_models = f" of {models} models" if models > 1 else ""
-    cells = f"{len(study.cells)} {'cell' if len(study.cells) == 1 else 'cells'}"
-    sentences = [f"{cells}{of_models}: {outcomes}."] if study.cells else []
+    cells = wording.plural(len(study.cells), "cell")
+    sentences = [f"{cells}{of_models}: {_outcomes(study.cells)}."] if study.cells else []
     if study.searches:
-        status = Counter(str(row.get("status")) for row in study.searches)
-        outcomes = ", ".join(f"{count} {name}" for name, count in status.most_common())
         count = f"{len(study.searches)} {'search' if len(study.searches) == 1 else 'searches'}"
-        sentences.append(f"{count} for the longest context: {outcomes}.")
+        sentences.append(f"{count} for the longest context: {_outcomes(study.searches)}.")
     return " ".join(sentences) or "No cells."
+
+
+def _outcomes(rows: Sequence[Row]) -> str:
+    status = Counter(str(row.get("status")) for row in rows)
+    return ", ".join(f"{count} {name}" for name, count in status.most_common())
 
 
 def third_party(rows: Sequence[Row]) -> list[str]:
@@ -157,9 +159,8 @@ def _clause(best: str, entries: Sequence[Entry], cells: int, most: bool = False)
         least, last = sorted(entries, key=lambda each: each.value)[:: len(entries) - 1]
         ends = least.text if least.text == last.text else f"{least.text} to {last.text}"
         return f"{best}{of}: not distinguishable ({ends})"
-    named = ", ".join(f"{each.label} ({each.text})" for each in (first, *tied)[:TIES_SHOWN])
-    more = len(tied) + 1 - TIES_SHOWN
-    return f"{best}{of}, not distinguishable: {named}{f' and {more} more' if more > 0 else ''}"
+    leading = [f"{each.label} ({each.text})" for each in (first, *tied)]
+    return f"{best}{of}, not distinguishable: {wording.named(leading, TIES_SHOWN)}"
 
 
 def _fastest(named: Named) -> str | None:

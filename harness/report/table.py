@@ -1,4 +1,4 @@
-"""A table of text: aligned in a terminal, or as Markdown."""
+"""A table of text: aligned in a terminal, as Markdown, or on a page (templates/parts.html)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ _FIGURE = re.compile(r"[-+~<>]? ?\d.*|-|oom|", re.DOTALL)
 @dataclass(frozen=True)
 class Table:
     """`lines`: the cells of each line, as many as `headings`. `numeric`: which columns hold figures; null:
-    those with nothing else in them. `marked`: lines that need attention; null: none."""
+    those with nothing else in them. `marked`: lines that need attention; null: none. `meanings`: of the
+    headings; shown on a page."""
 
     headings: Sequence[str]
     lines: Sequence[Sequence[str]]
     numeric: Sequence[bool] | None = None
     marked: Sequence[bool] | None = None
     title: str = ""
+    meanings: Sequence[str] = ()
 
     def show(self, turns: bool = False) -> None:
         """Print it. Long lines are never cut. `turns`: lines become columns where only that fits."""
@@ -58,6 +60,11 @@ class Table:
             return self.numeric
         columns = zip(*self.lines, strict=True) if self.lines else [()] * len(self.headings)
         return [all(map(_FIGURE.fullmatch, column)) for column in columns]
+
+
+def formatted(value: float | None, form: str = "{:,.0f}", unit: float = 1.0) -> str:
+    """A figure in its unit; a dash where it is missing."""
+    return NONE if value is None else form.format(value / unit)
 
 
 def note(text: str, style: str | None = "dim") -> None:

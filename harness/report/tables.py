@@ -1,15 +1,14 @@
-"""The tables of cells and of searches in the terminal: columns, units and rounding."""
+"""The tables of cells and of searches: for the terminal with their columns, for the page of given columns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
-from harness.report.columns import state
-from harness.report.table import NONE, Table
+from harness.dataset.study import Row, ok
+from harness.report.columns import Column, cell, state
+from harness.report.table import NONE, Table, formatted
 from harness.system.wording import plural
-
-Row = dict[str, Any]
 
 # Heading, key, how to show it.
 COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -56,6 +55,21 @@ def growth(row: Row) -> str:
     return f"{text}: {row['limit_reason']}"
 
 
+def of_columns(
+    title: str, columns: Sequence[Column], rows: Sequence[Row], names: Sequence[str] | None = None
+) -> Table:
+    """One line per row, with its status. `names`: instead of the rows' own."""
+    named = zip(names or [str(row["name"]) for row in rows], rows, strict=True)
+    return Table(
+        headings=["cell", "status", *(column.heading for column in columns)],
+        lines=[[name, state(row), *(cell(row, column) for column in columns)] for name, row in named],
+        numeric=[False, False, *(column.numeric for column in columns)],
+        marked=not_ok(rows),
+        title=title,
+        meanings=["model, stack and variant", "outcome of the repeats", *(c.meaning for c in columns)],
+    )
+
+
 def cells(rows: Sequence[Row]) -> Table:
     """One named line per cell."""
     lines = [[row["name"], state(row), *(shown(row, key, form) for _, key, form in COLUMNS)] for row in rows]
@@ -65,10 +79,11 @@ def cells(rows: Sequence[Row]) -> Table:
 
 def searches(rows: Sequence[Row]) -> Table:
     """One named line per search for the longest context."""
+    whole = partial(formatted, form="{:.0f}")
     lines = [
         [
             *(row["name"], row["status"], whole(row["verified_n_ctx"]), row["verified_by"] or NONE),
-            *(whole(row["predicted_n_ctx"]), whole(row["limit_bytes"], 1e6), str(row["live_probes"])),
+            *(whole(row["predicted_n_ctx"]), whole(row["limit_bytes"], unit=1e6), str(row["live_probes"])),
             *(whole(row["search_s"]), whole(row["fill_s"])),
         ]
         for row in rows
@@ -80,9 +95,5 @@ def searches(rows: Sequence[Row]) -> Table:
     return Table(headings, lines, [False, False, *[True] * 7], not_ok(rows))
 
 
-def whole(value: float | None, unit: float = 1) -> str:
-    return NONE if value is None else f"{value / unit:.0f}"
-
-
 def not_ok(rows: Sequence[Row]) -> list[bool]:
-    return [row["status"] != "ok" for row in rows]
+    return [not ok(row) for row in rows]

@@ -10,7 +10,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from harness.report.table import Table
+from harness.report.table import NONE, Table, formatted
 from harness.theory.fits import IDEAL, LLAMA_CPP, TRANSFORMERS
 from harness.theory.machine import Machine
 from harness.theory.shapes import Shape, active_params, kv_elements_per_token, parameters
@@ -19,19 +19,10 @@ Row = dict[str, Any]
 Columns = Sequence[tuple[str, Callable[[Row], Any]]]
 
 
-def scaled(value: float | None, unit: float = 1e9, digits: int = 2) -> str:
-    """A figure in its unit; a dash if missing."""
-    return "-" if value is None else f"{value / unit:,.{digits}f}"
-
-
-def whole(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
-
-
 def short(value: float | None) -> str:
     """Three significant digits, never an exponent."""
     if value is None:
-        return "-"
+        return NONE
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -47,37 +38,37 @@ def headroom(row: Row, stack: str) -> str:
 def longest(row: Row, stack: str) -> str:
     """Tokens, at most the trained context; a dash if the stack cannot load the weights, 0 if none fits."""
     fit = row["fits"][stack]
-    return whole(fit and (fit["longest"] or 0))
+    return formatted(fit and (fit["longest"] or 0))
 
 
 def reached(row: Row) -> str:
     """Share of the ceiling, and tokens per second; a dash if never measured."""
     found = row["reached"]
-    return f"{found['share']:.0%} ({short(found['tokens_per_s'])})" if found else "-"
+    return f"{found['share']:.0%} ({short(found['tokens_per_s'])})" if found else NONE
 
 
 def span(ridges: list[int | None] | None) -> str:
     """`99 to 553`; `99 or more` without an upper end."""
     if not ridges:
-        return "-"
+        return NONE
     return f"{ridges[0]} or more" if ridges[1] is None else f"{ridges[0]} to {ridges[1]}"
 
 
 COUNTS: Columns = (
     ("model", lambda row: row["model"]),
-    ("layers", lambda row: scaled(row["layer_params"], _giga(row))),
-    ("lm_head", lambda row: scaled(row["lm_head_params"], _giga(row))),
-    ("active", lambda row: scaled(row["active_params"], _giga(row))),
-    ("total", lambda row: scaled(row["total_params"], _giga(row))),
-    ("KV elements/token", lambda row: whole(row["kv_elements_per_token"])),
-    ("KV bytes/token", lambda row: whole(row["kv_bytes_per_token"])),
+    ("layers", lambda row: formatted(row["layer_params"], "{:,.2f}", _giga(row))),
+    ("lm_head", lambda row: formatted(row["lm_head_params"], "{:,.2f}", _giga(row))),
+    ("active", lambda row: formatted(row["active_params"], "{:,.2f}", _giga(row))),
+    ("total", lambda row: formatted(row["total_params"], "{:,.2f}", _giga(row))),
+    ("KV elements/token", lambda row: formatted(row["kv_elements_per_token"])),
+    ("KV bytes/token", lambda row: formatted(row["kv_bytes_per_token"])),
 )
 WEIGHTS: Columns = (
     ("model", lambda row: row["model"]),
     ("weights", lambda row: row["weights"]),
-    ("bpw", lambda row: scaled(row["weight_bits"], 1)),
-    ("size", lambda row: scaled(row["model_bytes"], _giga(row))),
-    ("read/token", lambda row: scaled(row["weight_bytes_per_token"], _giga(row))),
+    ("bpw", lambda row: formatted(row["weight_bits"], "{:,.2f}")),
+    ("size", lambda row: formatted(row["model_bytes"], "{:,.2f}", _giga(row))),
+    ("read/token", lambda row: formatted(row["weight_bytes_per_token"], "{:,.2f}", _giga(row))),
     ("flop/byte", lambda row: short(row["flop_per_byte"])),
 )
 NAMED: Columns = (*WEIGHTS[:2], ("machine", lambda row: row["machine"]))
@@ -90,11 +81,11 @@ FITS: Columns = (
 FLOORS: Columns = (
     *NAMED,
     *WEIGHTS[4:],
-    ("B ms", lambda row: scaled(row["B_ms"], 1)),
+    ("B ms", lambda row: formatted(row["B_ms"], "{:,.2f}")),
     ("W tok/ms", lambda row: short(row["W_tokens_per_ms"])),
     ("tok/s", lambda row: short(row["tokens_per_s"])),
     ("tok/s at n", lambda row: short(row["tokens_per_s_at_context"])),
-    ("bound by", lambda row: (row["rate"] and row["bound"]) or "-"),
+    ("bound by", lambda row: (row["rate"] and row["bound"]) or NONE),
     ("reached", reached),
     ("FLOP/s rate", lambda row: row["rate"] or "unknown"),
     ("batch", lambda row: short(row["compute_bound_batch"])),
@@ -104,21 +95,21 @@ FLOORS: Columns = (
 )
 CHUNKS: Columns = (
     *NAMED,
-    ("chunk", lambda row: whole(row["chunk"])),
+    ("chunk", lambda row: formatted(row["chunk"])),
     ("prefill ms", lambda row: short(row["ms"])),
     ("vs one pass", lambda row: f"{row['ratio']:.2f}x"),
 )
 PARTS: Columns = (
     ("part", lambda row: row["part"]),
     ("type", lambda row: row["type"]),
-    ("MB", lambda row: scaled(row["bytes"], 1e6)),
+    ("MB", lambda row: formatted(row["bytes"], "{:,.2f}", 1e6)),
 )
 TENSORS: Columns = (
     ("tensor", lambda row: row["name"]),
     ("type", lambda row: row["type"]),
     ("shape", lambda row: " x ".join(map(str, row["dims"]))),
-    ("bytes", lambda row: whole(row["bytes"])),
-    ("streamed", lambda row: whole(row["streamed_bytes"])),
+    ("bytes", lambda row: formatted(row["bytes"])),
+    ("streamed", lambda row: formatted(row["streamed_bytes"])),
 )
 MODELS: Columns = (
     *(
@@ -127,16 +118,19 @@ MODELS: Columns = (
     ),
     ("tied", lambda row: "tied" if row["tied"] else ""),
     ("window", lambda row: row["window"] or ""),
-    ("parameters", lambda row: whole(row["total_params"])),
-    ("read/token", lambda row: whole(row["active_params"])),
-    ("KV elements/token", lambda row: whole(row["kv_elements_per_token"])),
+    ("parameters", lambda row: formatted(row["total_params"])),
+    ("read/token", lambda row: formatted(row["active_params"])),
+    ("KV elements/token", lambda row: formatted(row["kv_elements_per_token"])),
 )
 MACHINES: Columns = (
     ("machine", lambda row: row["machine"]),
-    ("GiB", lambda row: scaled(row["memory_bytes"], 2**30, 0)),
-    ("GB/s", lambda row: scaled(row["bytes_per_s"], 1e9, 1)),
+    ("GiB", lambda row: formatted(row["memory_bytes"], unit=2**30)),
+    ("GB/s", lambda row: formatted(row["bytes_per_s"], "{:,.1f}", 1e9)),
     ("TFLOP/s", lambda row: f"{row['flops'] / 1e12:g} {row['rate']}"),
-    ("other rates", lambda row: ", ".join(f"{k} {v / 1e12:g}" for k, v in row["other_rates"].items()) or "-"),
+    (
+        "other rates",
+        lambda row: ", ".join(f"{k} {v / 1e12:g}" for k, v in row["other_rates"].items()) or NONE,
+    ),
 )
 
 

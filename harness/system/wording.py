@@ -1,8 +1,16 @@
-"""Counts in messages: `1 cell`, `2 cells`."""
+"""Counts and names in messages: `1 cell`, `2 cells`, `a, b and 3 more`."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def plural(number: int, one: str) -> str:
     """The number and its noun, with an s unless the number is 1."""
     return f"{number} {one}{'' if number == 1 else 's'}"
+
+
+def named(names: Sequence[str], most: int) -> str:
+    """At most so many names, and the number of the others."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

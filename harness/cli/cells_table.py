@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.analysis.records import disturbances
 from harness.analysis.records.disturbances import BusyProcess
-from harness.cli import max_ctx
+from harness.cli import searches_table
 from harness.cli.exits import say
 from harness.dataset.gather import Gathered
 from harness.report import tables
@@ -23,7 +23,7 @@ def show(gathered: Gathered, busiest: BusyProcess | None = None) -> None:
     """Print the warnings, the searches, the cells, and notes on them."""
     warn(gathered, busiest)
     if gathered.searches:
-        max_ctx.show(gathered.searches)
+        searches_table.show(gathered.searches)
     if not gathered.cells and gathered.searches:
         return
     tables.cells(gathered.cells).show()

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from harness import campaign, config, plan
 from harness.analysis.records.verdicts import USABLE
+from harness.cli import searches_table
 from harness.cli.exits import NOT_OK, OK
 from harness.cli.inputs import WAIT, add_cells, add_json, chosen
 from harness.cli.progress import Progress
 from harness.config import Experiment, MaxCtx
 from harness.dataset.gather import Gathered
-from harness.report import tables
-from harness.report.table import note
 
 Row = dict[str, Any]
 
@@ -54,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(searches, indent=1, allow_nan=False))
     else:
-        show(searches)
+        searches_table.show(searches)
         print(f"records: {root}")
     return OK if all(row["status"] in USABLE for row in searches) else NOT_OK
 
@@ -66,12 +64,3 @@ def _searching(experiment: Experiment, no_fill: bool) -> Experiment:
         given = list(dict.fromkeys(each.model_copy(update={"fill": False}) for each in given))
     protocol = experiment.protocol.model_copy(update={"check_weights": False})
     return experiment.model_copy(update={"workloads": tuple(given), "protocol": protocol})
-
-
-def show(searches: Sequence[Row]) -> None:
-    """Print the table, then why each search ended."""
-    tables.searches(searches).show()
-    for row in searches:
-        reasons = row["reasons"] if row["reasons"] else [row["not_filled"], row["limit_reason"]]
-        for reason in filter(None, reasons):
-            note(f"{row['name']}: {reason}")

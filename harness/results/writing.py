@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from harness.results.files import ResultsError, write_columns, write_whole
-from harness.results.kinds import BEGUN, Record, wrong_with
+from harness.results.kinds import Begun, Record, wrong_with
 from harness.results.kinds.values import clause
 from harness.results.reading import SCHEMA, Draft, Stored
 from harness.results.token_times import NO_TOKENS, TokenTimes
@@ -123,7 +123,7 @@ def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stor
                 continue  # another campaign is writing it now
             try:
                 begun: Draft = json.loads(path.read_text(encoding="utf-8"))
-                if wrong := clause(BEGUN, begun):
+                if wrong := clause(Begun, begun):
                     raise ValueError(wrong)
             except (OSError, ValueError, RecursionError) as damage:
                 unreadable(ResultsError(f"{path}: cannot be recovered: {damage}"))

@@ -5,23 +5,22 @@ Keys that no type names are welcome: nobody reads them.
 
 from typing import Any, cast
 
-from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from harness.results.kinds import checked, measured
-from harness.results.kinds.checked import CHECKED, OnlyChecked
+from harness.results.kinds.checked import Checked, OnlyChecked
 from harness.results.kinds.common import Common, Own
-from harness.results.kinds.measured import MEASURED, EndFacts, Memory, OnlyMeasured
+from harness.results.kinds.measured import EndFacts, Measured, Memory, OnlyMeasured
 from harness.results.kinds.parts import StackFacts
-from harness.results.kinds.reported import REPORTED, OnlyReported
-from harness.results.kinds.searched import SEARCHED, OnlySearched
+from harness.results.kinds.reported import OnlyReported, Published
+from harness.results.kinds.searched import OnlySearched, Searched
 from harness.results.kinds.values import Count, Positive, Time, clause
 
-KINDS: dict[str, TypeAdapter[Any]] = {
-    "measured": MEASURED,
-    "reported": REPORTED,
-    "checked": CHECKED,
-    "searched": SEARCHED,
+KINDS: dict[str, Any] = {
+    "measured": Measured,
+    "reported": Published,
+    "checked": Checked,
+    "searched": Searched,
 }
 
 
@@ -48,16 +47,13 @@ class _Prompt(TypedDict):
     prompt_tokens: Count
 
 
-class _Numbered(TypedDict):
+class Numbered(TypedDict):
     schema: Positive
 
 
-class _Begun(TypedDict):
+class Begun(TypedDict):
     started_utc: Time
     workload: _Prompt
-
-
-NUMBERED, BEGUN = TypeAdapter(_Numbered), TypeAdapter(_Begun)
 
 
 def wrong_with(record: dict[str, Any]) -> str | None:
@@ -68,5 +64,5 @@ def wrong_with(record: dict[str, Any]) -> str | None:
     if wrong := clause(KINDS[kind], record):
         return wrong
     if kind == "checked":
-        return checked.error(cast(checked.Checked, record))
-    return measured.error(cast(measured.Measured, record)) if kind == "measured" else None
+        return checked.error(cast(Checked, record))
+    return measured.error(cast(Measured, record)) if kind == "measured" else None

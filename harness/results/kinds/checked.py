@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import TypeAdapter, with_config
+from pydantic import with_config
 from typing_extensions import NotRequired, TypedDict
 
 from harness.results.kinds.common import Common, Own
@@ -95,9 +95,6 @@ class OnlyChecked(TypedDict):
 @with_config(DESCRIBED)
 class Checked(Common, Own, OnlyChecked):
     """A check of weights. It has no series, and the keys of a measured record up to `conditions`."""
-
-
-CHECKED = TypeAdapter(Checked)
 
 
 def error(record: Checked) -> str | None:

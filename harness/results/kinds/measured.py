@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import TypeAdapter, with_config
+from pydantic import with_config
 from typing_extensions import NotRequired, TypedDict
 
 from harness.results.kinds.common import Common, Conditions, Own
@@ -179,9 +179,6 @@ class Finished(TypedDict):
     done: _FinishedDone
 
 
-MEASURED, FINISHED, LOADED = TypeAdapter(Measured), TypeAdapter(Finished), TypeAdapter(StackFacts)
-
-
 def error(record: Measured) -> str | None:
     """What is wrong between the values of a measured record, as a clause; null if nothing is."""
     loaded, timing = record.get("loaded") or StackFacts(), record["timing"]
@@ -198,14 +195,14 @@ def error(record: Measured) -> str | None:
         return wrong
     if record["outcome"] != "ok":
         return None
-    if wrong := clause(FINISHED, record):
+    if wrong := clause(Finished, record):
         return wrong
     if record["tokens"] and not timed:
         return "timing.last_token_ns is missing"
     done = record["done"]
-    assert done is not None  # FINISHED has it
+    assert done is not None  # Finished has it
     for facts, name in ((loaded, "loaded"), (loaded | done["facts_changed"], "done.facts_changed")):
-        if wrong := clause(LOADED, facts, name):
+        if wrong := clause(StackFacts, facts, name):
             return wrong
         if facts.get("kernel_asked") is not None and "kernels" not in facts:
             return f"{name}.kernels is missing"

@@ -1,6 +1,6 @@
 """`kind: reported`: a published result, as in results/published/."""
 
-from pydantic import TypeAdapter, with_config
+from pydantic import with_config
 from typing_extensions import NotRequired, TypedDict
 
 from harness.results.kinds.common import Common
@@ -63,6 +63,3 @@ class OnlyReported(TypedDict):
 @with_config(DESCRIBED)
 class Published(Common, OnlyReported):
     """A published result."""
-
-
-REPORTED = TypeAdapter(Published)

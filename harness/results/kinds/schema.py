@@ -5,12 +5,11 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 from typing_extensions import get_original_bases
 
+from harness.results.kinds import KINDS
 from harness.results.kinds.checked import Checked
 from harness.results.kinds.measured import Measured
 from harness.results.kinds.reported import Published
 from harness.results.kinds.searched import Searched
-
-KINDS = {"measured": Measured, "checked": Checked, "searched": Searched, "reported": Published}
 
 
 def json_schema() -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import TypeAdapter, with_config
+from pydantic import with_config
 from typing_extensions import NotRequired, TypedDict
 
 from harness.results.kinds.common import Common, Own
@@ -94,6 +94,3 @@ class Searched(Common, Own, OnlySearched):
     """A search: no series, `search` instead of `done`, and `loaded` of the last probe."""
 
     timing: Timing
-
-
-SEARCHED = TypeAdapter(Searched)

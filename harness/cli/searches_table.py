@@ -1,0 +1,18 @@
+"""The table of searches that `harness max-ctx`, `run` and `list` print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.report import tables
+from harness.report.table import note
+
+
+def show(searches: Sequence[dict[str, Any]]) -> None:
+    """Print the table, then why each search ended."""
+    tables.searches(searches).show()
+    for row in searches:
+        reasons = row["reasons"] if row["reasons"] else [row["not_filled"], row["limit_reason"]]
+        for reason in filter(None, reasons):
+            note(f"{row['name']}: {reason}")

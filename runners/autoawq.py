@@ -7,7 +7,9 @@
 # weights = "awq"
 # named = ["kernel"]
 # functional = { cpu = "every product unpacks the whole matrix first" }
-# borrows = { hf = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "mmap", "trust_remote_code"] }
+# borrows = "hf"
+# scratch = { kernel = "exllamav2" }
+# unfused = { fuse_layers = false }
 #
 # [[tool.harness.context]]
 # when = { fuse_layers = true }
@@ -15,11 +17,10 @@
 # granule = 256
 # dry = false
 #
-# [[tool.harness.context]]
-# when = { cache = "static", fuse_layers = false }
-# option = "n_ctx"
-# granule = 256
-# dry = false
+# [tool.harness.published]
+# "gemm-fuse_layers=true" = "gemm-fused"
+# "exllama-fuse_layers=true" = "exllama-fused"
+# "exllamav2-fuse_layers=true" = "exllamav2-fused"
 #
 # [tool.harness.options.kernel]
 # type = "string"
@@ -117,15 +118,13 @@ import torch
 from awq import AutoAWQForCausalLM
 from torch import nn
 
-from runners import hf_loaded, teacher_forced, torch_device
+from runners import hf_loaded, torch_device
 from runners.hf import DOES_NOT_FIT, HfSession
-from runners.packed import pack, unpack
 from runners.packed_loaded import UNPACKS, check_whole, kernel_facts, lacks
 from runners.protocol import Request, Say
-from runners.synthetic import synthesize
 from runners.torch_probe import probe as torch_probe
 
-__all__ = ["DOES_NOT_FIT", "load", "logits", "pack", "probe", "synthesize", "unpack"]
+__all__ = ["DOES_NOT_FIT", "load", "probe"]
 
 PACKAGES = ("autoawq",)
 MODULES = {"gemm": "awq_ext", "exllama": "exl_ext", "exllamav2": "exlv2_ext"}  # compiled code of each kernel
@@ -266,11 +265,6 @@ def _optional(*packages: str) -> list[str]:
     return [
         name for name in packages if next(iter(importlib.metadata.Distribution.discover(name=name)), None)
     ]
-
-
-def logits(request: Request, say: Say) -> dict[str, Any]:
-    """Logits after given ids: see teacher_forced."""
-    return teacher_forced.write(load(request), request, hf_loaded.versions(*PACKAGES))
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:

@@ -9,13 +9,9 @@
 # summary = "bitsandbytes in transformers: int8, nf4 and fp4 made of a 16-bit checkpoint while it loads"
 # weights = "hf"
 # named = ["quant", "cache"]
-# borrows = { hf = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "mmap", "trust_remote_code"] }
-#
-# [[tool.harness.context]]
-# when = { cache = "static" }
-# option = "n_ctx"
-# granule = 256
-# dry = false
+# borrows = "hf"
+# memory = "bitsandbytes"
+# published = { int8-dynamic = "int8", nf4-dynamic = "int4" }
 #
 # [[tool.harness.limits]]
 # when = { quant = "int8", double_quant = true }
@@ -57,15 +53,13 @@ import bitsandbytes
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 
-from runners import hf, hf_loaded, teacher_forced
+from runners import hf, hf_loaded
 from runners.hf import DOES_NOT_FIT, HfSession
-from runners.packed import pack, unpack
-from runners.protocol import Request, Say
-from runners.synthetic import synthesize
+from runners.protocol import Request
 from runners.torch_device import DTYPES
 from runners.torch_probe import probe
 
-__all__ = ["DOES_NOT_FIT", "load", "logits", "pack", "probe", "synthesize", "unpack"]
+__all__ = ["DOES_NOT_FIT", "load", "probe"]
 
 CLASSES = {
     "int8": bitsandbytes.nn.Linear8bitLt,
@@ -140,8 +134,3 @@ def _packed(module: nn.Module) -> dict[str, list[Tensor]]:
     if state.nested:
         found |= {"absmax of absmax": state.state2.absmax, "table of absmax": state.state2.code}
     return {name: [tensor] for name, tensor in found.items() if isinstance(tensor, Tensor)}
-
-
-def logits(request: Request, say: Say) -> dict[str, Any]:
-    """Logits after given ids: see teacher_forced."""
-    return teacher_forced.write(load(request), request, hf_loaded.versions("bitsandbytes"))

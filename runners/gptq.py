@@ -7,13 +7,9 @@
 # weights = "gptq"
 # named = ["kernel", "bits"]
 # functional = { cpu = "every product unpacks the whole matrix first" }
-# borrows = { hf = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "mmap", "trust_remote_code"] }
-#
-# [[tool.harness.context]]
-# when = { cache = "static" }
-# option = "n_ctx"
-# granule = 256
-# dry = false
+# borrows = "hf"
+# scratch = { kernel = "exllamav2" }
+# published = { exllamav2-4 = "int4-exllamav2", marlin-4 = "int4-marlin" }
 #
 # # auto-gptq would choose silently: exllamav2 if it loads, else any other kernel.
 # [tool.harness.options.kernel]
@@ -117,16 +113,14 @@ import torch
 from auto_gptq import AutoGPTQForCausalLM, BaseQuantizeConfig
 from torch import nn
 
-from runners import hf_loaded, teacher_forced, torch_device
+from runners import hf_loaded, torch_device
 from runners.hf import DOES_NOT_FIT, HfSession
-from runners.packed import pack, unpack
 from runners.packed_loaded import UNPACKS, check_whole, kernel_facts, lacks
 from runners.protocol import Request, Say
 from runners.safetensors_folder import json_object
-from runners.synthetic import synthesize
 from runners.torch_probe import probe as torch_probe
 
-__all__ = ["DOES_NOT_FIT", "load", "logits", "pack", "probe", "synthesize", "unpack"]
+__all__ = ["DOES_NOT_FIT", "load", "probe"]
 
 PACKAGES = ("auto-gptq",)
 MODULES = {  # compiled code; without it auto-gptq takes another kernel
@@ -217,11 +211,6 @@ def _facts(model: nn.Module, kernel: str, bits: int, known: set[str]) -> dict[st
         "functional": None if torch.cuda.is_available() else UNPACKS,
         "options": {"bits": bits},
     }
-
-
-def logits(request: Request, say: Say) -> dict[str, Any]:
-    """Logits after given ids: see teacher_forced."""
-    return teacher_forced.write(load(request), request, hf_loaded.versions(*PACKAGES))
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:

@@ -9,13 +9,8 @@
 # summary = "gptqmodel: GPTQ and AWQ checkpoints, by today's kernels, which it compiles when first used"
 # weights = "{format}"
 # named = ["format", "kernel", "bits"]
-# borrows = { hf = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "mmap", "trust_remote_code"] }
-#
-# [[tool.harness.context]]
-# when = { cache = "static" }
-# option = "n_ctx"
-# granule = 256
-# dry = false
+# borrows = "hf"
+# scratch = { kernel = "exllamav2" }
 #
 # [tool.harness.options.format]
 # type = "string"
@@ -144,16 +139,14 @@ from gptqmodel.quantization import FORMAT, METHOD
 from gptqmodel.utils.importer import get_kernel_for_backend, validate_quant_linear
 from torch import nn
 
-from runners import hf_loaded, teacher_forced, torch_device
+from runners import hf_loaded, torch_device
 from runners.hf import DOES_NOT_FIT, HfSession
-from runners.packed import pack, unpack
 from runners.packed_loaded import UNPACKS, check_whole, kernel_facts
 from runners.protocol import Request, Say
-from runners.synthetic import synthesize
 from runners.torch_device import DTYPES
 from runners.torch_probe import probe as torch_probe
 
-__all__ = ["DOES_NOT_FIT", "load", "logits", "pack", "probe", "synthesize", "unpack"]
+__all__ = ["DOES_NOT_FIT", "load", "probe"]
 
 PACKAGES = ("gptqmodel",)
 BACKENDS = {
@@ -215,11 +208,6 @@ def _name(module: nn.Module) -> str | None:
         return None
     unpacks = getattr(module, "linear_mode", None) == "train"
     return type(module).__name__ + ("[torch]" if unpacks else "")
-
-
-def logits(request: Request, say: Say) -> dict[str, Any]:
-    """Logits after given ids: see teacher_forced."""
-    return teacher_forced.write(load(request), request, hf_loaded.versions(*PACKAGES))
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:

@@ -7,6 +7,10 @@
 # summary = "transformers: 16- and 32-bit checkpoints, on CPUs and NVIDIA GPUs"
 # weights = "hf"
 # named = ["dtype", "cache"]
+# lends = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "mmap", "trust_remote_code"]
+# memory = "transformers"
+# reference = { attn = "eager" }  # fused attention may round differently
+# published = { bf16-dynamic = "bf16" }
 #
 # [[tool.harness.context]]
 # when = { cache = "static" }
@@ -86,25 +90,13 @@ import torch
 import transformers.modeling_utils  # now: 85 MB of modules that a model load would import otherwise
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from runners import hf_loaded, teacher_forced, torch_device
+from runners import hf_loaded, torch_device
 from runners.hf_cache import TransformersCache
-from runners.packed import pack, unpack
-from runners.protocol import Request, Say
-from runners.synthetic import synthesize
+from runners.protocol import Request
 from runners.torch_device import DTYPES
 from runners.torch_probe import probe
 
-__all__ = [
-    "DOES_NOT_FIT",
-    "HfSession",
-    "load",
-    "load_model",
-    "logits",
-    "pack",
-    "probe",
-    "synthesize",
-    "unpack",
-]
+__all__ = ["DOES_NOT_FIT", "HfSession", "load", "load_model", "probe"]
 
 DOES_NOT_FIT: tuple[type[BaseException], ...] = (torch_device.OUT_OF_MEMORY, MemoryError)
 QUANTS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}  # as weights of these types are named elsewhere
@@ -310,8 +302,3 @@ class HfSession:
 
     def close(self) -> None:
         del self._context, self._stepping, self.model
-
-
-def logits(request: Request, say: Say) -> dict[str, Any]:
-    """Logits after given ids: see teacher_forced."""
-    return teacher_forced.write(load(request), request, hf_loaded.versions())

@@ -7,6 +7,8 @@
 # summary = "llama.cpp through llama-cpp-python: GGUF files and converted checkpoints, on CPUs and GPUs"
 # weights = "gguf"
 # named = ["quant"]
+# memory = "llama.cpp"
+# reference = { type_k = "f32", type_v = "f32", flash_attn = false }
 #
 # [[tool.harness.limits]]
 # when = { flash_attn = false, type_v = ["q8_0", "q5_0", "q5_1", "q4_0", "q4_1"] }
@@ -142,7 +144,6 @@ from typing import Any
 
 import numpy as np
 
-from runners import teacher_forced
 from runners.llamacpp_account import CHUNK, account
 from runners.llamacpp_convert import convert
 from runners.llamacpp_lib import (
@@ -161,10 +162,9 @@ from runners.llamacpp_lib import (
 )
 from runners.llamacpp_weights import quantize
 from runners.protocol import Request, Say
-from runners.synthetic import synthesize
 
-__all__ = ["DOES_NOT_FIT", "load", "logits", "probe", "tokenize"]
-__all__ += ["account", "convert", "quantize", "synthesize"]  # jobs of other files
+__all__ = ["DOES_NOT_FIT", "load", "probe", "tokenize"]
+__all__ += ["account", "convert", "quantize"]  # jobs of other files
 
 DOES_NOT_FIT: tuple[type[BaseException], ...] = (DoesNotFit, MemoryError)
 
@@ -272,7 +272,7 @@ class LlamaSession:
         return self._row
 
     def empty(self, tokens: int) -> None:
-        """Reset; see teacher_forced.Fed. A context too short for `tokens` fails when it is full."""
+        """Reset; see runners.protocol.Session. A context too short for `tokens` fails when it is full."""
         self._clear()
 
     def feed(self, ids: list[int], keep: int) -> np.ndarray:
@@ -387,11 +387,6 @@ def tokenize(request: Request, say: Say) -> dict[str, Any]:
     if count < 0:
         raise RuntimeError(f"{len(text)} bytes of text are more than {room} tokens")
     return {"ids": list(ids[:count]), "vocab_size": size}
-
-
-def logits(request: Request, say: Say) -> dict[str, Any]:
-    """Logits after given ids: see teacher_forced."""
-    return teacher_forced.write(load(request), request, _all_versions())
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:

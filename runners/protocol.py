@@ -187,11 +187,11 @@ class Session(Protocol):
         text."""
 
     def empty(self, tokens: int) -> None:
-        """Reset, with room for so many tokens."""
+        """Reset, with room for so many tokens. Raises ValueError if there is none."""
 
     def feed(self, ids: list[int], keep: int) -> Any:
-        """Evaluate `ids` after those before; logits after the last `keep` of them, on the host. A single id
-        takes the path of a decode step."""
+        """Evaluate `ids` after those before; logits after the last `keep` of them, on the host: a buffer of
+        float32 (keep, vocabulary). A single id takes the path of a decode step."""
 
     def counters(self) -> dict[str, Any]:
         """Second clocks and checks of the last generate: they check the latency and never replace it.

@@ -1,35 +1,22 @@
-"""Logits after given ids (teacher forcing): the job `logits` of every stack that decodes. NumPy only."""
+"""Logits after given ids (teacher forcing): the job `logits` of the worker, for every stack. Standard library
+only."""
 
 from __future__ import annotations
 
+import struct
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from runners.protocol import Request
+from runners.protocol import Request, Session
 
 KERNEL_FACTS = ("kernels", "kernel_asked", "leftovers", "options")
 CHUNK = 512  # tokens of context evaluated at once
+FLOAT_BYTES = 4
 DEEPER = 2.0  # later tokens cost more: attention grows with the context
 
 
-class Fed(Protocol):
-    """A session that takes ids. A single id takes the path of a decode step."""
-
-    def empty(self, tokens: int) -> None:
-        """Reset, with room for so many tokens."""
-
-    def facts(self) -> dict[str, Any]:
-        """See runners.protocol.Session."""
-
-    def feed(self, ids: list[int], keep: int) -> np.ndarray:
-        """Evaluate `ids` after those before; logits after the last `keep` of them: float32 (keep,
-        vocabulary)."""
-
-
-def write(session: Fed, request: Request, versions: dict[str, str]) -> dict[str, Any]:
+def write(session: Session, request: Request) -> dict[str, Any]:
     """Write logits as rows of a float32 .npy to files["logits"]; report the positions (from 0) that they
     follow.
 
@@ -44,7 +31,7 @@ def write(session: Fed, request: Request, versions: dict[str, str]) -> dict[str,
     for _ in range(2):  # the first reads the weights from the disk, so its pace does not count
         session.empty(max([prompt, *(end for _, end in workload["windows"])]))
         began = clock()
-        rows = [session.feed(ids[:prompt], keep)]
+        rows = [_bytes(session.feed(ids[:prompt], keep))]
     fed, token_s = prompt, (clock() - began) / prompt
     positions = list(range(prompt - keep, prompt))
     for first, end in workload["windows"]:
@@ -54,17 +41,31 @@ def write(session: Fed, request: Request, versions: dict[str, str]) -> dict[str,
             chunk, chunk_began = ids[start : min(start + CHUNK, first)], clock()
             session.feed(chunk, 1)
             token_s = (clock() - chunk_began) / len(chunk)
-        rows += [session.feed([token], 1) for token in ids[first:end]]
+        rows += [_bytes(session.feed([token], 1)) for token in ids[first:end]]
         positions += range(first, end)
         fed = end
     seconds = clock() - began
+    vocab_size = len(rows[0]) // keep // FLOAT_BYTES
     with Path(request.files["logits"]).open("wb") as file:
-        np.save(file, np.concatenate(rows))
+        file.write(_npy_header(len(positions), vocab_size))
+        file.writelines(rows)
     facts = session.facts()
     return {
         "ran": {key: facts[key] for key in KERNEL_FACTS if key in facts},
         "positions": positions,
-        "vocab_size": rows[0].shape[1],
-        "versions": versions,
+        "vocab_size": vocab_size,
+        "versions": facts["versions"],
         "seconds": seconds,
     }
+
+
+def _bytes(logits: Any) -> bytes:
+    return memoryview(logits).tobytes()
+
+
+def _npy_header(rows: int, columns: int) -> bytes:
+    """Of a float32 array in NumPy's format 1.0 (numpy.lib.format): its data begins at a multiple of 64."""
+    words = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}"
+    begin = b"\x93NUMPY\x01\x00"
+    padded = words.ljust(-(-(len(begin) + 2 + len(words) + 1) // 64) * 64 - len(begin) - 3) + "\n"
+    return begin + struct.pack("<H", len(padded)) + padded.encode()

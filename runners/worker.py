@@ -21,12 +21,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from runners import filling, heap, protocol
+from runners import filling, heap, protocol, teacher_forced
 from runners.accounting import status_bytes
 from runners.protocol import Done, Event, Failed, Instruments, Loaded, Phase, Request, Session, Tokens
 
 Emit = Callable[[Event], None]
 Clock = Callable[[], int]
+# Jobs on files alone, by the module that does them under the interpreter of any stack.
+MODULES = {"synthesize": "synthetic", "pack": "packed", "unpack": "packed"}
 PR_SET_PDEATHSIG = 1
 CALIBRATION_TOKENS = 10_000
 RESERVE_BYTES = 8 * 2**20  # 1 MiB is enough to look up the versions of four packages
@@ -49,24 +51,30 @@ def main(request_path: Path, events_fd: int, go_on_fd: int, controller_pid: int)
     try:
         emit(Phase("import", time.perf_counter_ns()))
         request = Request.read(request_path)
-        runner = importlib.import_module(f"runners.{request.stack}")
-        does_not_fit += runner.DOES_NOT_FIT
-        instruments = instruments_of(runner, request)
+        runner = importlib.import_module(f"runners.{MODULES.get(request.job, request.stack)}")
+        does_not_fit += getattr(runner, "DOES_NOT_FIT", ())
         if request.job == "generate":
-            generate(request, runner, emit, does_not_fit, instruments)
+            generate(request, runner, emit, does_not_fit, instruments_of(runner, request))
         elif request.job == "fit":
-            fit(request, runner, emit, instruments)
+            fit(request, runner, emit, instruments_of(runner, request))
         else:
-            job = getattr(runner, request.job, None)
-            if request.job not in protocol.JOBS or job is None:
-                raise ValueError(f"stack {request.stack} has no job {request.job!r}")
-            answer = job(request, lambda phase: emit(Phase(phase, time.perf_counter_ns())))
-            emit(Done({**answer, "peak_rss_bytes": peak_rss_bytes()}))
+            emit(Done({**answer_of(request, runner, emit), "peak_rss_bytes": peak_rss_bytes()}))
     except BaseException as failure:
         traceback.print_exc()
         emit(Failed("oom" if isinstance(failure, does_not_fit) else "error", _reason(failure)[:500]))
         return 1
     return 0
+
+
+def answer_of(request: Request, runner: Any, emit: Emit) -> dict[str, Any]:
+    """The facts of a job that is not timed. Raises ValueError: the runner lacks it."""
+    if request.job == "logits":
+        return teacher_forced.write(runner.load(request), request)
+    job = getattr(runner, request.job, None)
+    if request.job not in protocol.JOBS or job is None:
+        raise ValueError(f"stack {request.stack} has no job {request.job!r}")
+    answer: dict[str, Any] = job(request, lambda phase: emit(Phase(phase, time.perf_counter_ns())))
+    return answer
 
 
 def _reason(failure: BaseException) -> str:

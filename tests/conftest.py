@@ -30,10 +30,18 @@ from harness.stacks.build import Interpreter
 from harness.stacks.header import stacks
 from harness.system.cache import cache_folder, made
 from harness.theory.families import SHAPES
+from harness.theory.packed import FORMATS
 from harness.worker import launch
 from runners.protocol import Died, Event, Request
 
-REAL_STACKS = ("llamacpp", "hf", "bnb", "gptq", "autoawq", "gptqm")  # later ones use the weights of hf
+# Later ones use the weights of those before.
+REAL_STACKS = sorted(
+    (name for name, header in stacks().items() if header.formats),
+    key=lambda name: (
+        ["gguf", "hf", *FORMATS].index(stacks()[name].formats[0]),
+        stacks()[name].reference is None,
+    ),
+)
 ENVIRONMENTS = cache_folder() / "envs"
 HARNESS = str(Path(sys.executable).parent / "harness")
 LONG_TEST_S = 1800  # thousands of examples, or a stack, on a machine ten times as busy
@@ -259,12 +267,7 @@ def _interpreter_of(stack: str) -> Any:
     return found
 
 
-llamacpp_interpreter = _interpreter_of("llamacpp")
-hf_interpreter = _interpreter_of("hf")
-bnb_interpreter = _interpreter_of("bnb")
-gptq_interpreter = _interpreter_of("gptq")
-autoawq_interpreter = _interpreter_of("autoawq")
-gptqm_interpreter = _interpreter_of("gptqm")
+globals().update({f"{stack}_interpreter": _interpreter_of(stack) for stack in REAL_STACKS})
 
 
 @pytest.fixture(scope="session")

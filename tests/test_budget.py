@@ -24,7 +24,7 @@ from harness.analysis.records.verdicts import status
 from harness.campaign.repeat import WorkerReport
 from harness.config.sizes import size_bytes
 from harness.machine.limits import cgroups_of, free_memory_bytes
-from harness.stacks.header import RUNNERS
+from harness.stacks.header import runners_folder
 from harness.worker import launch
 from harness.worker.memory_limit import MemoryLimit, mechanism_here
 from runners.protocol import Loaded, Phase, Tokens
@@ -167,7 +167,7 @@ def test_an_interrupt_leaves_no_cgroup(background, config, tmp_path):
 
     def is_worker(pid: int) -> bool:
         with suppress(psutil.NoSuchProcess):  # one that has ended, a zombie too
-            return str(RUNNERS) in psutil.Process(pid).cmdline()
+            return str(runners_folder()) in psutil.Process(pid).cmdline()
         return False
 
     found: list[tuple[Path, int]] = []

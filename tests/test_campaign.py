@@ -13,7 +13,7 @@ import psutil
 import pytest
 from conftest import failures, gone
 
-from harness.stacks.header import RUNNERS
+from harness.stacks.header import runners_folder
 
 STATUSES = {
     "good": ({}, "ok", ""),
@@ -310,7 +310,8 @@ def _wait_for_worker(controller: int, folder: Path) -> list[int]:
             with contextlib.suppress(psutil.NoSuchProcess):  # a probe that just ended
                 # Before it executes anything a child has the controller's own command line.
                 said = child.cmdline()
-                workers += [child.pid] if str(RUNNERS) in said and str(folder) in " ".join(said) else []
+                if str(runners_folder()) in said and str(folder) in " ".join(said):
+                    workers.append(child.pid)
         if workers:
             return workers
         time.sleep(0.05)

@@ -9,7 +9,8 @@ import pytest
 
 from harness.stacks import build
 from harness.stacks.build import EnvironmentFailed
-from harness.stacks.header import Context, HeaderError, parse, stacks
+from harness.stacks.header import parse, stacks
+from harness.stacks.rules import Context, HeaderError
 from harness.stacks.steps import build_variables
 
 HEADER = """# /// script

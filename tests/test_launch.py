@@ -12,7 +12,7 @@ import psutil
 import pytest
 from conftest import gone
 
-from harness.stacks.header import stacks
+from harness.stacks.header import runners_folder, stacks
 from harness.worker import launch
 from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens, holds
 
@@ -144,9 +144,9 @@ def test_the_worker_cannot_import_its_own_stacks_by_bare_name(tmp_path, fake_int
     """`import fake` inside a library must not find runners/fake.py."""
     code = (
         "import sys, runpy; sys.argv = ['x']\n"
-        f"sys.path.insert(0, {str(launch.RUNNERS)!r})\n"
-        f"runpy.run_path({str(launch.RUNNERS / '__main__.py')!r}, run_name='not main')\n"
-        f"assert not [p for p in sys.path if p.startswith({str(launch.RUNNERS.parent)!r})], sys.path\n"
+        f"sys.path.insert(0, {str(runners_folder())!r})\n"
+        f"runpy.run_path({str(runners_folder() / '__main__.py')!r}, run_name='not main')\n"
+        f"assert not [p for p in sys.path if p.startswith({str(runners_folder().parent)!r})], sys.path\n"
         "import runners.fake\n"
         "try:\n    import fake\nexcept ImportError:\n    print('good')\n"
     )

@@ -10,8 +10,9 @@ import pytest
 from test_packed import SMALL, made, packed
 
 from harness import results
-from harness.stacks.header import HeaderError, parse, stacks
+from harness.stacks.header import parse, stacks
 from harness.stacks.limits import Known, broken
+from harness.stacks.rules import HeaderError
 from harness.theory.families import SHAPES
 from harness.theory.footprint import Model, Torch, exllama_v2_scratch, total
 from harness.theory.packed import Packing, packed_bytes
@@ -52,6 +53,9 @@ def header(*lines: str) -> str:
             "",
         ]
     )
+
+
+CACHE = ["[tool.harness.options.cache]", 'type = "string"', 'help = "cache"']
 
 
 def limit(*rules: str) -> list[str]:
@@ -144,10 +148,15 @@ def test_every_rule_that_is_broken_is_told_once_whatever_the_number_of_layers():
         (limit('when = { fused = "true" }', "never = true"), "fused true, which is no choice"),
         (limit('when = { kernel = "torch" }'), "has no rule"),
         (["[[tool.harness.limits]]", "bits = [4]"], "lacks says, the message of the library"),
-        (['borrows = { nowhere = ["cache"] }'], "nowhere, which is no stack"),
-        (['borrows = { hf = ["cash"] }'], "borrows cash from hf, which lacks it"),
-        (['borrows = { fake = ["kernel"] }'], "borrows kernel from fake, but already has it"),
-        (['borrows = { hf = ["n_ctx"], fake = ["n_ctx"] }'], "borrows n_ctx from fake, but already has it"),
+        (['borrows = "nowhere"'], "nowhere, which is no stack"),
+        (['borrows = "fake"'], "borrows from fake, which lends nothing"),
+        (['borrows = "bnb"'], "borrows from bnb, which lends nothing"),  # it borrows itself
+        (['borrows = "hf"', *CACHE], "borrows cache from hf, but already has it"),
+        (['lends = ["cash"]'], "lends has cash, which is no option"),
+        (["reference = { cash = 1 }"], "reference has cash, which is no option"),
+        (["unfused = { cash = false }"], "unfused has cash, which is no option"),
+        (['scratch = { kernel = "cuda" }'], "kernel cuda, which is no choice"),
+        (['memory = "gpt"'], "has memory = 'gpt'; there are llama.cpp, transformers, bitsandbytes"),
         (['functional = { metal = "slow" }'], "functional on metal"),
     ],
 )
@@ -157,14 +166,15 @@ def test_a_mistake_in_a_header_is_told_with_the_file_it_is_in(lines, told):
     assert told in str(mistake.value)
 
 
-def test_a_borrowed_option_is_the_lenders_as_it_stands():
-    borrowing = parse("x", header('borrows = { hf = ["cache", "attn"] }'))
-    assert {name: borrowing.options[name] for name in ("cache", "attn")} == {
-        name: stacks()["hf"].options[name] for name in ("cache", "attn")
+def test_a_borrower_has_the_options_the_context_and_the_memory_of_its_lender():
+    borrowing, lender = parse("x", header('borrows = "hf"')), stacks()["hf"]
+    assert {name: borrowing.options[name] for name in lender.lends} == {
+        name: lender.options[name] for name in lender.lends
     }
-    assert list(borrowing.options) == ["kernel", "fused", "max_seq_len", "cache", "attn"]
-    with pytest.raises(HeaderError, match="borrows cache from bnb, which lacks it"):
-        parse("x", header('borrows = { bnb = ["cache"] }'))  # which borrows it itself
+    assert list(borrowing.options) == ["kernel", "fused", "max_seq_len", *lender.lends]
+    assert borrowing.context_of({"cache": "static"}) == lender.context_of({"cache": "static"}) is not None
+    assert borrowing.memory == "transformers"
+    assert parse("x", header('borrows = "hf"', 'memory = "bitsandbytes"')).memory == "bitsandbytes"
 
 
 def test_a_device_on_which_speed_says_nothing_is_told_with_why():

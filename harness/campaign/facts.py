@@ -18,7 +18,7 @@ from harness.config import Experiment
 from harness.plan import Cell
 from harness.results import Draft
 from harness.stacks.build import key_of
-from harness.stacks.header import RUNNERS
+from harness.stacks.header import runners_folder
 
 _OURS = re.compile(r"^ *from runners(?:\.(\w+)| import ([\w, ]+))", re.MULTILINE)
 
@@ -120,7 +120,7 @@ def source_digest(stack: str) -> str:
     while todo:
         name = todo.pop()
         if name not in sources:
-            sources[name] = (RUNNERS / f"{name}.py").read_text(encoding="utf-8")
+            sources[name] = (runners_folder() / f"{name}.py").read_text(encoding="utf-8")
             for one, several in _OURS.findall(sources[name]):
                 todo += [one] if one else several.split(", ")
     digest = hashlib.sha256("".join(sources[name] for name in sorted(sources)).encode())

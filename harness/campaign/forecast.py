@@ -17,9 +17,10 @@ from harness.models.hub_weights import in_hub_cache
 from harness.models.weights import Ready, WeightsError
 from harness.plan import Cell
 from harness.stacks.limits import Broken
+from harness.stacks.rules import holds
 from harness.theory import footprint
 from harness.theory.estimate import seconds
-from harness.theory.footprint import Engine, LlamaCpp, Model, Torch
+from harness.theory.footprint import BITSANDBYTES, LLAMA_CPP, Engine, LlamaCpp, Model, Torch
 from harness.theory.ggml import element_bytes
 from harness.theory.loaded import ELEMENT_BYTES, loaded_bytes
 from harness.theory.machine import (
@@ -176,7 +177,8 @@ def forecast_cell(
     prompt, new = int(cell.workload.prompt_tokens or 0), int(cell.workload.new_tokens or 0)
     if not (to_the_end := isinstance(cell.workload, Decode)):
         new = 0  # its length is the result, so this forecasts the minimum
-    n_ctx = _held_tokens(options, prompt + new)
+    context = cell.header.context_of(options)  # null: the cache grows with its tokens
+    n_ctx = int(options[context.option] or prompt + new) if context else prompt + new
     memory = round(footprint.total(engine_of(cell, options, device.family != "cpu", held.shape), held, n_ctx))
     has = device.memory_bytes
     if device.family != "cpu" and options.get("gpu_layers", -1) != -1:
@@ -199,13 +201,13 @@ def _no_room(device: Device, memory_bytes: int) -> str:
 
 def engine_of(cell: Cell, options: dict[str, Any], on_gpu: bool, shape: Shape) -> Engine:
     """The memory model of the cell's stack. `options`: resolved."""
-    if cell.weights_format == "gguf":
+    if cell.header.memory == LLAMA_CPP:
         ubatch = min(options.get("n_ubatch") or 512, options.get("n_batch") or 512)
         return LlamaCpp(on_gpu, bool(options.get("flash_attn")), ubatch)
-    whole = options.get("cache") == "static" or bool(options.get("fuse_layers"))
-    exllama_v2 = on_gpu and options.get("kernel") == "exllamav2"
-    scratch = footprint.exllama_v2_scratch(shape) if exllama_v2 else 0.0
-    return Torch(on_gpu, "static" if whole else "dynamic", scratch)
+    scratch = 0.0
+    if on_gpu and cell.header.scratch and holds(cell.header.scratch, options):
+        scratch = footprint.exllama_v2_scratch(shape)
+    return Torch(on_gpu, "static" if cell.header.context_of(options) else "dynamic", scratch)
 
 
 def _over_budget(device: Device, weights_bytes: float | None) -> str | None:
@@ -218,14 +220,6 @@ def _over_budget(device: Device, weights_bytes: float | None) -> str | None:
     if weights_bytes is not None and weights_bytes > budget:
         return f"the weights take {weights_bytes / 1e6:.1f} MB and the memory budget is {budget / 1e6:.1f} MB"
     return None
-
-
-def _held_tokens(options: dict[str, Any], tokens: int) -> int:
-    """Tokens the KV cache is allocated for."""
-    if options.get("fuse_layers"):  # autoawq allocates its fused layers' cache for max_seq_len
-        return int(options["max_seq_len"])
-    has_n_ctx = options.get("cache") == "static" or "cache" not in options
-    return int((has_n_ctx and options.get("n_ctx")) or tokens)  # a dynamic cache grows with its tokens
 
 
 def _kv_element_bytes(options: dict[str, Any]) -> float:
@@ -255,10 +249,10 @@ def packing_of(cell: Cell, shape: Shape | None, ready: Ready | None) -> Packing 
 
 
 def held_model(cell: Cell, ready: Ready | None, options: dict[str, Any]) -> Model | None:
-    """The weights and KV cache as the cell's stack holds them; null if neither shape nor weights are known.
-    `options`: resolved."""
+    """The weights and KV cache as the cell's stack holds them; null if neither shape nor weights are known,
+    or if its header names no memory model. `options`: resolved."""
     shape = _shape(cell, ready)
-    if cell.weights_format == "none" or (ready is None and shape is None):
+    if cell.header.memory is None or (ready is None and shape is None):
         return None
     known = ready.attention if ready else None
     loaded = bytes_of_shape(cell, shape) if shape else None
@@ -301,4 +295,7 @@ def _bytes_of(cell: Cell, ready: Ready) -> float | None:
 
 def _as_loaded(cell: Cell, tensors: Sequence[Tensor]) -> float:
     options = cell.options(1)
-    return loaded_bytes(tensors, options["dtype"], cell.quant, bool(options.get("double_quant")))
+    if "dtype" not in options:
+        return float(sum(tensor.bytes for tensor in tensors))
+    quant = cell.quant if cell.header.memory == BITSANDBYTES else None
+    return loaded_bytes(tensors, options["dtype"], quant, bool(options.get("double_quant")))

@@ -17,7 +17,7 @@ from harness.cli.progress import Progress
 from harness.machine import ProbeError
 from harness.stacks import build
 from harness.stacks.build import Interpreter
-from harness.stacks.header import stacks
+from harness.stacks.header import references, stacks
 from harness.system.wording import plural
 
 Row = dict[str, Any]
@@ -123,7 +123,7 @@ def _measure(row: Row, progress: Progress) -> bool:
 
 
 def _create(row: Row) -> str:
-    return f"harness env create llamacpp --device {row['family']}"
+    return f"harness env create {references()['gguf'].stack} --device {row['family']}"
 
 
 def _built(family: str) -> Iterator[Interpreter]:

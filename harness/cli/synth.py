@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.campaign.prepare import NotReady, Preparation
@@ -16,13 +16,10 @@ from harness.config import Decode, Model, Variant, Weights
 from harness.models.weights import SOURCE_QUANT, Ready
 from harness.plan import Cell
 from harness.stacks import build
-from harness.stacks.header import stacks
+from harness.stacks.header import references, stacks
 from harness.theory import names
 from harness.theory.names import NotUnderstood
 from harness.theory.packed import FORMATS, Packing
-
-STACK = "llamacpp"  # the stack that owns GGUF
-PACKER = "hf"  # any stack that loads checkpoints can pack them
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _mistake(asked: argparse.Namespace) -> str | None:
     """The mistake in the command line, in one sentence; null if there is none."""
-    choices = [str(choice) for choice in stacks()[STACK].options["quant"].choices]
+    choices = [str(choice) for choice in references()["gguf"].options["quant"].choices]
     try:
         names.model(asked.shape)
     except NotUnderstood as why:
@@ -88,20 +85,20 @@ def _made(preparation: Preparation, asked: argparse.Namespace) -> Iterator[Ready
     model = Model(name=known.name, shape=known.shape, weights=Weights(seed=asked.seed))
     if asked.format in FORMATS:
         packing = Packing(asked.format, asked.bits or 4)
-        loading = [header.stack for header in stacks().values() if header.weights not in ("gguf", "none")]
-        yield preparation.packed(_cell(model, _built([PACKER, *loading], PACKER)), packing)
+        loading = [name for name, header in stacks().items() if set(header.formats) - {"gguf"}]
+        yield preparation.packed(_cell(model, _built([references()["hf"].stack, *loading])), packing)
     elif asked.format == "hf":
-        loading = [header.stack for header in stacks().values() if header.weights != "none"]
-        yield preparation.checkpoint(_cell(model, _built([STACK, *loading], STACK)))
+        loading = [name for name, header in stacks().items() if header.formats]
+        yield preparation.checkpoint(_cell(model, _built([references()["gguf"].stack, *loading])))
     else:
         for quant in asked.quant or [SOURCE_QUANT]:
             yield _gguf(preparation, model, quant)
 
 
 def _gguf(preparation: Preparation, model: Model, quant: str) -> Ready:
-    variant = Variant(stack=STACK, name=quant, options={"quant": quant})
+    variant = Variant(stack=references()["gguf"].stack, name=quant, options={"quant": quant})
     ready = preparation.weights(Cell("synth", model, variant, Decode()))
-    assert ready is not None  # llama.cpp loads weights
+    assert ready is not None  # its stack loads weights
     return ready
 
 
@@ -109,13 +106,13 @@ def _cell(model: Model, stack: str) -> Cell:
     return Cell("synth", model, Variant(stack=stack, name="hf"), Decode())
 
 
-def _built(names: Iterable[str], otherwise: str) -> str:
-    """The first of these stacks with an existing environment; all make the same files."""
+def _built(names: Sequence[str]) -> str:
+    """The first of these stacks with an existing environment, else the first: all make the same files."""
     for name in names:
         environment = stacks()[name].environment_for("cpu")
         if environment and build.find(environment):
             return name
-    return otherwise
+    return names[0]
 
 
 def _row(ready: Ready) -> dict[str, Any]:

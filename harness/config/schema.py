@@ -23,7 +23,8 @@ from harness.config.forms import (
     VariantRow,
 )
 from harness.config.variants import EXCLUDED_BY
-from harness.stacks.header import Header, Option, stacks
+from harness.stacks.header import Header, stacks
+from harness.stacks.rules import Option
 from harness.theory import counts
 from harness.theory.families import SHAPES
 

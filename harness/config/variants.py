@@ -11,7 +11,8 @@ from typing import Any
 from harness.config.experiment import Exclude, Scalar, Variant, tokens_of
 from harness.config.forms import VariantRow
 from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
-from harness.stacks.header import Option, stacks
+from harness.stacks.header import stacks
+from harness.stacks.rules import Option
 from harness.theory.packed import FORMATS
 
 EXCLUDED_BY = ("model", "stack", "variant", "workload")  # globs; other keys are values of options

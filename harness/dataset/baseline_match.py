@@ -5,21 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.dataset.study import Row, Study
+from harness.stacks.header import stacks
 
 Key = tuple[str, str, str]
-
-# (stack, variant) in configs -> the variant in results/published. Left out: variants that measure something
-# else (a static cache, fp4, nested scales, another library), and bits or kernels that the study lacks.
-PUBLISHED = {
-    ("hf", "bf16-dynamic"): "bf16",
-    ("bnb", "int8-dynamic"): "int8",
-    ("bnb", "nf4-dynamic"): "int4",
-    ("gptq", "exllamav2-4"): "int4-exllamav2",
-    ("gptq", "marlin-4"): "int4-marlin",
-    ("autoawq", "gemm-fuse_layers=true"): "gemm-fused",
-    ("autoawq", "exllama-fuse_layers=true"): "exllama-fused",
-    ("autoawq", "exllamav2-fuse_layers=true"): "exllamav2-fused",
-}
 
 
 def baseline_rows(rows: Sequence[Row], others: Sequence[Row]) -> dict[str, Row]:
@@ -45,6 +33,8 @@ def key(row: Row) -> Key:
 
 
 def published(row: Row) -> Key:
-    """The key of the published study's row for this variant, if there is one."""
+    """The key of the published study's row for this variant, if there is one. Headers leave out variants that
+    measure something else (a static cache, fp4, nested scales), and bits or kernels that the study lacks."""
     model, stack, variant = key(row)
-    return model, stack, PUBLISHED.get((stack, variant), variant)
+    header = stacks().get(stack)
+    return model, stack, header.published.get(variant, variant) if header else variant

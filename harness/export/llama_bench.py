@@ -76,7 +76,6 @@ def _known(row: Row, record: Record) -> dict[str, Any]:
     on_gpu = record["device"] != "cpu"
     gpus = machine.get("gpus") or []
     used = [gpu for gpu in gpus if gpu.get("uuid") == record["device"]] or gpus
-    ours = row["stack"] == "llamacpp"
     flash, mapped = options.get("flash_attn"), options.get("mmap")
     header = record["model"]["weights"].get("header")
     parameters = loaded.get("parameters") or (header and header["parameters"])
@@ -112,7 +111,7 @@ def _known(row: Row, record: Record) -> dict[str, Any]:
         "embeddings": False,
         "no_op_offload": 0,
         "no_host": False,
-        "repack": bool(options.get("repack", False)) and ours,
+        "repack": bool(options.get("repack", False)),
         "fit_target": 0,
         "fit_min_ctx": 0,
     }

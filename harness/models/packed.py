@@ -10,6 +10,7 @@ from harness.models import checkpoint, config_json
 from harness.models.checkpoint import CheckpointError
 from harness.models.config_json import ConfigFileError
 from harness.models.weights import FULL_TYPES, Ready, WeightsError, digest
+from harness.stacks.header import stacks
 from harness.system.cache import cache_folder
 from harness.theory.packed import KINDS, USUAL_GROUP, Packing, linears
 from harness.theory.shapes import Shape
@@ -54,8 +55,9 @@ def check_loadable(ready: Ready, requested: Packing | None, stack: str) -> None:
     if requested:
         check(ready, requested, stack)
     elif ready.packing:
-        others = "gptq and gptqm" if ready.packing.method == "gptq" else "autoawq and gptqm"
-        raise WeightsError(f"{ready.path}: is {ready.quant}; stacks {others} load that, {stack} does not")
+        loading = [name for name, header in stacks().items() if ready.packing.method in header.formats]
+        others = f"stacks {' and '.join(loading)} load that, " if loading else ""
+        raise WeightsError(f"{ready.path}: is {ready.quant}; {others}{stack} does not")
 
 
 def check(ready: Ready, requested: Packing, stack: str) -> None:

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 from harness.report.table import NONE, Table, formatted
-from harness.theory.fits import IDEAL, LLAMA_CPP, TRANSFORMERS
+from harness.theory.footprint import IDEAL, LLAMA_CPP, TRANSFORMERS
 from harness.theory.machine import Machine
 from harness.theory.shapes import Shape, active_params, kv_elements_per_token, parameters
 

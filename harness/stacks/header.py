@@ -1,10 +1,12 @@
-"""Read the PEP 723 header of a runner: options, limits, contexts, weights, environments. Imports no stack."""
+"""Read the PEP 723 header of a runner, the one place where the controller learns of a stack. Imports no
+stack."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,64 +17,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-RUNNERS = Path(__file__).parent.parent.parent / "runners"
+from harness.stacks import rules
+from harness.stacks.rules import Context, HeaderError, Limit, Option, When, holds
+from harness.theory.footprint import MEMORY_MODELS
+
 # The reference pattern of PEP 723.
 _BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
-
-
-class HeaderError(ValueError):
-    """A runner's header is missing or wrong: a mistake in this project, not in the user's config."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option of a stack. `default` null means: `default_from` (threads or tokens), else the stack's
-    own."""
-
-    name: str
-    type: str
-    help: str
-    choices: tuple[Any, ...] = ()
-    default: Any = None
-    default_from: str | None = None
-    minimum: float | None = None
-    maximum: float | None = None
-
-
-@dataclass(frozen=True)
-class Limit:
-    """A limitation of a stack; `says` is the library's own message. Where every option in `when` has one of
-    its values, the given rules must hold: on linear layers, packing of the weights, their files, the device.
-    `covers`: an option that must be at least prompt + new tokens. `never`: the combination is impossible.
-    `refuses`: such a cell is not started; otherwise it runs, and the library itself fails."""
-
-    says: str
-    when: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    in_features_multiple_of: int | None = None
-    out_features_multiple_of: int | None = None
-    bits: tuple[int, ...] = ()
-    group_sizes: tuple[int, ...] = ()
-    symmetric: bool | None = None
-    act_order: bool | None = None
-    sharded: bool | None = None
-    compute_capability: tuple[int, int] | None = None
-    compute_capability_below: tuple[int, int] | None = None
-    device: str | None = None
-    covers: str | None = None
-    never: bool = False
-    refuses: bool = False
-
-
-@dataclass(frozen=True)
-class Context:
-    """How to set the length of a context that is allocated as a whole, where every option in `when` has one
-    of its values. `option`: takes the length in tokens. `granule`: lengths are multiples of this. `dry`: the
-    runner's job `account` computes the memory of a length without allocating it."""
-
-    option: str
-    granule: int
-    dry: bool
-    when: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,9 +45,18 @@ class Environment:
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a runner. `weights`: the format it loads (gguf, hf, gptq or awq), none, or
-    "{option}" for the one that option names. `named`: options whose values stand in every variant's name,
-    given or not. `functional`: devices on which its speed is meaningless, and why."""
+    """The header of a runner.
+
+    `weights`: the format it loads (gguf, hf, gptq or awq), none, or "{option}" for the one that option names.
+    `named`: options whose values stand in every variant's name, given or not. `functional`: devices on which
+    its speed is meaningless, and why. `lends`: options that a stack which borrows from this one has too.
+
+    `memory`: one of MEMORY_MODELS; null: its memory is not forecast. `scratch`: the options with which a GPU
+    holds the scratch memory of ExLlamaV2; null: never. `reference`: the options with which it computes the
+    reference logits of weights in its format; it makes files of this format for all stacks. `unfused`: the
+    options that undo fused layers, whose logits are compared with the unfused ones too. `published`: its
+    variants in the published study, by their names here.
+    """
 
     stack: str
     summary: str
@@ -108,6 +67,19 @@ class Header:
     limits: tuple[Limit, ...] = ()
     functional: dict[str, str] = field(default_factory=dict)
     contexts: tuple[Context, ...] = ()
+    lends: tuple[str, ...] = ()
+    memory: str | None = None
+    scratch: When | None = None
+    reference: dict[str, Any] | None = None
+    unfused: dict[str, Any] = field(default_factory=dict)
+    published: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats of weights it loads; empty for none."""
+        if self.weights.startswith("{"):
+            return self.options[self.weights[1:-1]].choices
+        return () if self.weights == "none" else (self.weights,)
 
     def environment_for(self, device: str) -> Environment | None:
         return next((e for e in self.environments.values() if e.device == device), None)
@@ -115,25 +87,28 @@ class Header:
     def context_of(self, options: Mapping[str, Any]) -> Context | None:
         """How these options (resolved) set the context length; null: the context grows, there is nothing to
         set."""
-        return next(
-            (
-                context
-                for context in self.contexts
-                if all(options.get(name) in values for name, values in context.when.items())
-            ),
-            None,
-        )
+        return next((context for context in self.contexts if holds(context.when, options)), None)
+
+
+def runners_folder() -> Path:
+    """The folder of the runners; HARNESS_RUNNERS names another one, whose name must be `runners`."""
+    return Path(os.environ.get("HARNESS_RUNNERS") or Path(__file__).parent.parent.parent / "runners")
+
+
+def stacks() -> dict[str, Header]:
+    """Every runner with a header, by stack name (= file name)."""
+    return _stacks(runners_folder())
 
 
 @cache
-def stacks() -> dict[str, Header]:
-    """Every runner with a header, by stack name (= file name)."""
-    found = {}
-    for path in sorted(RUNNERS.glob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        if "\n# /// script\n" in "\n" + text:
-            found[path.stem] = parse(path.stem, text)
-    return found
+def _stacks(folder: Path) -> dict[str, Header]:
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+    return {name: parse(name, text) for name, text in texts.items() if "\n# /// script\n" in "\n" + text}
+
+
+def references() -> dict[str, Header]:
+    """By format of weights, the stack of the reference logits, which makes files of this format."""
+    return {header.weights: header for header in stacks().values() if header.reference is not None}
 
 
 def parse(stack: str, text: str) -> Header:
@@ -141,43 +116,70 @@ def parse(stack: str, text: str) -> Header:
     table = _table(stack, text)
     try:
         tool = table["tool"]["harness"]
-        options = _own_options(tool) | _borrowed(stack, tool)
-        shared = tuple(table.get("dependencies", ()))
-        python = table["requires-python"]
-        environments = {
-            name: Environment(
-                stack=stack,
-                name=name,
-                device=given["device"],
-                requires_python=given.get("requires-python", python),
-                dependencies=shared + tuple(given.get("dependencies", ())),
-                source_builds=tuple(given.get("source-builds", ())),
-                variables=given.get("variables", {}),
-                unisolated=tuple(given.get("no-build-isolation", ())),
-                optional=tuple(given.get("optional", ())),
-                imports=tuple(given.get("imports", ())),
-            )
-            for name, given in tool["env"].items()
-        }
-        named = tuple(tool.get("named", ()))
-        limits = tuple(_limit(stack, given, options) for given in tool.get("limits", ()))
-        functional = dict(tool.get("functional", {}))
-        if strange := functional.keys() - {environment.device for environment in environments.values()}:
-            raise HeaderError(f"runners/{stack}.py: functional on {strange.pop()}, without an environment")
-        contexts = tuple(_context(stack, given, options) for given in tool.get("context", ()))
-        return Header(
+        lender = _lender(stack, tool["borrows"]) if "borrows" in tool else None
+        options = _own_options(tool) | _lent(stack, tool, lender)
+        limits = tuple(rules.limit(stack, given, options) for given in tool.get("limits", ()))
+        contexts = tuple(rules.context(stack, given, options) for given in tool.get("context", ()))
+        header = Header(
             stack,
             tool["summary"],
             tool["weights"],
-            named,
+            tuple(tool.get("named", ())),
             options,
-            environments,
+            _environments(stack, table),
             limits,
-            functional,
-            contexts,
+            dict(tool.get("functional", {})),
+            contexts + (lender.contexts if lender else ()),
+            tuple(tool.get("lends", ())),
+            tool.get("memory", lender.memory if lender else None),
+            rules.scratch(stack, tool["scratch"], options) if "scratch" in tool else None,
+            tool.get("reference"),
+            dict(tool.get("unfused", {})),
+            dict(tool.get("published", {})),
         )
     except (AttributeError, KeyError, TypeError) as mistake:
         raise HeaderError(f"runners/{stack}.py: header: {mistake!r}") from mistake
+    _check(header)
+    return header
+
+
+def _check(header: Header) -> None:
+    """Raises HeaderError for names that the header uses and does not define."""
+
+    def wrong(sentence: str) -> HeaderError:
+        return HeaderError(f"runners/{header.stack}.py: {sentence}")
+
+    devices = {environment.device for environment in header.environments.values()}
+    if strange := header.functional.keys() - devices:
+        raise wrong(f"functional on {strange.pop()}, without an environment")
+    for key, names in (
+        ("lends", header.lends),
+        ("reference", header.reference or ()),
+        ("unfused", header.unfused),
+    ):
+        if unknown := [name for name in names if name not in header.options]:
+            raise wrong(f"{key} has {unknown[0]}, which is no option")
+    if header.memory not in (None, *MEMORY_MODELS):
+        raise wrong(f"has memory = {header.memory!r}; there are {', '.join(MEMORY_MODELS)}")
+
+
+def _environments(stack: str, table: dict[str, Any]) -> dict[str, Environment]:
+    shared, python = tuple(table.get("dependencies", ())), table["requires-python"]
+    return {
+        name: Environment(
+            stack=stack,
+            name=name,
+            device=given["device"],
+            requires_python=given.get("requires-python", python),
+            dependencies=shared + tuple(given.get("dependencies", ())),
+            source_builds=tuple(given.get("source-builds", ())),
+            variables=given.get("variables", {}),
+            unisolated=tuple(given.get("no-build-isolation", ())),
+            optional=tuple(given.get("optional", ())),
+            imports=tuple(given.get("imports", ())),
+        )
+        for name, given in table["tool"]["harness"]["env"].items()
+    }
 
 
 def _table(stack: str, text: str) -> dict[str, Any]:
@@ -202,82 +204,20 @@ def _option(name: str, given: dict[str, Any]) -> Option:
     return Option(name=name, **known)
 
 
-def _borrowed(stack: str, tool: dict[str, Any]) -> dict[str, Option]:
-    """Options from another stack's header: its own, not those that it borrows."""
-    found: dict[str, Option] = {}
-    for lender, names in tool.get("borrows", {}).items():
-        path = RUNNERS / f"{lender}.py"
-        if not path.exists():
-            raise HeaderError(f"runners/{stack}.py: borrows from {lender}, which is no stack")
-        theirs = _own_options(_table(lender, path.read_text(encoding="utf-8"))["tool"]["harness"])
-        for name in names:
-            if name not in theirs:
-                raise HeaderError(f"runners/{stack}.py: borrows {name} from {lender}, which lacks it")
-            if name in found or name in tool.get("options", {}):
-                raise HeaderError(f"runners/{stack}.py: borrows {name} from {lender}, but already has it")
-            found[name] = theirs[name]
-    return found
+def _lender(stack: str, lender: str) -> Header:
+    path = runners_folder() / f"{lender}.py"
+    if not path.exists():
+        raise HeaderError(f"runners/{stack}.py: borrows from {lender}, which is no stack")
+    text = path.read_text(encoding="utf-8")
+    if "lends" not in _table(lender, text)["tool"]["harness"]:
+        raise HeaderError(f"runners/{stack}.py: borrows from {lender}, which lends nothing")
+    return parse(lender, text)
 
 
-# The type of each rule; of the switches, the one value that has an effect.
-_RULES: dict[str, type] = {"says": str, "when": dict, "covers": str, "device": str}
-_CAPABILITIES = ("compute_capability", "compute_capability_below")
-_RULES |= dict.fromkeys(_CAPABILITIES, str)
-_RULES |= {"in_features_multiple_of": int, "out_features_multiple_of": int, "bits": list, "group_sizes": list}
-_SWITCHES = {"symmetric": True, "act_order": False, "sharded": False, "never": True, "refuses": True}
-
-
-def _limit(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Limit:
-    def wrong(sentence: str) -> HeaderError:
-        return HeaderError(f"runners/{stack}.py: a limit {sentence}")
-
-    for key, value in given.items():
-        if key not in _RULES and key not in _SWITCHES:
-            raise wrong(f"has no rule {key}; there are {', '.join([*_RULES, *_SWITCHES])}")
-        if key in _SWITCHES and value is not _SWITCHES[key]:
-            raise wrong(f"accepts only {key} = {str(_SWITCHES[key]).lower()}")
-        if key in _RULES and type(value) is not _RULES[key]:
-            raise wrong(f"has {key} = {value!r}, expected {_RULES[key].__name__}")
-    if not given.get("says"):
-        raise wrong("lacks says, the message of the library")
-    if not given.keys() - {"says", "when", "refuses"}:
-        raise wrong("has no rule")
-    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-    when = _when(given, options, wrong)
-    if "covers" in given and (given["covers"] not in options or options[given["covers"]].type != "int"):
-        raise wrong(f"has covers = {given['covers']!r}, which is no option of type int")
-    for key in known.keys() & set(_CAPABILITIES):
-        if not re.fullmatch(r"\d+\.\d", given[key]):
-            raise wrong(f"has {key} = {given[key]!r}, expected a version such as 8.0")
-        known[key] = tuple(map(int, given[key].split(".")))
-    return Limit(**(known | {"when": when}))
-
-
-def _context(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Context:
-    def wrong(sentence: str) -> HeaderError:
-        return HeaderError(f"runners/{stack}.py: a context {sentence}")
-
-    if given.keys() - {"when"} != {"option", "granule", "dry"}:
-        raise wrong("needs option, granule and dry; when is optional")
-    option, granule, dry = given["option"], given["granule"], given["dry"]
-    if option not in options or options[option].type != "int":
-        raise wrong(f"has option = {option!r}, which is no option of type int")
-    if type(granule) is not int or granule < 1:
-        raise wrong(f"has granule = {granule!r}, expected a whole number of tokens, at least 1")
-    if type(dry) is not bool:
-        raise wrong(f"has dry = {dry!r}, expected true or false")
-    return Context(option, granule, dry, _when(given, options, wrong))
-
-
-def _when(
-    given: dict[str, Any], options: dict[str, Option], wrong: Callable[[str], HeaderError]
-) -> dict[str, tuple[Any, ...]]:
-    """The values that options must have, by option. Raises `wrong` for an unknown option or value."""
-    when = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in given.get("when", {}).items()}
-    for name, values in when.items():
-        if name not in options:
-            raise wrong(f"has when = {name}, which is no option")
-        choices = (True, False) if options[name].type == "bool" else options[name].choices or values
-        if strange := [value for value in values if value not in choices]:
-            raise wrong(f"has when = {name} {strange[0]}, which is no choice")
-    return when
+def _lent(stack: str, tool: dict[str, Any], lender: Header | None) -> dict[str, Option]:
+    """The options that a lender lends."""
+    if lender is None:
+        return {}
+    if has := [name for name in lender.lends if name in tool.get("options", {})]:
+        raise HeaderError(f"runners/{stack}.py: borrows {has[0]} from {lender.stack}, but already has it")
+    return {name: lender.options[name] for name in lender.lends}

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.stacks.header import Header, Limit
+from harness.stacks.header import Header
+from harness.stacks.rules import Limit, holds
 from harness.system.wording import plural
 from harness.theory.packed import Packing, linears
 from harness.theory.shapes import Shape
@@ -39,7 +40,7 @@ def broken(header: Header, options: Mapping[str, Any], known: Known) -> list[Bro
     return [
         Broken(reason, limit.says, limit.refuses)
         for limit in header.limits
-        if all(options[name] in values for name, values in limit.when.items())
+        if holds(limit.when, options)
         for reason in _reasons(limit, options, known)
     ]
 

@@ -7,14 +7,13 @@ from typing import Any
 
 from harness.theory import footprint
 from harness.theory.floors import Demand
-from harness.theory.footprint import Engine, Ideal, LlamaCpp, Model, Torch
+from harness.theory.footprint import IDEAL, LLAMA_CPP, TRANSFORMERS, Engine, Ideal, LlamaCpp, Model, Torch
 from harness.theory.gguf_types import QUANTS
 from harness.theory.loaded import loaded_bytes
 from harness.theory.machine import Machine
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, of_shape
 
-IDEAL, LLAMA_CPP, TRANSFORMERS = "ideal", "llama.cpp", "transformers"
 FLOATS = ("f32", "f16", "bf16")
 # How transformers holds weights of these widths: in 16 bits, or by bitsandbytes.
 _BITSANDBYTES = {16.0: None, 8.0: "int8", 4.0: "nf4"}

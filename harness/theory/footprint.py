@@ -16,6 +16,10 @@ from harness.theory.tensors import of_shape
 Parts = dict[str, float]
 """Bytes by part: weights, kv, compute, runtime, slack."""
 
+IDEAL, LLAMA_CPP, TRANSFORMERS, BITSANDBYTES = "ideal", "llama.cpp", "transformers", "bitsandbytes"
+MEMORY_MODELS = (LLAMA_CPP, TRANSFORMERS, BITSANDBYTES)
+"""Of stacks; bitsandbytes: as transformers, with its linear layers packed."""
+
 GIB, MIB = 2**30, 2**20
 CUDA_RUNTIME_BYTES = 0.5 * GIB  # a CUDA context with its kernels and cuBLAS
 PADDING = 256  # llama.cpp pads a context to a multiple of this

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.theory import demand, floors
-from harness.theory.fits import IDEAL, Form, by_stack
+from harness.theory.fits import Form, by_stack
 from harness.theory.floors import Ceiling, Demand
+from harness.theory.footprint import IDEAL
 from harness.theory.machine import Machine
 from harness.theory.shapes import (
     Shape,

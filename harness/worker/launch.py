@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from harness.stacks.build import Interpreter
-from harness.stacks.header import RUNNERS
+from harness.stacks.header import runners_folder
 from harness.worker import death
 from harness.worker.memory_limit import MemoryLimit
 from runners.protocol import (
@@ -82,7 +82,7 @@ class Worker:
         self._pipe, events_end = os.pipe()
         go_on_end, self._go_on = os.pipe()
         self._oom_kills = death.oom_kills()
-        command = [str(interpreter.python), "-I", "-X", "utf8", str(RUNNERS)]
+        command = [str(interpreter.python), "-I", "-X", "utf8", str(runners_folder())]
         command = [*(memory_limit.prefix if memory_limit else ()), *command]
         try:
             with self.log.open("wb") as log:

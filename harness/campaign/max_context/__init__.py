@@ -19,7 +19,7 @@ from harness.campaign.repeat import Inputs
 from harness.config import MaxCtx
 from harness.plan import Cell
 from harness.results import Draft, Running, Stored
-from harness.stacks.header import Context
+from harness.stacks.rules import Context
 from harness.worker import launch
 
 MOST_PROBES = 32  # enough to double up to a context that fails, and bisect back

@@ -150,8 +150,9 @@ def _check(cell: Cell, given: Checking, reference: Reference, check_facts: Draft
     return stored
 
 
-def _fused(ran: Draft | None) -> bool:
-    return bool(((ran or {}).get("options") or {}).get("fuse_layers"))
+def _fused(cell: Cell, ran: Draft | None) -> bool:
+    options = (ran or {}).get("options") or {}
+    return any(options.get(name) not in (None, value) for name, value in cell.header.unfused.items())
 
 
 def _unfused(
@@ -166,7 +167,7 @@ def _unfused(
     """Compare fused layers with the same kernel unfused. Returns `unfused`, or the reason why that failed in
     `unfused_failure`."""
     variant = cell.variant.model_copy(
-        update={"name": "unfused", "options": cell.variant.options | {"fuse_layers": False}}
+        update={"name": "unfused", "options": cell.variant.options | cell.header.unfused}
     )
     twin = replace(cell, variant=variant)
     inputs = given.inputs(twin)
@@ -198,7 +199,7 @@ def _compared(
     return {
         "depths": depths,
         "ran": ran,
-        **(_unfused(cell, given, ids, ours, windows, folder, reference.folder) if _fused(ran) else {}),
+        **(_unfused(cell, given, ids, ours, windows, folder, reference.folder) if _fused(cell, ran) else {}),
         "left_out": [window for window in reference.windows if window[1] not in compared],
         "seconds": job_facts.get("seconds"),
         "versions": job_facts.get("versions"),

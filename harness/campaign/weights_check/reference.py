@@ -23,18 +23,17 @@ from harness.campaign import facts
 from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.repeat import Inputs
 from harness.config import Variant, Weights
-from harness.config.experiment import Scalar
 from harness.machine.limits import free_memory_bytes
 from harness.models.weights import FULL_TYPES
 from harness.plan import Cell
 from harness.results import Draft
+from harness.stacks.header import references
 from harness.system.cache import CacheError
 from harness.theory.ggml import element_bytes
 from harness.worker import launch
 from harness.worker.memory_sampler import vram_reader
 from runners.protocol import Died, Done, Failed
 
-EAGER: dict[str, Scalar] = {"attn": "eager"}  # unfused attention: fused kernels may round differently
 FREE_SHARE = 0.6  # of the free memory: the most that a float32 reference's weights may use
 
 Logits = tuple[NDArray[np.float32], list[int]]
@@ -68,9 +67,9 @@ def lengthened(cell: Cell) -> Cell:
 class Reference:
     """The 16-bit weights of one model, and their logits, computed on first use.
 
-    Runs in transformers if the model has a checkpoint, in float32 if that fits; else its 16- or 32-bit GGUF
-    runs in llama.cpp. `identity`: identifies the reference across campaigns; null if there is none.
-    `unpacked`: whether it is a packed checkpoint, unpacked.
+    Runs in the reference stack of checkpoints if the model has one, in float32 if that fits; else its 16- or
+    32-bit GGUF runs in that of GGUFs. `identity`: identifies the reference across campaigns; null if there is
+    none. `unpacked`: whether it is a packed checkpoint, unpacked.
     """
 
     def __init__(
@@ -168,7 +167,7 @@ class Reference:
                 if self._preparation.fingerprint(candidate) is None:
                     self._preparation.weights(candidate)  # raises with the reason
                 self._preparation.interpreter(candidate.header)
-                if stack == "llamacpp" or candidate.model.weights.kind != "synthetic":
+                if candidate.weights_format == "gguf" or candidate.model.weights.kind != "synthetic":
                     ready = self._preparation.weights(candidate)
                     if ready and ready.quant not in FULL_TYPES:
                         raise NotReady("unavailable", f"the weights are {ready.quant}")
@@ -179,6 +178,10 @@ class Reference:
         return None
 
     def _unpacked(self, cell: Cell) -> Cell | None:
+        stack = references().get("hf")
+        if stack is None:
+            self._why.append("no stack is the reference of checkpoints")
+            return None
         try:
             path = self._preparation.unpacked(cell).path
         except (NotReady, CacheError, OSError) as failure:
@@ -186,14 +189,15 @@ class Reference:
             return None
         weights = Weights(kind="path", path=str(path))
         model = cell.model.model_copy(update={"weights": weights, "of_format": {}})
-        return replace(cell, model=model, variant=Variant(stack="hf", name="unpacked", options=EAGER))
+        variant = Variant(stack=stack.stack, name="unpacked", options=stack.reference or {})
+        return replace(cell, model=model, variant=variant)
 
     def _sized(self, cell: Cell) -> tuple[Cell, str]:
         """The candidate at the precision that fits in memory, and why."""
-        if cell.variant.stack != "hf":
+        if cell.weights_format != "hf" or "dtype" not in cell.header.options:
             return cell, "; ".join(self._why)
         ready = self._preparation.weights(cell)
-        assert ready is not None  # hf loads weights
+        assert ready is not None  # its stack loads weights
         dtype, why = precision(ready.sizes["parameters"], free_bytes(self._preparation.device_id))
         return _in(cell, dtype), why
 
@@ -210,7 +214,7 @@ def precision(parameters: int, free: int | None) -> tuple[str, str]:
 
 def _in(cell: Cell, dtype: str) -> Cell:
     options = {**cell.variant.options, "dtype": dtype}
-    return replace(cell, variant=Variant(stack="hf", name=dtype, options=options))
+    return replace(cell, variant=Variant(stack=cell.variant.stack, name=dtype, options=options))
 
 
 def _candidates(cells: Sequence[Cell]) -> Iterator[Cell]:
@@ -218,11 +222,15 @@ def _candidates(cells: Sequence[Cell]) -> Iterator[Cell]:
     loading = [cell for cell in cells if cell.header.weights != "none"]
     trusted = any(cell.variant.options.get("trust_remote_code") for cell in loading)
     tried: list[tuple[str, str, dict[str, Any]]] = []
-    tried.append(("hf", "checkpoint", EAGER | ({"trust_remote_code": True} if trusted else {})))
-    options = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
-    tried.append(("llamacpp", "as stored", options))
-    smallest_first = sorted(FULL_TYPES, key=element_bytes)  # f32 made from 16 bits is no more exact
-    tried += [("llamacpp", quant, options | {"quant": quant}) for quant in smallest_first]
+    by_format = references()
+    if checkpoints := by_format.get("hf"):
+        given = {**(checkpoints.reference or {}), **({"trust_remote_code": True} if trusted else {})}
+        tried.append((checkpoints.stack, "checkpoint", given))
+    if ggufs := by_format.get("gguf"):
+        given = ggufs.reference or {}
+        tried.append((ggufs.stack, "as stored", given))
+        smallest_first = sorted(FULL_TYPES, key=element_bytes)  # f32 made from 16 bits is no more exact
+        tried += [(ggufs.stack, quant, {**given, "quant": quant}) for quant in smallest_first]
     for stack, name, given in tried if loading else []:
         yield replace(loading[0], variant=Variant(stack=stack, name=name, options=given))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import shipped
+from harness.stacks.header import references
 from harness.theory.machine import Machine
 from harness.theory.shapes import Shape
 
@@ -70,10 +71,11 @@ def _has(record: Row, weights: str) -> bool:
     tokens past 2,048."""
     reported = record.get("reported") or {}
     quant = record["variant"] if reported else (record.get("loaded") or {}).get("quant")
+    of_gguf = record["stack"] == references()["gguf"].stack
     if weights in _BITS:
         bits = reported.get("bpw") or _bits(quant)
-        return record["stack"] != "llamacpp" and bits == _BITS[weights] and "fused" not in record["variant"]
-    return record["stack"] == "llamacpp" and str(quant).replace("fp16", "f16") == weights
+        return not of_gguf and bits == _BITS[weights] and "fused" not in record["variant"]
+    return of_gguf and str(quant).replace("fp16", "f16") == weights
 
 
 def _bits(quant: str | None) -> int | None:

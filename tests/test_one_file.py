@@ -1,0 +1,186 @@
+"""A new stack is one file in the folder of runners: planned, run, checked and reported like any other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_packed import SMALL, made
+
+from harness.stacks.header import runners_folder, stacks
+
+RUNNER = '''"""A stack of one file: its logits are a rule, its time is virtual. It needs no library."""
+# /// script
+# requires-python = ">=3.10"
+#
+# [tool.harness]
+# summary = "a rule instead of a model"
+# weights = "hf"
+# named = ["dtype"]
+# memory = "transformers"
+# reference = { skew = 0.0 }
+# published = { fp32 = "rule" }
+#
+# [[tool.harness.limits]]
+# covers = "n_ctx"
+# refuses = true
+# says = "the rule ends here"
+#
+# [[tool.harness.context]]
+# option = "n_ctx"
+# granule = 256
+# dry = false
+#
+# [tool.harness.options.dtype]
+# type = "string"
+# choices = ["bf16", "fp32"]
+# default = "bf16"
+# help = "rounding of the logits"
+#
+# [tool.harness.options.skew]
+# type = "float"
+# default = 0.0
+# help = "how wrong the logits are"
+#
+# [tool.harness.options.n_ctx]
+# type = "int"
+# default-from = "tokens"
+# help = "tokens it may hold"
+#
+# [tool.harness.env.cpu]
+# device = "cpu"
+# ///
+
+import math
+import random
+import time
+from array import array
+
+from runners.protocol import Instruments
+
+DOES_NOT_FIT = (MemoryError,)
+STEP_NS = 1_000_000
+VOCABULARY = 64
+now_ns = time.perf_counter_ns()
+
+
+def instruments(request):
+    return Instruments(lambda: now_ns, lambda: 0, lambda: (0, 0))
+
+
+def load(request):
+    return RuleSession(request.options)
+
+
+class RuleSession:
+    chunk = 64
+
+    def __init__(self, options):
+        self.options, self.held = options, 0
+
+    def empty(self, tokens):
+        self.held = 0
+
+    def feed(self, ids, keep):
+        rows = array("f")
+        for token in ids:
+            rows.extend(self.logit(token, choice) for choice in range(VOCABULARY))
+            self.held += 1
+        return rows[-keep * VOCABULARY :]
+
+    def logit(self, token, choice):
+        rounding = 1e-3 if self.options["dtype"] == "bf16" else 0.0
+        right = math.sin(7 * token + 3 * self.held + choice * choice)
+        return right * (1 + rounding * math.cos(choice)) + self.options["skew"] * math.sin(choice)
+
+    def generate(self, prompt, new_tokens):
+        global now_ns
+        self.empty(len(prompt) + new_tokens)
+        logits = self.feed(prompt, 1)
+        for _ in range(new_tokens):
+            now_ns += STEP_NS + random.randrange(1000)
+            token = max(range(VOCABULARY), key=logits.__getitem__)
+            yield token
+            logits = self.feed([token], 1)
+        self.held -= 1
+
+    def counters(self):
+        return {"evaluated_tokens": self.held}
+
+    def facts(self):
+        return {"versions": {"rule": "1"}, "options": self.options, "kernels": {"rule": 1}}
+
+    def close(self):
+        pass
+'''
+
+
+@pytest.fixture
+def add_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Writes the runner into a folder with these other stacks and the modules that all share."""
+
+    def add(*others: str) -> None:
+        folder = tmp_path / "runners"
+        folder.mkdir()
+        for path in runners_folder().glob("*.py"):
+            if path.stem not in stacks() or path.stem in others:
+                (folder / path.name).symlink_to(path)
+        (folder / "rule.py").write_text(RUNNER)
+        monkeypatch.setenv("HARNESS_RUNNERS", str(folder))
+
+    return add
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """A config of these variants of a small checkpoint."""
+    model = {"name": "small", "weights": str(made(tmp_path / "small", SMALL))}
+
+    def of(*variants: dict[str, object]) -> Path:
+        protocol = {"new_tokens": 40, "repeats": 1, "measure_bandwidth": False, "retry_disturbed": 0}
+        path = tmp_path / "small.yaml"
+        path.write_text(json.dumps({"protocol": protocol, "models": [model], "variants": variants}))
+        return path
+
+    return of
+
+
+def test_a_stack_of_one_file_is_planned_run_checked_and_reported(harness, add_stack, write):
+    add_stack()
+    right, wrong, short = {"dtype": ["bf16", "fp32"]}, {"name": "wrong", "skew": 5.0}, {"n_ctx": 8}
+    path = write(*({"stack": "rule"} | options for options in (right, wrong, short)))
+    too_short = "n_ctx 8 does not cover the 65 tokens of prompt and decode"
+
+    plan = harness("run", path, "--dry-run", "--json").json
+    assert [row["cell"].split(".")[1:3] for row in plan][:3] == [
+        ["rule", n] for n in ("bf16", "fp32", "wrong")
+    ]
+    assert [row["will_be_refused"] for row in plan] == [[], [], [], [too_short]]
+    assert all(row["memory_bytes"] > 500e6 for row in plan)  # of which 500 MiB as for any stack on torch
+
+    ran = harness("run", path, "--json")
+    assert ran.code == 1  # for the refused one
+    assert [row["status"] for row in ran.json] == ["ok", "ok", "ok", "refused"]
+    assert ran.json[0]["B_ms"] == pytest.approx(1.0, abs=0.01)
+
+    checks = harness("check-weights", path, "--json").json
+    verdicts = {check["variant"]: check["verdict"] for check in checks}
+    assert verdicts == {"bf16": "agrees", "fp32": "agrees", "wrong": "wrong", "bf16-n_ctx=8": "failed"}
+    assert {check["reference"] for check in checks if check["reference"]} == {"rule fp32"}
+
+    rows = harness("report", "results", "--format", "json").json
+    latest = {(row["stack"], row["variant"]): row["status"] for row in rows}
+    known = {"bf16": "ok", "fp32": "ok", "wrong": "invalid", "bf16-n_ctx=8": "refused"}
+    assert latest == {("rule", variant): status for variant, status in known.items()}
+
+
+def test_a_stack_beside_the_others_changes_nothing_of_theirs(harness, add_stack, write):
+    variants = [{"stack": "hf", "cache": "static"}, {"stack": "bnb"}, {"stack": "llamacpp", "quant": "q4_0"}]
+    known, before = stacks(), harness("validate", write(*variants)).out.splitlines()
+    add_stack(*known)
+    assert {name: header for name, header in stacks().items() if name != "rule"} == known
+    after = harness("validate", write(*variants, {"stack": "rule"})).out.splitlines()
+    assert after[1:-1] == before[1:]  # the first line counts them
+    assert after[-1].startswith("  small.rule.bf16.decode.")

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 IN_A_CLONE = ("Makefile", "ci", "configs", "docs", "harness", "pyproject.toml", "runners", "tests")
 LANGUAGES = {"sh", "text", "yaml", "python", "ini"}
-# The command, save that no run measures again what others on the machine disturbed: it would wait for minutes.
+# The command, but no run waits, minutes at worst, to measure again what another process disturbed.
 COMMAND = f"""#!/bin/sh
 [ "$1" != run ] || set -- "$@" --set retry_disturbed=0
 exec {HARNESS} "$@"

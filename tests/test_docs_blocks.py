@@ -29,10 +29,12 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 IN_A_CLONE = ("Makefile", "ci", "configs", "docs", "harness", "pyproject.toml", "runners", "tests")
 LANGUAGES = {"sh", "text", "yaml", "python", "ini"}
-# The command, but no run waits, minutes at worst, to measure again what another process disturbed.
-COMMAND = f"""#!/bin/sh
-[ "$1" != run ] || set -- "$@" --set retry_disturbed=0
-exec {HARNESS} "$@"
+# Runs are shorter here: no wait to measure again what another process disturbed; one repeat of a real model.
+SETTINGS = ("retry_disturbed=0",)
+OF_REAL_MODELS = (*SETTINGS, "repeats=1", "measure_bandwidth=false")
+COMMAND = """#!/bin/sh
+[ "$1" != run ] || set -- "$@" {settings}
+exec {harness} "$@"
 """
 BLOCK = re.compile(
     r"(?P<comments>(?:^<!-- test: [^\n]*\n)*)^```sh\n(?P<code>.*?)^```$(?:\n+^```text\n(?P<shown>.*?)^```$)?",
@@ -92,12 +94,13 @@ def script(chosen: Sequence[Block], outputs: Path) -> str:
 def run(page: str, chosen: Sequence[Block], folder: Path) -> None:
     """Runs blocks of a page in a new clone of the project, and compares what they print."""
     clone, outputs = folder / "clone", folder / "outputs"
-    commands = clone / ".venv" / "bin"
+    commands, measures = clone / ".venv" / "bin", any(block.measures for block in chosen)
     for each in (commands, outputs):
         each.mkdir(parents=True)
     for name in IN_A_CLONE:
         (clone / name).symlink_to(ROOT / name)
-    (commands / "harness").write_text(COMMAND)
+    settings = " ".join(f"--set {each}" for each in (OF_REAL_MODELS if measures else SETTINGS))
+    (commands / "harness").write_text(COMMAND.format(settings=settings, harness=HARNESS))
     (commands / "harness").chmod(0o755)
     variables = os.environ | {"PATH": f"{commands}:{os.environ['PATH']}"}
     ran = subprocess.run(
@@ -110,7 +113,7 @@ def run(page: str, chosen: Sequence[Block], folder: Path) -> None:
             printed = (outputs / f"{block.line}.out").read_text()
             expected = ".*".join(re.escape(part) for part in block.shown.split("..."))
             assert re.fullmatch(expected, printed, re.DOTALL), f"{page}:{block.line} prints {printed}"
-    if any(block.measures for block in chosen):
+    if measures:
         listed = subprocess.run(["harness", "list", "--json"], cwd=clone, env=variables, capture_output=True)
         rows = json.loads(listed.stdout)
         assert rows

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from harness import cli
+from harness.published import TABLES, llama_arithmetic, rtx4090_qwen15
 from harness.results.kinds import schema
-from harness.theory import demand, floors, llama_arithmetic, published
+from harness.theory import demand, floors
 from harness.theory.families import SHAPES
 from harness.theory.machines import MACHINES
 
@@ -162,11 +163,11 @@ def _rows(name: str) -> Sequence[dict[str, Any]]:
     if name == "slips":
         return [
             {"table": table, "row": row, "column": column, "printed": cell, "why not": reason}
-            for (table, row, column), (cell, reason) in published.SLIPS.items()
+            for (table, row, column), (cell, reason) in rtx4090_qwen15.SLIPS.items()
         ]
+    rows: Any = TABLES[name]()
     if name in llama_arithmetic.TABLES:
-        return llama_arithmetic.TABLES[name]()
-    rows = published.TABLES[name]()
+        return rows
     if name.startswith("gguf_") and "gguf_type" in rows[0]:
         return _per_model(rows)
     if "weight_bits" in rows[0]:

@@ -8,6 +8,7 @@ import json
 import platform
 import shutil
 import subprocess
+import tarfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -120,6 +121,35 @@ def test_a_package_whose_build_needs_the_others_finds_them_only_out_of_isolation
         EnvironmentFailed, match=r"tiny/cpu could not be built: .*No module named 'tiny_good'"
     ):
         build.create(environment(isolated=True)["cpu"], lambda line: None)
+
+
+def test_a_package_compiled_here_is_not_the_one_compiled_for_another_device(tmp_path, monkeypatch):
+    """uv keeps what it built, by name and version alone: not by the variables it was built with."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    for device in ("cpu", "cuda"):
+        (tmp_path / device).mkdir()
+        wheel(tmp_path / device, "compiled", {"compiled.py": f"device = {device!r}\n"})
+    name = "compiled-1.0-py3-none-any.whl"
+    copy = f"import os, shutil; shutil.copy(os.environ['BUILD'] + '/{name}', directory); return {name!r}"
+    made = source(tmp_path, "compiled", copy).rename(tmp_path / "compiled-1.0")
+    (made / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: compiled\nVersion: 1.0\n")
+    with tarfile.open(tmp_path / "compiled-1.0.tar.gz", "w:gz") as archive:
+        archive.add(made, made.name)
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    lines = [
+        f"# [tool.harness.env.{device}]\n# device = {device!r}\n# dependencies = ['compiled==1.0']\n"
+        f"# source-builds = ['compiled']\n# variables = {{ BUILD = {str(tmp_path / device)!r} }}"
+        for device in ("cpu", "cuda")
+    ]
+    for device, each in parse("tiny", RUNNER.format(tables="\n".join(lines))).environments.items():
+        shows = [
+            build.create(each, lambda line: None).python,
+            "-c",
+            "import compiled; print(compiled.device)",
+        ]
+        assert subprocess.run(shows, capture_output=True, text=True).stdout == f"{device}\n"
 
 
 @pytest.mark.parametrize(

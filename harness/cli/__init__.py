@@ -35,7 +35,7 @@ COMMANDS = {
     "export": "export the ok repeats of a results folder in the formats of other tools",
     "fit": "fit a latency log of any tool: line, confidence interval, shape, warnings",
     "machine": "describe this machine and its peak rates",
-    "doctor": "find what on this machine will disturb measurements",
+    "doctor": "list conditions on this machine that disturb measurements",
 }
 RESUMABLE = ("run", "max-ctx")
 

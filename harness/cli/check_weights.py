@@ -25,7 +25,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="time limit per variant; skips depths that would take longer (default: 60)",
     )
-    parser.add_argument("--fresh", action="store_true", help="check again what has been checked")
+    parser.add_argument(
+        "--fresh", action="store_true", help="check every variant again, also those already checked"
+    )
     add_json(parser, "one object per check")
 
 

@@ -31,14 +31,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("results"),
         metavar="DIR",
-        help="results folder for days (default: results)",
+        help="results folder in which days are looked up (default: results)",
     )
     parser.add_argument(
         "--fail-on",
         action="append",
         default=[],
         metavar="slower:2%",
-        help="exit with 3 if anything is SLOWER (memory: LARGER, context: SHORTER) by more; repeatable",
+        help="exit with 3 if a figure is SLOWER (LARGER, SHORTER) by more than that; repeatable",
     )
     parser.add_argument(
         "--format", choices=["md", "json", "html", "gha"], help="output format (default: plain text)"

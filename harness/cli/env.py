@@ -22,7 +22,9 @@ PROBE_TIMEOUT_S = 120.0
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=["list", "create", "check"])
+    parser.add_argument(
+        "action", choices=["list", "create", "check"], help="check: start each one and probe it"
+    )
     parser.add_argument("stack", nargs="*", help="stacks (default: all)")
     parser.add_argument("--device", help="cpu, cuda, metal, vulkan or hip (create: cpu; else all)")
     add_json(parser, "one object per environment")

@@ -24,7 +24,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-fill", action="store_true", help="only allocate the context; filling it to verify takes time"
     )
-    parser.add_argument("--fresh", action="store_true", help="search again what has been searched")
+    parser.add_argument(
+        "--fresh", action="store_true", help="search every variant again, also those already searched"
+    )
     parser.add_argument(
         "--retry-failed", action="store_true", help="search again the variants that are not ok"
     )

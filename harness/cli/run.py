@@ -24,7 +24,9 @@ from harness.results import ResultsError
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_cells(parser)
-    parser.add_argument("--fresh", action="store_true", help="measure again what has been measured")
+    parser.add_argument(
+        "--fresh", action="store_true", help="measure every cell again, also those already measured"
+    )
     parser.add_argument("--retry-failed", action="store_true", help="measure again the cells that are not ok")
     parser.add_argument(
         "--skip-known-failures",

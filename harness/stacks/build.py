@@ -155,6 +155,9 @@ def _install(steps: Steps, python: Path) -> dict[str, str]:
     install = [uv_binary(), "pip", "install", "--verbose", "--python", str(python)]
     for package in environment.source_builds:
         install += ["--no-binary", package]
+    if environment.source_builds:
+        # uv's cache would give what it built with other variables: a GPU's environment the CPU's build.
+        install.append("--no-cache")
     dependencies = environment.dependencies
     unisolated = {_name(each) for each in environment.unisolated}
     first = [each for each in dependencies if _name(each) not in unisolated]

@@ -270,17 +270,16 @@ def _list(arguments: argparse.Namespace, shapes: Mapping[str, Shape], machines: 
 
 def _published(arguments: argparse.Namespace) -> int:
     """Print one published table, or all, as CSV, to compare with `diff`."""
-    from harness.theory import llama_arithmetic, published
+    from harness.published import TABLES
 
-    tables = published.TABLES | llama_arithmetic.TABLES
-    if arguments.published not in (*tables, "all"):
-        raise Mistake(unknown("table", arguments.published, [*tables, "all"]))
-    wanted = list(tables) if arguments.published == "all" else [arguments.published]
+    if arguments.published not in (*TABLES, "all"):
+        raise Mistake(unknown("table", arguments.published, [*TABLES, "all"]))
+    wanted = list(TABLES) if arguments.published == "all" else [arguments.published]
     if arguments.json:
-        print(json.dumps([{"table": name, "rows": tables[name]()} for name in wanted], indent=1))
+        print(json.dumps([{"table": name, "rows": TABLES[name]()} for name in wanted], indent=1))
         return OK
     for number, name in enumerate(wanted):
         if len(wanted) > 1:
             print(f"{'' if number == 0 else chr(10)}# {name}")
-        _csv(tables[name]())
+        _csv(TABLES[name]())
     return OK

@@ -70,6 +70,16 @@ def test_the_longest_contexts_of_the_published_study_are_predicted_within_5_perc
     assert max(errors.values()) <= 0.15, max(errors.items(), key=lambda each: each[1])
 
 
+@pytest.mark.parametrize(("budget_mib", "searched"), [(1700, 2560), (3072, 17_152)])
+def test_a_static_cache_searched_on_a_cpu_is_predicted_within_a_granule_and_1_percent(budget_mib, searched):
+    """Qwen1.5-0.5B in bf16, one thread; 2,560 tokens were filled too."""
+    shape = SHAPES["qwen1.5-0.5b"]
+    model = Model(shape, loaded_bytes(of_shape(shape), "bf16", None), 0.0, kv_bytes_per_token(shape))
+    found = longest(Torch(on_gpu=False, cache="static", granule=256), model, budget_mib * 2**20)
+    assert found is not None
+    assert abs(found - searched) <= 256 + 0.01 * searched
+
+
 @pytest.mark.parametrize(("quant", "searched"), [("q8_0", 2304), ("q4_k_m", 4096), ("q4_0", 4096)])
 def test_the_longest_contexts_searched_on_a_cpu_are_predicted_within_a_granule_and_1_percent(quant, searched):
     """What `harness max-ctx configs/quickstart.yaml --set memory_budget=1GiB` found and proved: README.md."""

@@ -102,6 +102,7 @@ def test_a_name_of_no_config_is_met_with_the_closest_that_is_shipped(harness):
 def test_a_published_study_is_a_folder_where_the_user_stands_else_the_shipped_one(harness, tmp_path):
     memory = "memory", "published/rtx4090-qwen1.5"
     assert harness(*memory, "--json").code == 0
+    assert "its 148 records are published figures: see harness report" in harness("list", memory[1]).err
     (tmp_path / "published" / "rtx4090-qwen1.5").mkdir(parents=True)
     assert "no records" in harness("report", "published/rtx4090-qwen1.5").err
     assert "no such results folder" in harness("report", "published/../configs").err

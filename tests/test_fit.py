@@ -174,6 +174,15 @@ def figures(ran) -> tuple[float, float]:
 TRUTH = (pytest.approx(20, rel=0.01), pytest.approx(1000, rel=0.02))
 
 
+def test_a_slope_in_too_few_tokens_is_called_too_short(harness, tmp_path):
+    rows = [f"{n},{20 + n / 500 + (n % 7) / 100}" for n in range(1, 301)]
+    (tmp_path / "log.csv").write_text("\n".join(["n,latency_ms", *rows]))
+    out = harness("fit", "log.csv").out
+    assert "too short: W needs 2,049 tokens" in out
+    assert "W 4" not in out  # nor from a robust line
+    assert "not identifiable" not in out
+
+
 def test_columns_of_any_name_in_any_unit(harness, tmp_path):
     n, ms = drawn()
     for unit, scale in (("s", 1e-3), ("us", 1e3), ("ns", 1e6)):

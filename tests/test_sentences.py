@@ -195,7 +195,8 @@ def test_figures_of_two_machines_and_of_others_are_not_ranked_together():
 
 
 def test_a_page_of_published_figures_says_on_top_whose_they_are_and_of_which_year(published: Study):
-    (said,) = summary.third_party(published.rows)
+    said, *notes = summary.third_party(published.rows)
+    assert "51 of 148 cells: bpw is nominal: scales, zeros and the 16-bit lm_head come on top." in notes
     assert said.startswith("148 of 148 cells hold third-party figures, not measured here: ")
     assert all(part in said for part in ("by noooop, 2024", "github.com/noooop", "CC0-1.0"))
     page = document.page(published)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness import shipped
 from harness.analysis.records.metrics import FAMILIES
 from harness.cli.exits import NOT_OK, NOT_STARTED, OK, REGRESSION, Mistake, say
 from harness.compare import Comparison, compare, gha, page, sides, text
@@ -78,12 +79,12 @@ def threshold(given: str) -> tuple[str, float]:
 
 
 def _sides(arguments: argparse.Namespace) -> tuple[sides.Side, sides.Side]:
-    given, results = arguments.of, arguments.results
+    given, results = [str(shipped.results(each)) for each in arguments.of], arguments.results
     if arguments.baseline is None:
         if len(given) != 2:
             raise Mistake("compare takes two results folders or days, or one folder with --baseline last:N")
         if Path(given[0]).resolve() == Path(given[1]).resolve():
-            raise Mistake(f"{given[0]}: base and new are the same folder; give two different ones")
+            raise Mistake(f"{given[0]}: base and new are the same; give two different ones")
         return sides.side(given[0], results), sides.side(given[1], results)
     count = re.fullmatch(r"last:([1-9]\d{0,3})", arguments.baseline)
     if count is None:

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from harness.cli import cells_table
-from harness.cli.exits import OK
+from harness.cli.exits import OK, say
 from harness.cli.inputs import add_json, add_results, stored
 from harness.dataset.gather import Gathered
 
@@ -18,7 +18,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, or one array. Raises ResultsError if there is no such folder."""
-    gathered = Gathered([each for each in stored(arguments.dir) if each.record["kind"] != "reported"])
+    every = list(stored(arguments.dir))
+    gathered = Gathered([each for each in every if each.record["kind"] != "reported"])
+    if every and not gathered.stored and not gathered.searches and not gathered.checks:
+        say(f"{arguments.dir}: its {len(every)} records are published figures: see harness report")
     if arguments.json:
         cells_table.warn(gathered)
         print(json.dumps(gathered.repeats + gathered.searches, indent=1, allow_nan=False))

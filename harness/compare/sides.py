@@ -149,9 +149,10 @@ def _read(folder: Path) -> _Folder:
         else:
             others += 1
     if not found:
+        if others:
+            raise ResultsError(f"{folder}: no measurements: {others} records hold published figures alone")
         why = f" that can be read ({damages[0]})" if damages else ""
-        reported = f"; its {others} hold published figures, which have no repeats" if others else ""
-        raise ResultsError(f"{folder}: no records{why}{reported}")
+        raise ResultsError(f"{folder}: no records{why}")
     return _Folder(found, checks, damages)
 
 

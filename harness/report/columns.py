@@ -13,8 +13,8 @@ from harness.report.table import NONE
 Text = Callable[[Row, str], str]
 NOT_HELD = ", not held"  # follows a length that the memory cannot hold
 W_MEANING = (
-    "tokens of context per further ms of TPOT; not identifiable: slope not distinguishable from zero; "
-    "not applicable: every step reads the whole of a static cache"
+    "tokens of context per further ms of TPOT; not identifiable: slope not distinguishable from zero, or"
+    " fewer than 2,049 tokens; not applicable: every step reads the whole of a static cache"
 )
 
 

@@ -29,6 +29,8 @@ def interval(value: float | None, ends: list[float | None] | None, digits: int) 
 def _W(row: Row) -> str:
     if not row["per_token"]:
         return NONE
+    if row["shape"] == "short":
+        return "too short"
     if row["W_tokens_per_ms"] is None or not row["W_identifiable"]:
         return "not identifiable"
     return interval(row["W_tokens_per_ms"], row["W_ci95"], 0)
@@ -62,8 +64,8 @@ def show(rows: Sequence[Row], notes: Sequence[str]) -> None:
         table((*COLUMNS, *(AGAINST if "B_theory_ms" in usable[0] else ())), usable)
     for row in usable:
         if row["robust_B_ms"] is not None:
-            line = f"B {row['robust_B_ms']:.2f} ms, W {short(row['robust_W_tokens_per_ms'])}"
-            print(f"{row['variant']}: robust fit: {line}")
+            W = f", W {short(row['robust_W_tokens_per_ms'])}" if row["W_identifiable"] else ""
+            print(f"{row['variant']}: robust fit: B {row['robust_B_ms']:.2f} ms{W}")
         if len(row["segments"]) > 1:
             parts = (
                 f"to n = {part['to_n']:,} B {part['B_ms']:.2f} ms, "
@@ -73,6 +75,8 @@ def show(rows: Sequence[Row], notes: Sequence[str]) -> None:
             print(f"{row['variant']}: {row['shape']}: {'; '.join(parts)}")
         for flag in row["flags"]:
             print(f"{row['variant']}: {flag['code']}: {flag['detail']}")
+    if any(row["shape"] == "short" for row in usable):
+        print("too short: W needs 2,049 tokens")
     for row in rows:
         if row["unusable"] is not None:
             print(f"{row['variant']}: unusable: {row['unusable']}")

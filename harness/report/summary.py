@@ -54,7 +54,9 @@ def third_party(rows: Sequence[Row]) -> list[str]:
             f"{count} of {len(rows)} {words} third-party figures, not measured here: {source}."
             for source, count in sources.items()
         ]
-    return found
+    notes = Counter(note for row in rows for note in (row.get("source") or {}).get("notes", ()))
+    frequent = {note: count for note, count in notes.items() if count > len(rows) / 10}
+    return found + [f"{count} of {len(rows)} cells: {note}." for note, count in frequent.items()]
 
 
 def _source(row: Row) -> str:

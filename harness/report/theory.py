@@ -85,7 +85,7 @@ FLOORS: Columns = (
     ("W tok/ms", lambda row: short(row["W_tokens_per_ms"])),
     ("tok/s", lambda row: short(row["tokens_per_s"])),
     ("tok/s at n", lambda row: short(row["tokens_per_s_at_context"])),
-    ("bound by", lambda row: (row["rate"] and row["bound"]) or NONE),
+    ("bound by", lambda row: row["bound"] or NONE),
     ("reached", reached),
     ("FLOP/s rate", lambda row: row["rate"] or "unknown"),
     ("batch", lambda row: short(row["compute_bound_batch"])),

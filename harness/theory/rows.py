@@ -123,7 +123,7 @@ def row_without_shape(
         "memory_bytes": machine.memory_bytes,
         "B_ms": streamed / bytes_per_s * 1e3,
         "tokens_per_s": bytes_per_s / streamed,
-        "bound": "memory",
+        "bound": None,
     }
 
 
@@ -178,7 +178,7 @@ def _decode(needs: Demand, ceiling: Ceiling, ask: Ask, knows_rate: bool, held: i
         "W_tokens_per_ms": W and W / 1e3,
         "B_ms": B_ms,
         "compute_ms": compute_ms if knows_rate else None,
-        "bound": "compute" if compute_ms > B_ms else "memory",
+        "bound": ("compute" if compute_ms > B_ms else "memory") if knows_rate else None,
         "tokens_per_s": 1e3 / max(B_ms, compute_ms),
         "latency_ms_at_context": at_context and at_context * 1e3,
         "tokens_per_s_at_context": at_context and 1 / at_context,

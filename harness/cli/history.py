@@ -54,7 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
         _print(found)
     else:
         figures = page.counted(len(history.series), "figure")
-        reason = "no change" if page.enough(history) else f"too few: detecting a step needs {page.FEWEST}"
+        reason = (
+            "no change"
+            if page.enough(history)
+            else f"too few: detecting a step needs {page.FEWEST} campaigns"
+        )
         print(f"no steps: {figures} over {page.counted(history.campaigns, 'campaign')}, {reason}")
     print(f"history: {target.absolute()}", file=sys.stderr if as_json else sys.stdout)
     return OK

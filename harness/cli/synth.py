@@ -28,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=["gguf", "hf", "gptq", "awq"],
         default="gguf",
-        help="hf: a checkpoint folder; gptq, awq: one rounded to nearest and packed (default: gguf)",
+        help="hf: a checkpoint folder; gptq, awq: such a folder, rounded and packed (default: gguf)",
     )
     parser.add_argument("--bits", type=int, choices=[4, 8], help="bits of GPTQ weights (default: 4)")
     parser.add_argument("--quant", nargs="+", metavar="TYPE", help="GGUF types, e.g. q4_k_m (default: f16)")

@@ -59,7 +59,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--kv-read",
         choices=("grows", "padded256", "full", "copied", "window"),
         default="grows",
-        help="how a decode step reads it (default: grows)",
+        help="what a decode step reads: grows, the tokens so far (default); padded256, up to a multiple of "
+        "256; full, all of a static cache; copied, the tokens twice, and a write; window, the last ones",
     )
     cache.add_argument(
         "--length", type=_count, metavar="N", help="tokens of a static cache (full) or of the window (window)"
@@ -85,7 +86,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--kv-block",
         type=_count,
         metavar="N",
-        help="prefill tokens that share one read of the KV cache (default: a chunk; 1: as in the study)",
+        help="prefill tokens that share one read of the KV cache (default: a chunk; 1: as in the published "
+        "RTX 4090 study)",
     )
     at.add_argument("--rate", metavar="NAME", help="compute rate of the machine to use, e.g. fp16-tensor")
     draft = parser.add_argument_group("speculative decoding")
@@ -105,7 +107,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--units",
         choices=["si", "published"],
         default="si",
-        help="published: binary units, as in the study (default: si)",
+        help="published: binary units, as in the published RTX 4090 study (default: si)",
     )
     add("--from", dest="own", type=Path, metavar="FILE", help="YAML file with your own shapes and machines")
     instead = parser.add_mutually_exclusive_group()

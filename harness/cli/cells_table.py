@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from harness.analysis.records import disturbances
 from harness.analysis.records.disturbances import BusyProcess
 from harness.cli import searches_table
@@ -11,17 +13,16 @@ from harness.report import tables
 from harness.report.table import note
 
 
-def warn(gathered: Gathered, busiest: BusyProcess | None = None) -> None:
-    """Print what is wrong with the records. `busiest`: the process to name where repeats stayed disturbed."""
+def show(gathered: Gathered, as_json: bool, busiest: BusyProcess | None = None) -> None:
+    """Print what is wrong with the records, then one array, or the searches, the cells, and notes on them.
+    `busiest`: the process to name where repeats stayed disturbed."""
     for warning in gathered.warnings:
         say(warning)
     if sentence := disturbances.summary(gathered.cells, busiest):
         say(sentence)
-
-
-def show(gathered: Gathered, busiest: BusyProcess | None = None) -> None:
-    """Print the warnings, the searches, the cells, and notes on them."""
-    warn(gathered, busiest)
+    if as_json:
+        print(json.dumps(gathered.repeats + gathered.searches, indent=1, allow_nan=False))
+        return
     if gathered.searches:
         searches_table.show(gathered.searches)
     if not gathered.cells and gathered.searches:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from harness import machine, results
 from harness.analysis.records import traffic
 from harness.campaign import forecast
 from harness.campaign.device_lock import is_busy
-from harness.cli.exits import NOT_OK, OK
+from harness.cli.exits import NOT_OK, OK, say
 from harness.config import Experiment
 from harness.models import checkpoint, packed, weights
 from harness.models.weights import Ready
@@ -35,7 +34,7 @@ def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
     if absent := here.device.absent:
         name, has = here.device.name, here.device.memory_bytes
         planned = f"; the forecast is for {name} with {has / 1e9:.1f} GB" if has else ""
-        print(f"harness: {absent}{planned}", file=sys.stderr)
+        say(f"{absent}{planned}")
     lines = [here.line(cell) for cell in cells]
     if as_json:
         print(json.dumps(lines, indent=1))
@@ -51,12 +50,12 @@ def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
         print("  ".join(parts + ([f"({line['note']})"] if line["note"] else [])))
     seconds = [line["seconds"] for line in lines if line["seconds"] is not None]
     takes = f", {duration_of(seconds, experiment)}" if seconds else ""
-    print(f"harness: {plural(len(lines), 'cell')}{takes}", file=sys.stderr)
+    say(f"{plural(len(lines), 'cell')}{takes}")
     counts = {what: sum(bool(line[what]) for line in lines) for what in NOT_OK_AS}
     if not any(counts.values()):
         return OK
     why = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items() if count)
-    print(f"harness: of {plural(len(lines), 'cell')}, {why} (exit code 1)", file=sys.stderr)
+    say(f"of {plural(len(lines), 'cell')}, {why} (exit code 1)")
     return NOT_OK
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from harness.cli import cells_table
 from harness.cli.exits import OK, say
@@ -22,9 +21,5 @@ def run(arguments: argparse.Namespace) -> int:
     gathered = Gathered([each for each in every if each.record["kind"] != "reported"])
     if every and not gathered.stored and not gathered.searches and not gathered.checks:
         say(f"{arguments.dir}: its {len(every)} records are published figures: see harness report")
-    if arguments.json:
-        cells_table.warn(gathered)
-        print(json.dumps(gathered.repeats + gathered.searches, indent=1, allow_nan=False))
-    else:
-        cells_table.show(gathered)
+    cells_table.show(gathered, arguments.json)
     return OK

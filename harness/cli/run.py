@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,11 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         wait=arguments.wait,
     )
     gathered = Gathered(campaign.run(experiment, cells, request, progress := Progress()))
-    if arguments.json:
-        cells_table.warn(gathered, progress.busiest)
-        print(json.dumps(gathered.repeats + gathered.searches, indent=1, allow_nan=False))
-    else:
-        cells_table.show(gathered, progress.busiest)
+    cells_table.show(gathered, arguments.json, progress.busiest)
     # A run of some cells must not overwrite the page of all cells.
     name = experiment.name + ("-only" if arguments.only else "")
     page = (root if arguments.out else Path("reports")) / f"{name}.html"

@@ -15,6 +15,7 @@ from typing import Any
 
 from harness.export.chosen import Repeat, Row
 from harness.results import Record
+from harness.results.kinds import loaded_of
 
 BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "metal": "MTL", "vulkan": "Vulkan", "hip": "ROCm"}
 
@@ -64,14 +65,14 @@ def builds(found: Sequence[dict[str, Any]]) -> list[str]:
 def build(record: Record) -> str:
     """An id of 8 hexadecimal digits for a build: the stack, its versions, environment and build flags."""
     environment = record.get("environment") or {}
-    versions = (record.get("loaded") or {}).get("versions")
+    versions = loaded_of(record).get("versions")
     known = [record["stack"], versions, environment.get("lock"), environment.get("variables")]
     return sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _known(row: Row, record: Record) -> dict[str, Any]:
     """The fields shared by all tests of a cell. Options that a stack lacks have llama-bench's default."""
-    loaded, machine = record.get("loaded") or {}, record["machine"]
+    loaded, machine = loaded_of(record), record["machine"]
     options = record["options"] | (loaded.get("options") or {})
     on_gpu = record["device"] != "cpu"
     gpus = machine.get("gpus") or []

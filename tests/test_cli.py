@@ -234,6 +234,7 @@ def test_env_create_builds_once_and_says_where(harness):
         (("run",), "CONFIG"),
         (("run", "x", "--fast"), "usage: harness run "),
         (("theory", "qwen1.5-7b", "--fast"), "usage: harness theory "),
+        (("theory", "qwen1.5-7b", "--published", "all"), "name no MODEL"),
         (("fly",), "invalid choice"),
     ],
 )
@@ -369,6 +370,19 @@ exclude:
             f"c.yaml:5: models.3.weights.gptq: {tmp_path}/four-4: {missing}",
         ],
     )
+
+
+def test_validate_names_cells_whose_options_exclude_each_other(harness, tmp_path):
+    rows = {
+        "models": [{"shape": "qwen1.5-0.5b", "weights": "synthetic"}],
+        "variants": [{"stack": "llamacpp", "quant": "q4_0", "type_v": ["q8_0", "f16"]}],
+    }
+    (tmp_path / "c.yaml").write_text(json.dumps(rows))
+    ran = harness("validate", "c.yaml")
+    _, quantized, plain = ran.out.splitlines()
+    assert ran.code == 0
+    assert quantized.endswith(": will fail: quantized V cache requires flash_attn to be enabled")
+    assert "will fail" not in plain
 
 
 def test_one_cell_is_no_cells(harness, config):

@@ -10,6 +10,7 @@ import pytest
 
 from harness import results
 from harness.dataset.gather import Gathered
+from harness.report import export
 
 STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
 GOLDEN = Path(__file__).parent / "golden" / "record-1.json"
@@ -83,7 +84,10 @@ def test_where_the_time_goes_is_told_for_each_quantization(study):
 def test_attention_of_llama_cpp_reads_its_cache_at_the_data_sheets_rate(study):
     said = study.study("x").methods["Cost of context"]
     assert any(
-        line.startswith("llamacpp, rtx-4090, cuda: 143 ns per token of context, and 1,020 GB/s")
+        line.startswith(
+            "llamacpp, rtx-4090, cuda: 143 ns per token of context, and 1,020 GB/s of KV cache,"
+            " above the 1,008 of the data sheet: the models' slopes do not fix it"
+        )
         for line in said
     )
 
@@ -168,3 +172,11 @@ def test_a_folder_with_searches_alone_says_on_which_machine_and_how_they_were_ma
     assert study.methods["To repeat it"][0].endswith(f"max-ctx {path} --no-fill")
     assert harness("report", "results", "-o", tmp_path / "x.html").code == 0
     assert f"max-ctx {path} --no-fill" in (tmp_path / "x.html").read_text()
+
+
+def test_markdown_says_which_first_token_is_too_fast_and_how_figures_are_formed(study):
+    text = export.markdown(study.study("x"))
+    (speed,) = (part for part in text.split("\n## ") if part.startswith("Speed\n"))
+    (line,) = (line for line in speed.splitlines() if line.startswith("| qwen1.5-7b hf bf16"))
+    assert "| 4.5, too fast |" in line
+    assert text.partition("\n## Methods\n")[2].startswith("\nlatency(n) = B + (n - 1) / W")

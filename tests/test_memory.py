@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -156,8 +157,12 @@ def test_a_folder_that_is_none_and_one_that_is_empty_are_said_as_list_says_them(
     assert harness("memory", tmp_path / "empty").code == 0
 
 
-def test_published_sizes_are_rows_beside_ours(harness):
+def test_published_sizes_are_shown_where_nothing_was_measured(harness, config, tmp_path):
     study = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
     ran = harness("memory", study)
     assert ran.code == 0
     assert "reported" in ran.out
+    shutil.copytree(study, tmp_path / "results" / "published")
+    harness("run", config({}), "-o", tmp_path / "results")
+    (row,) = harness("memory", tmp_path / "results", "--json").json
+    assert row["kind"] == "measured"

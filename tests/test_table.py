@@ -23,6 +23,11 @@ def test_markdown_keeps_a_cell_in_its_cell():
     assert made == "## T\n\n| a\\|b | n |\n| --- | ---: |\n| x \\| y &lt;b> | 1 |"
 
 
+def test_below_a_markdown_table_stand_the_meanings_of_its_columns():
+    made = Table(["a|b", "n"], [["x", "1"]], meanings=["a name", "a <count>"]).markdown()
+    assert made.endswith("| x | 1 |\n\n**a\\|b**: a name; **n**: a &lt;count>.")
+
+
 def test_a_text_in_brackets_is_text_and_a_long_line_is_whole(capsys: pytest.CaptureFixture[str]):
     Table(["cell"], [["[red]" + "x" * 300]], marked=[True]).show()
     table.note("[bold] :smile:")

@@ -22,8 +22,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table, or one array. Raises ResultsError if there is no such folder."""
-    gathered = Gathered(list(stored(arguments.dir)))
+    """Print the table, or one array; published figures only where nothing was measured. Raises ResultsError
+    if there is no such folder."""
+    every = list(stored(arguments.dir))
+    measured = [each for each in every if each.record["kind"] != "reported"]
+    gathered = Gathered(measured or every)
     rows = gathered.memory
     for warning in gathered.warnings:
         say(warning)
@@ -35,10 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print(rows: Sequence[Row]) -> None:
-    headings = ["cell", "status", "at", "file", "total", *PARTS, "unattributed", "KV B/token", "by theory"]
+    kv = ["KV B/token", "by theory"]
+    headings = ["cell", "status", "at", "file", "total", *PARTS, "unattributed", *kv]
     lines = [line for row in rows for line in _lines(row)]
     Table(headings, lines, [False] * 3 + [True] * (len(headings) - 3)).show()
-    note("MB are 1e6 bytes; unattributed: total minus the parts, in % of the total")
+    note("sizes in MB (1e6 bytes); unattributed: total minus the parts, in % of the total")
     if any(row[at] and row[at]["by_difference"] for row in rows for at in ("loaded", "peak")):
         note("~: inferred: total minus the reported parts; unattributed is then unknown")
 

@@ -7,6 +7,8 @@ import argparse
 from harness import config, plan
 from harness.cli.exits import OK
 from harness.cli.inputs import add_config
+from harness.plan import Cell
+from harness.stacks.rules import holds
 from harness.system.wording import plural
 
 
@@ -15,11 +17,18 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the cells. Raises ConfigError."""
+    """Print the cells, and which can never run. Raises ConfigError."""
     experiment = config.load(arguments.config, arguments.set, look_for_weights=True)
     cells = plan.cells(experiment)
     repeats = plural(experiment.protocol.repeats, "repeat")
     print(f"{arguments.config}: ok, {plural(len(cells), 'cell')} x {repeats}")
     for cell in cells:
-        print(f"  {cell.id}")
+        print(f"  {cell.id}{_never(cell)}")
     return OK
+
+
+def _never(cell: Cell) -> str:
+    """What the stack answers to options that it never runs with; empty if it runs."""
+    options = cell.options(threads=1)
+    found = [limit.says for limit in cell.header.limits if limit.never and holds(limit.when, options)]
+    return f": will fail: {found[0]}" if found else ""

@@ -162,8 +162,20 @@ def _attention(cells: Sequence[Row]) -> dict[str, Any]:
                 else "no fixed cost"
             )
             rate = f"{found.bytes_per_s / 1e9:,.0f} GB/s of KV cache"
+            if found.bytes_per_s > (sheet := _data_sheet(cells, found.group)):
+                rate += f", above the {sheet / 1e9:,.0f} of the data sheet: the models' slopes do not fix it"
             lines.append(f"{', '.join(found.group)}: {fixed}, and {rate} ({plural(found.cells, 'cell')}).")
     return {"Cost of context": lines} if lines else {}
+
+
+def _data_sheet(cells: Sequence[Row], place: tuple[str, ...]) -> float:
+    """Bandwidth of the data sheet of a stack, machine and device, bytes/s; infinite where unknown."""
+    known = (
+        row["W_theory_tokens_per_ms"] * 1e3 * row["kv_bytes_per_token"]
+        for row in cells
+        if (row["stack"], row["machine"], row["device"]) == place and row.get("W_theory_tokens_per_ms")
+    )
+    return max(known, default=float("inf"))
 
 
 def _methods(stored: Sequence[Stored]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from harness.report.table import NONE
 
 Text = Callable[[Row, str], str]
 NOT_HELD = ", not held"  # follows a length that the memory cannot hold
+TOO_FAST = ", too fast"  # follows a TTFT below the time that reading the weights takes
 W_MEANING = (
     "tokens of context per further ms of TPOT; not identifiable: slope not distinguishable from zero, or"
     " fewer than 2,049 tokens; not applicable: every step reads the whole of a static cache"
@@ -104,6 +105,13 @@ def longest(row: Row, key: str) -> str:
     return number(row, key, "{:,.0f}") + "+" * bool(row.get("max_ctx_is_target")) + NOT_HELD * (not held(row))
 
 
+def ttft(row: Row, key: str) -> str:
+    """`68.2`; `2.3, too fast` where the weights cannot have been read in that time."""
+    faster = any(flag.get("code") == "first_token_faster_than_limit" for flag in row.get("flags") or ())
+    text = number(row, key, "{:.1f}")
+    return text if text == NONE else text + TOO_FAST * faster
+
+
 def segments(row: Row, key: str) -> str:
     """`26 to 2,048: B 12.10, W 900; 2,049 to 9,999: B 14.10, flat`; a dash for a single segment, which is
     the line of the speed table."""
@@ -156,7 +164,13 @@ SPEED: tuple[Column, ...] = (
     _number("Nominal", "nominal_bits", "{:.0f}", "bits in the name of the type"),
     _number("BPW", "bpw", "{:.2f}", "bits per weight: bits of all tensors over the number of parameters"),
     _number("perplexity", "perplexity", "{:.2f}", "as measured or reported; lower is better"),
-    _number("TTFT ms", "ttft_ms", "{:.1f}", "time to first token: prefill of the prompt", shows_failure=True),
+    Column(
+        "TTFT ms",
+        "ttft_ms",
+        ttft,
+        "time to first token: prefill of the prompt; too fast: the weights cannot be read in that time",
+        shows_failure=True,
+    ),
     Column("W tok/ms", "W_tokens_per_ms", W, W_MEANING, shows_failure=True),
     Column("W 95%", "W_ci95", partial(interval, digits=0), "95% confidence interval of W"),
     Column("W MBU, spec", "W_ratio", W_share, "W over the W at the bandwidth of the data sheet"),

@@ -12,16 +12,6 @@ from harness.report.ranking import CRITERION
 from harness.results import ResultsError
 from harness.system.wording import named
 
-MEANINGS = (
-    "latency(n) = B + (n - 1) / W, by ordinary least squares over the decode tokens. The first token is"
-    " prefill and is reported as TTFT. B: TPOT extrapolated to zero context. W: tokens of context per further"
-    " millisecond of TPOT.",
-    "Figures of a cell are pooled over its ok repeats; each repeat runs in a separate process. Curves show"
-    " one repeat, thinned for display (min-max and LTTB, keeping the highest spikes). All other figures use"
-    " every token.",
-    "MBU (model bandwidth utilisation): the time to read the bytes once at the bandwidth of the data sheet"
-    " (spec) or at the measured bandwidth, over the time taken. MB are 1e6 bytes.",
-)
 SYNTHETIC = (
     "Synthetic: random weights of the real model's exact shape; sizes are exact, latencies almost exact."
 )
@@ -73,7 +63,7 @@ def page(study: Study) -> str:
         agreement_notes=agreement.notes(study.checks),
         chapters=chapters,
         sections=sections,
-        meanings=MEANINGS,
+        meanings=summary.meanings(study),
         costs=summary.costs(study),
         methods=list(_methods(study)),
     )

@@ -14,6 +14,7 @@ from typing import Any
 from harness.dataset.study import Row, Study, bounds
 from harness.report import agreement, chapters, columns, figures, summary, tables
 from harness.report.drawing import Figure, plain
+from harness.report.ranking import CRITERION
 from harness.report.table import in_markdown
 from harness.results import ResultsError
 
@@ -65,7 +66,7 @@ class FiguresError(Exception):
 
 
 def markdown(study: Study) -> str:
-    """The summary of the page, then its tables, each below a heading."""
+    """The summary of the page, its tables with the meanings of their columns, and the methods."""
     rows = study.rows
     parts = [*(f"> {in_markdown(line)}" for line in summary.third_party(rows)), *_sentences(study)]
     used = {title: columns.used(every, rows) for title, every in columns.TABLES.items()}
@@ -74,6 +75,7 @@ def markdown(study: Study) -> str:
         parts += [tables.of_columns(*each).markdown() for each in chapters.lines(chapter)]
     if study.checks:
         parts.append(agreement.table(study.checks).markdown())
+    parts += ["## Methods", *(in_markdown(each) for each in (*summary.meanings(study), CRITERION))]
     return "\n\n".join(parts) + "\n"
 
 

@@ -56,12 +56,19 @@ AGAINST: Columns = (
     ("B as w16", lambda row: short(row["B_as_w16_ms"])),
 )
 
+LEGEND = (
+    "first: prefill. B: TPOT extrapolated to zero context. W: tokens of context per further ms of TPOT. In\n"
+    "brackets: 95% confidence interval. every: tokens from spike to spike. 50 ms from n: where TPOT\n"
+    "exceeds 50 ms."
+)
+
 
 def show(rows: Sequence[Row], notes: Sequence[str]) -> None:
     """Print the table of usable variants, robust fits that differ, warnings, unusable variants and notes."""
     usable = [row for row in rows if row["unusable"] is None]
     if usable:
         table((*COLUMNS, *(AGAINST if "B_theory_ms" in usable[0] else ())), usable)
+        print(LEGEND)
     for row in usable:
         if row["robust_B_ms"] is not None:
             W = f", W {short(row['robust_W_tokens_per_ms'])}" if row["W_identifiable"] else ""

@@ -21,6 +21,20 @@ SIZES = (
 )
 NAMES_SHOWN = 12
 TIES_SHOWN = 4
+LINE = (
+    "latency(n) = B + (n - 1) / W, by ordinary least squares over the decode tokens. The first token is"
+    " prefill and is reported as TTFT. B: TPOT extrapolated to zero context. W: tokens of context per further"
+    " millisecond of TPOT."
+)
+POOLED = "Figures of a cell are pooled over its ok repeats; each repeat runs in a separate process."
+DRAWN = (
+    "Curves show one repeat, thinned for display (min-max and LTTB, keeping the highest spikes). All other"
+    " figures use every token."
+)
+MBU = (
+    "MBU (model bandwidth utilisation): the time to read the bytes once at the bandwidth of the data sheet"
+    " (spec) or at the measured bandwidth, over the time taken. MB are 1e6 bytes."
+)
 
 Named = Sequence[tuple[str, Row]]
 
@@ -40,6 +54,12 @@ def counts(study: Study) -> str:
 def _outcomes(rows: Sequence[Row]) -> str:
     status = Counter(str(row.get("status")) for row in rows)
     return ", ".join(f"{count} {name}" for name, count in status.most_common())
+
+
+def meanings(study: Study) -> list[str]:
+    """How the figures are formed. A log has one series per variant, and nothing is pooled."""
+    logged = bool(study.cells) and all(row.get("kind") == "logged" for row in study.cells)
+    return [LINE, DRAWN if logged else f"{POOLED} {DRAWN}", MBU]
 
 
 def third_party(rows: Sequence[Row]) -> list[str]:

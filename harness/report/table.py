@@ -18,7 +18,7 @@ _FIGURE = re.compile(r"[-+~<>]? ?\d.*|-|oom|", re.DOTALL)
 class Table:
     """`lines`: the cells of each line, as many as `headings`. `numeric`: which columns hold figures; null:
     those with nothing else in them. `marked`: lines that need attention; null: none. `meanings`: of the
-    headings; shown on a page."""
+    headings; shown on a page, and below a Markdown table."""
 
     headings: Sequence[str]
     lines: Sequence[Sequence[str]]
@@ -52,7 +52,10 @@ class Table:
         rule = ["---:" if figures else "---" for figures in self.figures]
         headings, *lines = ([in_markdown(cell) for cell in row] for row in (self.headings, *self.lines))
         rows = ["| " + " | ".join(row) + " |" for row in (headings, rule, *lines)]
-        return "\n".join([f"## {self.title}", "", *rows] if self.title else rows)
+        known = zip(self.headings, self.meanings, strict=True) if self.meanings else ()
+        glossary = "; ".join(f"**{in_markdown(name)}**: {in_markdown(meaning)}" for name, meaning in known)
+        below = ["", f"{glossary}."] if glossary else []
+        return "\n".join([*([f"## {self.title}", ""] if self.title else []), *rows, *below])
 
     @property
     def figures(self) -> Sequence[bool]:

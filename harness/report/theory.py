@@ -56,8 +56,8 @@ def span(ridges: list[int | None] | None) -> str:
 
 COUNTS: Columns = (
     ("model", lambda row: row["model"]),
-    ("layers", lambda row: formatted(row["layer_params"], "{:,.2f}", _giga(row))),
-    ("lm_head", lambda row: formatted(row["lm_head_params"], "{:,.2f}", _giga(row))),
+    ("in layers", lambda row: formatted(row["layer_params"], "{:,.2f}", _giga(row))),
+    ("in lm_head", lambda row: formatted(row["lm_head_params"], "{:,.2f}", _giga(row))),
     ("active", lambda row: formatted(row["active_params"], "{:,.2f}", _giga(row))),
     ("total", lambda row: formatted(row["total_params"], "{:,.2f}", _giga(row))),
     ("KV elements/token", lambda row: formatted(row["kv_elements_per_token"])),
@@ -90,7 +90,7 @@ FLOORS: Columns = (
     ("FLOP/s rate", lambda row: row["rate"] or "unknown"),
     ("batch", lambda row: short(row["compute_bound_batch"])),
     ("prefill ms", lambda row: short((row["prefill_ms"] or {}).get("last"))),
-    ("compute-bound: every", lambda row: span((row["prefill_knees"] or {}).get("every"))),
+    ("compute-bound prompt: every", lambda row: span((row["prefill_knees"] or {}).get("every"))),
     ("last", lambda row: span((row["prefill_knees"] or {}).get("last"))),
 )
 CHUNKS: Columns = (
@@ -196,8 +196,8 @@ def _legend(rows: Sequence[Row]) -> None:
         "if it fits. A dash: does not fit, or unknown. FLOP/s rate: the compute rate used. batch: the ridge"
         " point, batch size from which decode is compute-bound. "
         f"prefill: of {first['prompt_tokens']:,} tokens, lm_head on the last. "
-        "compute-bound: range of prompt lengths, with the lm_head on every or on the last token; the cache is"
-        " read once per token."
+        "compute-bound prompt: range of lengths in tokens, with the lm_head on every or on the last token;"
+        " the cache is read once per token."
     )
     for model, window in {row["model"]: row["window"] for row in rows if row["window"]}.items():
         _say(f"{model} attends to {window:,} tokens.")

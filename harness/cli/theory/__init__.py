@@ -270,6 +270,8 @@ def _list(arguments: argparse.Namespace, shapes: Mapping[str, Shape], machines: 
 
 def _published(arguments: argparse.Namespace) -> int:
     """Print one published table, or all, as CSV, to compare with `diff`."""
+    if arguments.models:
+        raise Mistake("--published prints the tables of the study as they are: name no MODEL")
     from harness.published import TABLES
 
     if arguments.published not in (*TABLES, "all"):

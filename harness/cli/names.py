@@ -5,17 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from harness.system.wording import shortened
+
 MOST_LISTED = 24
 
 
 def printable(text: str) -> str:
     """Text from a file, with terminal control characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def shortened(name: str) -> str:
-    """A name from the command line, shortened for a message."""
-    return printable(name if len(name) <= 60 else name[:57] + "...")
 
 
 def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> str:

@@ -10,13 +10,14 @@ from typing import Any
 from harness.campaign.prepare import NotReady, Preparation
 from harness.cli.exits import NOT_OK, OK, Mistake, say
 from harness.cli.inputs import add_json
-from harness.cli.names import shortened, unknown
+from harness.cli.names import unknown
 from harness.cli.progress import Progress
 from harness.config import Decode, Model, Variant, Weights
 from harness.models.weights import SOURCE_QUANT, Ready
 from harness.plan import Cell
 from harness.stacks import build
 from harness.stacks.header import references, stacks
+from harness.system.wording import shortened
 from harness.theory import names
 from harness.theory.names import NotUnderstood
 from harness.theory.packed import FORMATS, Packing

@@ -20,12 +20,12 @@ from harness.config.experiment import (
     resolved,
 )
 from harness.config.forms import File
-from harness.config.mistakes import ConfigError, Loc, Mistakes, dotted, shortened, shown, suggestion
+from harness.config.mistakes import ConfigError, Loc, Mistakes, dotted, shown, suggestion
 from harness.config.rows import BITS, QUANT, model_of, safe_name, workload_of
 from harness.config.variants import MAX_CELLS, bits_of, exclusion, expanded, quant_of, weights_format
 from harness.config.yaml_text import Document
 from harness.stacks.header import stacks
-from harness.system.wording import plural
+from harness.system.wording import plural, shortened
 
 Placed = list[tuple[Loc, Variant]]
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from harness.config.experiment import PATTERNS
 from harness.system.endings import NotStarted
+from harness.system.wording import shortened
 
 Loc = tuple[str | int, ...]
 """The keys and list indexes that lead to a value."""
@@ -45,12 +46,6 @@ class ConfigError(NotStarted, ValueError):
 
 def dotted(loc: Iterable[str | int]) -> str:
     return ".".join(shortened(str(part)) for part in loc)
-
-
-def shortened(text: str, most: int = 60) -> str:
-    """One printable line of bounded length; user input may have any length and any character."""
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: most + 1])
-    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def shown(value: object) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 
 from harness import shipped
-from harness.config.mistakes import ConfigError, Loc, dotted, shortened, suggestion
+from harness.config.mistakes import ConfigError, Loc, dotted, suggestion
+from harness.system.wording import shortened
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20

@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.config.mistakes import shortened
 from harness.system.endings import NotFinished, NotStarted
+from harness.system.wording import shortened
 
 Floats = NDArray[np.float64]
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.config.mistakes import shortened
 from harness.system.endings import NotStarted
+from harness.system.wording import shortened
 
 
 class ResultsError(NotStarted):

@@ -1,4 +1,4 @@
-"""Counts and names in messages: `1 cell`, `2 cells`, `a, b and 3 more`."""
+"""Counts, names and quoted text in messages: `1 cell`, `2 cells`, `a, b and 3 more`."""
 
 from __future__ import annotations
 
@@ -14,3 +14,9 @@ def named(names: Sequence[str], most: int) -> str:
     """At most so many names, and the number of the others."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """One printable line of bounded length; user input may have any length and any character."""
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: most + 1])
+    return line if len(line) <= most else line[: most - 3] + "..."

@@ -11,12 +11,13 @@ import numpy as np
 from harness.analysis.series.latency import Analysis, jump, plateau
 from harness.analysis.series.line import Floats
 from harness.analysis.series.shapes import Segment, is_flat
-from harness.system.wording import plural
+from harness.system.wording import named, plural
 
 CEILING_TOLERANCE = 1.05  # faster than the ceiling by more than this is a measurement error
 # The same for figures without a series, against a data sheet's ceiling: allows for rounding.
 DATA_SHEET_TOLERANCE = 1.02
 UNSYNCHRONISED = 0.9  # prefill reads all weights too, so it cannot take less than this share of a later step
+NAMED = 8  # of series that are equal
 SAME_N = 3  # tokens: how precisely the position of a change is known
 SECOND_TOKEN = 5.0  # times a later step: an unsynchronised first token's time shows up here
 
@@ -111,7 +112,7 @@ def identical(series: Mapping[str, Floats]) -> dict[str, Flag]:
         names.setdefault(hashlib.sha256(np.ascontiguousarray(ms).tobytes()).digest(), []).append(name)
     return {
         name: Flag(
-            "identical_series", f"equal to the last digit to {', '.join(o for o in same if o != name)}"
+            "identical_series", f"equal to the last digit to {named([o for o in same if o != name], NAMED)}"
         )
         for same in names.values()
         if len(same) > 1

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from harness.cli.exits import Mistake, say
-from harness.cli.names import shortened, unknown
+from harness.cli.names import unknown
+from harness.system.wording import shortened
 from harness.theory import machine_names, names
 from harness.theory.gguf_types import QUANTS
 from harness.theory.machine import Machine

@@ -106,6 +106,11 @@ next generations report that their threads had no CPU for 30% of the time; each 
 # default = 5.0
 # help = "height of a spike, ms"
 #
+# [tool.harness.options.drift_per_1000]
+# type = "float"
+# default = 0.0
+# help = "rise of all latencies over each 1,000 tokens decoded, as a fraction, as of a device that warms"
+#
 # [tool.harness.options.plateau_tokens]
 # type = "int"
 # minimum = 0
@@ -352,7 +357,7 @@ class FakeSession:
         if not options["lazily"]:
             self._touch(0, options["n_ctx"])
         self._held = 0
-        self._runs = 0
+        self._runs = self._decoded = 0
         self._evaluated = 0
         self._device_ns: list[int] = []
 
@@ -380,7 +385,11 @@ class FakeSession:
         end = options["stop_after"] or new_tokens + options["extra_tokens"]
         for k in range(1, end + 1):
             latency_ms = options["prefill_ms"] if k == 1 else self._latency_ms(len(prompt) + k)
-            due += int(latency_ms * slowness * (1 + options["noise"] * (2 * chance.random() - 1)) * 1e6)
+            warmth = 1 + options["drift_per_1000"] * self._decoded / 1000
+            self._decoded += 1
+            due += int(
+                latency_ms * slowness * warmth * (1 + options["noise"] * (2 * chance.random() - 1)) * 1e6
+            )
             self._misbehave(k)
             self._touch(len(prompt) + k - 1, len(prompt) + k)
             waiting.append(due)

@@ -6,22 +6,19 @@ This is the only clock for latency. A stack's own timings are kept as a check an
 from __future__ import annotations
 
 import ctypes
-import gc
 import importlib
 import itertools
 import os
 import resource
 import signal
-import statistics
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from runners import filling, heap, protocol, teacher_forced
+from runners import filling, heap, protocol, teacher_forced, windows
 from runners.accounting import status_bytes
 from runners.protocol import Done, Event, Failed, Instruments, Loaded, Phase, Request, Session, Tokens
 
@@ -106,19 +103,6 @@ def loaded(request: Request, runner: Any, emit: Emit, clock: Clock) -> Session:
     return session
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Disable Python's garbage collector while the block is timed."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()
-
-
 def fit(request: Request, runner: Any, emit: Emit, instruments: Instruments) -> None:
     """Load with a context of the requested length, and fill it: see filling. The outcome shows whether it
     fits. `most_s` of the workload limits the total time."""
@@ -133,7 +117,7 @@ def fit(request: Request, runner: Any, emit: Emit, instruments: Instruments) -> 
     if workload["fill"]:
         say("fill")
         left_s = workload["most_s"] - (clock() - began) / 1e9
-        with uncollected():
+        with windows.uncollected():
             filled = filling.fill(
                 session,
                 workload["tokens"],
@@ -166,26 +150,32 @@ def generate(
     for workload in request.workloads:
         prompt, new_tokens = workload["prompt"], workload["new_tokens"]
         emit(Phase("warmup", clock()))
-        warmup = warm_up(session, prompt, new_tokens, **workload["warmup"], clock=clock)
+        warmup = windows.warm_up(session, prompt, new_tokens, **workload["warmup"], clock=clock)
         # One token more than requested shows that a stack does not stop.
         stream = itertools.islice(session.generate(prompt, new_tokens), new_tokens + 1)
         growth = Growth(session, len(prompt), does_not_fit) if workload.get("kind") == "grow" else None
         emit(Phase("generate", clock()))
-        with uncollected():
+        with windows.uncollected():
             before, faults = resource.getrusage(resource.RUSAGE_SELF), instruments.page_faults()
             waited_ns = instruments.cpu_wait_ns()
             timing = growth.stamped(stream, emit, clock) if growth else stamp(stream, emit, clock)
         waited_since_ns = instruments.cpu_wait_ns()
         after, faults_since = resource.getrusage(resource.RUSAGE_SELF), instruments.page_faults()
         emit(Phase("finish", clock()))
+        ended = {
+            **(growth.summary() if growth else {}),
+            "counters": growth.counters() if growth else session.counters(),
+            "facts_after": session.facts(),
+        }
+        if not growth:  # which has no memory left
+            emit(Phase("control", clock()))
+            ended["control"] = windows.control(session, prompt, new_tokens, warmup, instruments)
         emit(
             Done(
                 {
                     **timing,
-                    **(growth.summary() if growth else {}),
+                    **ended,
                     "warmup": warmup,
-                    "counters": growth.counters() if growth else session.counters(),
-                    "facts_after": session.facts(),
                     "major_faults": faults_since[0] - faults[0],
                     "minor_faults": faults_since[1] - faults[1],
                     "involuntary_switches": after.ru_nivcsw - before.ru_nivcsw,
@@ -281,35 +271,6 @@ def stamping_cost_ns() -> float:
         start = time.perf_counter_ns()
         stamp(itertools.repeat(0, CALIBRATION_TOKENS), emit)
         return (time.perf_counter_ns() - start) / CALIBRATION_TOKENS
-
-
-def warm_up(
-    session: Session,
-    prompt: list[int],
-    new_tokens: int,
-    window_tokens: int,
-    max_windows: int,
-    tolerance: float,
-    clock: Clock,
-) -> dict[str, Any]:
-    """Generate short windows on the timed path until two in a row agree, at most `max_windows`.
-
-    Two windows agree when their median decode latencies differ by at most `tolerance` (a fraction).
-    The first token of a window is prefill and excluded.
-    """
-    count = min(window_tokens, new_tokens)
-    windows: list[list[int]] = []
-    medians: list[float] = []
-    while len(windows) < max_windows:
-        stamps = [clock() for _ in itertools.islice(session.generate(prompt, count), count)]
-        gaps = [later - earlier for earlier, later in itertools.pairwise(stamps)]
-        if not gaps:  # one token requested: no decode to warm up after the prefill
-            return {"agreed": True, "windows_ns": []}
-        windows.append(gaps)
-        medians.append(statistics.median(gaps))
-        if len(medians) > 1 and abs(medians[-1] - medians[-2]) <= tolerance * medians[-2]:
-            return {"agreed": True, "windows_ns": windows}
-    return {"agreed": False, "windows_ns": windows}
 
 
 def cpu_wait_ns() -> int | None:

@@ -42,6 +42,15 @@ class Warmup(TypedDict):
 
 
 @with_config(DESCRIBED)
+class Control(TypedDict):
+    """The first tokens decoded again after the timed part: the same work as then."""
+
+    latency_ns: list[Count]
+    """without the first token (prefill)"""
+    cpu_wait_ns: Count | None
+
+
+@with_config(DESCRIBED)
 class EndFacts(TypedDict):
     """What the worker says at the end."""
 
@@ -57,6 +66,8 @@ class EndFacts(TypedDict):
     counters: NotRequired[Counters]
     facts_changed: NotRequired[StackFacts]
     """facts of `loaded` that differ after the run"""
+    control: NotRequired[Control | None]
+    """missing in older records, and of a workload that grows"""
     warmup: NotRequired[Any]
     """the windows of the warm-up, and whether they agreed"""
     major_faults: NotRequired[Count]

@@ -1,0 +1,81 @@
+"""Short generations before and after the timed part: the warm-up, and the control window that shows drift."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from runners.protocol import Instruments, Session
+
+Clock = Callable[[], int]
+CONTROL_LEAST, CONTROL_MOST = 32, 128  # tokens of the control window
+NOISY = 0.05  # quartiles of the warm-up further apart than this share of the median: a longer control window
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Disable Python's garbage collector while the block is timed."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def warm_up(
+    session: Session,
+    prompt: list[int],
+    new_tokens: int,
+    window_tokens: int,
+    max_windows: int,
+    tolerance: float,
+    clock: Clock,
+) -> dict[str, Any]:
+    """Generate short windows on the timed path until two in a row agree, at most `max_windows`.
+
+    Two windows agree when their median decode latencies differ by at most `tolerance` (a fraction).
+    The first token of a window is prefill and excluded.
+    """
+    count = min(window_tokens, new_tokens)
+    windows: list[list[int]] = []
+    medians: list[float] = []
+    while len(windows) < max_windows:
+        stamps = [clock() for _ in itertools.islice(session.generate(prompt, count), count)]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(stamps)]
+        if not gaps:  # one token requested: no decode to warm up after the prefill
+            return {"agreed": True, "windows_ns": []}
+        windows.append(gaps)
+        medians.append(statistics.median(gaps))
+        if len(medians) > 1 and abs(medians[-1] - medians[-2]) <= tolerance * medians[-2]:
+            return {"agreed": True, "windows_ns": windows}
+    return {"agreed": False, "windows_ns": windows}
+
+
+def control(
+    session: Session, prompt: list[int], new_tokens: int, warmup: dict[str, Any], instruments: Instruments
+) -> dict[str, Any]:
+    """Decode the first tokens again after the timed part: the same work, so what differs is the machine's.
+
+    An eighth of the tokens, at most 128; twice as many where those of the warm-up were noisy. `latency_ns`
+    is without the first token (prefill)."""
+    count = min(new_tokens, max(CONTROL_LEAST, min(CONTROL_MOST, new_tokens // 8)))
+    noise = warmup["windows_ns"][-1] if warmup["windows_ns"] else []
+    if len(noise) > 1:
+        low, middle, high = statistics.quantiles(noise, n=4)
+        count = min(new_tokens, count * (2 if high - low > NOISY * middle else 1))
+    with uncollected():
+        waited_ns = instruments.cpu_wait_ns()
+        clock = instruments.clock_ns
+        stamps = [clock() for _ in itertools.islice(session.generate(prompt, count), count)]
+        waited_since_ns = instruments.cpu_wait_ns()
+    return {
+        "latency_ns": [later - earlier for earlier, later in itertools.pairwise(stamps)],
+        "cpu_wait_ns": None if waited_ns is None else (waited_since_ns or 0) - waited_ns,
+    }

@@ -21,7 +21,7 @@ from harness.analysis.records.disturbances import BusyProcess, summary
 from harness.analysis.records.verdicts import status, verdict
 from harness.campaign import quiet, rounds
 from harness.compare.sides import side
-from harness.dataset import rows
+from harness.dataset import cells, rows
 from harness.results import Stored, TokenTimes
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
@@ -131,7 +131,7 @@ def rows_of(*attempts: tuple[dict, str], repeat: int = 1) -> list[rows.Row]:
 def test_of_a_repeat_the_latest_counts_unless_that_was_disturbed_and_another_is_ok():
     def counts(*attempts: dict) -> int:
         found = rows_of(*((changes, str(at)) for at, changes in enumerate(attempts)))
-        (row,) = rows.counted(found)
+        (row,) = cells.counted(found)
         return found.index(row)
 
     oom = {"outcome": "oom", "reason": "does not fit"}
@@ -149,7 +149,7 @@ def test_of_a_repeat_the_latest_counts_unless_that_was_disturbed_and_another_is_
 
 def test_a_cell_counts_its_disturbed_attempts_apart_from_its_repeats():
     found = [*rows_of((WAITED, "0"), ({}, "1")), *rows_of((WAITED, "2"), (WAITED, "3"), repeat=2)]
-    (cell,) = rows.per_cell(found)
+    (cell,) = cells.per_cell(found)
     assert (cell["status"], cell["repeats_ok"], cell["repeats"]) == ("ok", 1, 2)
     assert cell["disturbed_attempts"] == 3
     assert cell["stayed_disturbed"] == ["cpu"]

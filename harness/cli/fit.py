@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.analysis.records.flags import Flag, Limit, flags, identical
+from harness.analysis.rows import Figures
 from harness.analysis.series import latency
 from harness.analysis.series.latency import Analysis, Unusable
 from harness.analysis.series.line import Floats
@@ -28,8 +30,8 @@ from harness.theory.units import UNITS, Units
 
 if TYPE_CHECKING:
     from harness.dataset.study import Study
+    from harness.report.fits import Against, Row, RowAgainst
 
-Row = dict[str, Any]
 LEAST_TOKENS = 3  # the first token, and two for a line
 
 
@@ -163,9 +165,8 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
     for name, each in found.items():
         bits = bpw.get(name)
         limit = theory.limit(bits) if theory else None
-        row: Row = {"variant": printable(name), "per_token": True, "unusable": None, "bpw": bits}
         if isinstance(each, str):
-            rows.append(row | _empty(theory is not None) | {"unusable": printable(each)})
+            rows.append(_empty(name, bits, theory is not None) | {"unusable": printable(each)})
             continue
         raised = flags(each, limit, longest)
         died = cut[name][2]
@@ -174,8 +175,8 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
                 Flag("died", f"zeros from n = {died} on, treated as the end of the series", invalidates=None)
             )
         raised += [same[name]] if name in same else []
-        row |= latency.row(each) | {"flags": [flag.row() for flag in raised]}
-        rows.append(row | (_against(row, limit) if limit else {}))
+        figures = latency.row(each)
+        rows.append(_row(name, bits, figures, raised, _against(figures, bits, limit) if limit else None))
     flag_kernel_changes(rows)
     return rows + [_totals(name, each, theory is not None) for name, each in log.requests.items()]
 
@@ -195,22 +196,32 @@ def _analysis(read: Series, n: Floats, ms: Floats) -> Analysis | str:
 
 
 def _totals(name: str, request: Request, with_theory: bool) -> Row:
-    row: Row = {"variant": printable(name), "per_token": False, "unusable": None, "bpw": None}
-    return (
-        row
-        | _empty(with_theory)
-        | {
-            "n_tokens": request.new_tokens,
-            "first_token_ms": request.first_token_ms,
-            "tokens_per_s": request.tokens_per_s,
-        }
-    )
+    return _empty(name, None, with_theory) | {
+        "per_token": False,
+        "n_tokens": request.new_tokens,
+        "first_token_ms": request.first_token_ms,
+        "tokens_per_s": request.tokens_per_s,
+    }
 
 
-def _against(row: Row, limit: Limit) -> Row:
-    """The limits, and the shares of the limits that were reached."""
-    B, W, bits = row["B_ms"], row["W_tokens_per_ms"], row["bpw"]
-    B_share, W_share = limit.shares(B, W, row["W_identifiable"])
+def _row(
+    name: str, bpw: float | None, figures: Figures, raised: Sequence[Flag], against: Against | None
+) -> Row:
+    row: Row = {
+        "variant": printable(name),
+        "per_token": True,
+        "unusable": None,
+        "bpw": bpw,
+        **figures,
+        "flags": [flag.row() for flag in raised],
+    }
+    both: RowAgainst | None = {**row, **against} if against else None
+    return both or row
+
+
+def _against(figures: Figures, bits: float | None, limit: Limit) -> Against:
+    B, W = figures["B_ms"], figures["W_tokens_per_ms"]
+    B_share, W_share = limit.shares(B, W, figures["W_identifiable"])
     return {
         "B_theory_ms": limit.B_ms or None,
         "W_theory": limit.W_tokens_per_ms,
@@ -220,11 +231,17 @@ def _against(row: Row, limit: Limit) -> Row:
     }
 
 
-def _empty(with_theory: bool) -> Row:
+def _empty(name: str, bpw: float | None, with_theory: bool) -> Row:
     """A row without figures."""
-    none = latency.row(Analysis(n_tokens=0)) | {"n_tokens": None, "flags": []}
-    theory = dict.fromkeys(("B_theory_ms", "W_theory", "B_ratio", "W_ratio", "B_as_w16_ms"))
-    return none | (theory if with_theory else {})
+    none = latency.row(Analysis(n_tokens=0)) | {"n_tokens": None}
+    theory: Against = {
+        "B_theory_ms": None,
+        "W_theory": None,
+        "B_ratio": None,
+        "W_ratio": None,
+        "B_as_w16_ms": None,
+    }
+    return _row(name, bpw, none, [], theory if with_theory else None)
 
 
 def _theory(model: str | None, machine: str | None, units: Units) -> Theory | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from harness import campaign, config, plan
 from harness.analysis.records.verdicts import USABLE
@@ -15,8 +14,6 @@ from harness.cli.inputs import WAIT, add_cells, add_json, chosen
 from harness.cli.progress import Progress
 from harness.config import Experiment, MaxCtx
 from harness.dataset.gather import Gathered
-
-Row = dict[str, Any]
 
 
 def add(parser: argparse.ArgumentParser) -> None:

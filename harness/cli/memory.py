@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from harness.analysis.records.attribution import PARTS
+from harness.analysis.rows import Attribution, Moment
 from harness.cli.exits import OK, say
 from harness.cli.inputs import add_json, add_results, stored
 from harness.dataset.gather import Gathered
 from harness.report.table import NONE, Table, formatted, note
-
-Row = dict[str, Any]
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -37,19 +35,20 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _print(rows: Sequence[Row]) -> None:
+def _print(rows: Sequence[Attribution]) -> None:
     kv = ["KV B/token", "by theory"]
     headings = ["cell", "status", "at", "file", "total", *PARTS, "unattributed", *kv]
     lines = [line for row in rows for line in _lines(row)]
     Table(headings, lines, [False] * 3 + [True] * (len(headings) - 3)).show()
     note("sizes in MB (1e6 bytes); unattributed: total minus the parts, in % of the total")
-    if any(row[at] and row[at]["by_difference"] for row in rows for at in ("loaded", "peak")):
+    if any(at and at["by_difference"] for row in rows for at in (row["loaded"], row["peak"])):
         note("~: inferred: total minus the reported parts; unattributed is then unknown")
 
 
-def _lines(row: Row) -> Iterator[list[str]]:
+def _lines(row: Attribution) -> Iterator[list[str]]:
     """A line per moment; what belongs to the cell stands in the first, its KV cache in the last."""
-    moments = [(at, row[at]) for at in ("loaded", "peak") if row[at]] or [(NONE, None)]
+    every = {"loaded": row["loaded"], "peak": row["peak"]}
+    moments = [each for each in every.items() if each[1]] or [(NONE, None)]
     status = row["status"] if row["kind"] == "measured" else row["kind"]
     for index, (at, moment) in enumerate(moments):
         cell = [row["name"], status, at, _mb(row["file_bytes"])] if index == 0 else ["", "", at, ""]
@@ -57,7 +56,7 @@ def _lines(row: Row) -> Iterator[list[str]]:
         yield [*cell, *_figures(moment), *(kv if index == len(moments) - 1 else ["", ""])]
 
 
-def _figures(moment: Row | None) -> list[str]:
+def _figures(moment: Moment | None) -> list[str]:
     if moment is None:
         return [NONE] * (len(PARTS) + 2)
     rest, share = moment["unattributed_bytes"], moment["unattributed_share"]

@@ -15,7 +15,7 @@ from harness.cli.exits import NOT_OK, OK, Mistake, say
 from harness.cli.inputs import WAIT, add_cells, chosen
 from harness.cli.progress import Progress
 from harness.config import Experiment
-from harness.dataset import rows
+from harness.dataset.cells import counted
 from harness.dataset.gather import Gathered
 from harness.report import document
 from harness.results import ResultsError
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(refusal)
         return NOT_OK
     print(f"records: {root}\nreport: {page.absolute()}", file=sys.stderr if arguments.json else sys.stdout)
-    done = rows.counted(gathered.repeats) + gathered.searches
+    done = counted(gathered.repeats) + gathered.searches
     return OK if all(row["status"] in USABLE for row in done) else NOT_OK
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from harness.analysis.rows import Search
 from harness.report import tables
 from harness.report.table import note
 
 
-def show(searches: Sequence[dict[str, Any]]) -> None:
+def show(searches: Sequence[Search]) -> None:
     """Print the table, then why each search ended."""
     tables.searches(searches).show()
     for row in searches:

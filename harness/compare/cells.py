@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from harness.analysis.records import searches
 from harness.analysis.records.verdicts import USABLE
+from harness.analysis.rows import Repeat, Search
 from harness.compare.judge import Runs
 from harness.compare.sides import Key, Side, cell_of
 from harness.dataset import names
 from harness.dataset.gather import Gathered
-from harness.results import Record
+from harness.results import Record, Stored
 from harness.system.wording import plural
 
-Row = dict[str, Any]
+Row = Repeat | Search
 NAMES_SHOWN = 3
 
 
@@ -29,7 +29,7 @@ class Cells:
         measured = [each for each in every if each.record["kind"] == "measured"]
         gathered = Gathered([*measured, *side.checks])
         self.damages = [*side.damages, *gathered.warnings]
-        rows = [*zip(gathered.stored, gathered.repeats, strict=True)]
+        rows: list[tuple[Stored, Row]] = [*zip(gathered.stored, gathered.repeats, strict=True)]
         rows += [(each, searches.row(each.record)) for each in every if each.record["kind"] == "searched"]
         for each, row in rows:
             key = cell_of(each)

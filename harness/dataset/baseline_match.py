@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.analysis.rows import Cell
 from harness.dataset.study import Row, Study
 from harness.stacks.header import stacks
 
 Key = tuple[str, str, str]
 
 
-def baseline_rows(rows: Sequence[Row], others: Sequence[Row]) -> dict[str, Row]:
+def baseline_rows(rows: Sequence[Row], others: Sequence[Cell]) -> dict[str, Cell]:
     """By name: the other row of the same model, stack and variant, if any."""
     known = {key(other): other for other in others}
     reported = {at: other for at, other in known.items() if other.get("kind") == "reported"}
@@ -18,7 +19,9 @@ def baseline_rows(rows: Sequence[Row], others: Sequence[Row]) -> dict[str, Row]:
     return {name: other for name, other in found.items() if other is not None}
 
 
-def matched(study: Study, ours: Sequence[Row], reported: Sequence[Row]) -> tuple[dict[str, Row], list[Row]]:
+def matched(
+    study: Study, ours: Sequence[Row], reported: Sequence[Cell]
+) -> tuple[dict[str, Cell], list[Cell]]:
     """By name of our row, the published row of the same variant, from the baseline or the study's reported
     rows; and the reported rows without a match."""
     theirs = {name: row for name, row in study.baseline.items() if row.get("kind") == "reported"}

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from harness import results
+from harness.analysis.rows import Repeat, Search
 from harness.dataset.gather import Gathered
 from harness.results import Stored
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -24,12 +22,12 @@ class Campaign:
     stored: Sequence[Stored]
 
     @property
-    def repeats(self) -> list[tuple[Row, Stored]]:
+    def repeats(self) -> list[tuple[Repeat, Stored]]:
         """The row of each repeat with its record."""
         return list(zip(self.gathered.repeats, self.gathered.stored, strict=True))
 
     @property
-    def searches(self) -> list[tuple[Row, Stored]]:
+    def searches(self) -> list[tuple[Search, Stored]]:
         """The row of the last search of each cell with its record."""
         of = {
             (each.record["content_key"], each.record["started_utc"]): each

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,15 +11,14 @@ import numpy as np
 
 from harness import results
 from harness.analysis.records import agreement, attribution, searches, traffic
+from harness.analysis.rows import Attribution, Cell, Check, Repeat, Search
 from harness.analysis.series import budget
-from harness.dataset import names, rows
+from harness.dataset import cells, names, rows
 from harness.dataset.baseline_match import baseline_rows
 from harness.dataset.study import Curve, MemoryCurve, Study
 from harness.results import NO_TOKENS, ResultsError, Stored, TokenTimes
 from harness.results.kinds import Record, loaded_of
 from harness.system.wording import plural
-
-Row = dict[str, Any]
 
 
 class Gathered:
@@ -30,13 +29,13 @@ class Gathered:
         self._ran = [each for each in by_size if each.record["kind"] != "checked"]
         self.stored = [each for each in self._ran if each.record["kind"] != "searched"]
         searched = [searches.row(each.record) for each in by_size if each.record["kind"] == "searched"]
-        self.searches: list[Row] = names.named(searches.latest(searched))
+        self.searches: list[Search] = names.named(searches.latest(searched))
         checked = [agreement.row(each.record) for each in by_size if each.record["kind"] == "checked"]
-        self.checks: list[Row] = names.named(agreement.latest(checked))
+        self.checks: list[Check] = names.named(agreement.latest(checked))
         self.warnings: list[str] = []
         self.curves: dict[str, Curve] = {}
         ceilings = _ceilings(self.stored)
-        self.repeats: list[Row] = []
+        self.repeats: list[Repeat] = []
         for each in self.stored:
             times = self._times(each)
             path = str(each.series_path) if times else None
@@ -48,16 +47,16 @@ class Gathered:
         rows.flag_identical_series(
             self.repeats, [self.curves.get(str(r["series"]), nothing).ms for r in self.repeats]
         )
-        of_stack: dict[tuple[str, str], list[Row]] = {}
+        of_stack: dict[tuple[str, str], list[Repeat]] = {}
         for row in self.repeats:
             of_stack.setdefault((row["model"], row["stack"]), []).append(row)
         for alike in of_stack.values():
             rows.flag_kernel_changes(alike)
         agreement.apply_checks(self.repeats, self.checks)
-        self.cells: list[Row] = names.named(budget.split_time(rows.per_cell(self.repeats)))
+        self.cells: list[Cell] = names.named(budget.split_time(cells.per_cell(self.repeats)))
 
     @cached_property
-    def memory(self) -> list[Row]:
+    def memory(self) -> list[Attribution]:
         """One row per cell: where its memory goes; see analysis.records.attribution."""
         found = []
         for cell in self.cells:
@@ -99,7 +98,7 @@ class Gathered:
             warnings=[*self.warnings, *(baseline.warnings if baseline else [])],
         )
 
-    def _of(self, cell: Row) -> Stored | None:
+    def _of(self, cell: Cell) -> Stored | None:
         """The record behind a cell's row."""
         wanted = (cell["content_key"], cell["repeat"], cell["started_utc"])
         for each in self.stored:
@@ -115,13 +114,12 @@ class Gathered:
             self._warn(damage)
             return NO_TOKENS
 
-    def _read(self, reader: Any, each: Stored) -> dict[str, list[Any]]:
+    def _read(self, reader: Callable[[Stored], dict[str, list[Any]]], each: Stored) -> dict[str, list[Any]]:
         try:
-            columns: dict[str, list[Any]] = reader(each)
+            return reader(each)
         except ResultsError as damage:
             self._warn(damage)
             return {}
-        return columns
 
     def _warn(self, damage: ResultsError) -> None:
         if str(damage) not in self.warnings:
@@ -151,7 +149,7 @@ def _memory(samples: Mapping[str, Sequence[Any]]) -> MemoryCurve:
     return MemoryCurve(seconds - seconds[0], anonymous + mapped, vram if has_vram else None)
 
 
-def _attention(cells: Sequence[Row]) -> dict[str, Any]:
+def _attention(cells: Sequence[Cell]) -> dict[str, object]:
     """Cost of context per stack, across its models: a fixed cost, and the bandwidth of KV cache reads."""
     lines = []
     for found in budget.budgets(cells):
@@ -168,26 +166,28 @@ def _attention(cells: Sequence[Row]) -> dict[str, Any]:
     return {"Cost of context": lines} if lines else {}
 
 
-def _data_sheet(cells: Sequence[Row], place: tuple[str, ...]) -> float:
+def _data_sheet(cells: Sequence[Cell], place: tuple[str | None, ...]) -> float:
     """Bandwidth of the data sheet of a stack, machine and device, bytes/s; infinite where unknown."""
     known = (
-        row["W_theory_tokens_per_ms"] * 1e3 * row["kv_bytes_per_token"]
+        W * 1e3 * kv
         for row in cells
-        if (row["stack"], row["machine"], row["device"]) == place and row.get("W_theory_tokens_per_ms")
+        if (row["stack"], row["machine"], row["device"]) == place
+        and (W := row["W_theory_tokens_per_ms"])
+        and (kv := row["kv_bytes_per_token"]) is not None
     )
     return max(known, default=float("inf"))
 
 
-def _methods(stored: Sequence[Stored]) -> dict[str, Any]:
+def _methods(stored: Sequence[Stored]) -> dict[str, object]:
     """How the records were measured, and the commands that repeat it; differing values are all listed."""
 
-    def distinct(values: Sequence[Any]) -> list[Any]:
+    def distinct(values: Sequence[object]) -> list[object]:
         return list({str(value): value for value in values if value}.values())
 
     records = [each.record for each in stored]
     ours = [record for record in records if record["kind"] != "reported"]
     loaded = [record for record in ours if record["kind"] == "measured" or record.get("loaded")]
-    methods: dict[str, Any] = {
+    methods: dict[str, object] = {
         "Sources": distinct([_source(record) for record in records if record.get("source")]),
         "Protocol": distinct([record.get("protocol") for record in ours]),
         "Stacks": distinct([_versions(record) for record in loaded]),

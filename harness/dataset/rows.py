@@ -1,40 +1,28 @@
-"""Records -> rows: one flat object per repeat, and their summary per cell. Pure."""
+"""Records -> rows: one flat object per repeat. Pure."""
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 from harness.analysis.records import energy, grow_results, sensor_summary, traffic
-from harness.analysis.records.disturbances import counting
 from harness.analysis.records.flags import Flag, Limit, flags, identical, published, same_changes
 from harness.analysis.records.identity import device, identity, weights
 from harness.analysis.records.verdicts import USABLE, notes, verdict
-from harness.analysis.series import intervals, latency
+from harness.analysis.rows import Figures, Flagged, Growth, Limits, Repeat, Sizes
+from harness.analysis.series import latency
 from harness.analysis.series.latency import Analysis, Unusable
 from harness.analysis.series.line import Floats
 from harness.results.kinds import Record, done_of, loaded_of, memory_of
 from harness.results.kinds.parts import StackFacts
+from harness.results.kinds.reported import Reported
 from harness.results.token_times import NO_TOKENS, TokenTimes
 
-Row = dict[str, Any]
 
-MEDIANS = (
-    *("ttft_ms", "nominal_bits", "bpw", "weight_bytes_per_token"),
-    *("tokens_per_s", "start_tokens_per_s", "end_tokens_per_s"),
-    *("bandwidth_share", "B_ratio", "W_ratio", "B_measured_ratio", "W_measured_ratio", "B_as_w16_ms"),
-    *("W_declared_ratio", "W_declared_measured_ratio", "loaded_bytes"),
-    *("robust_B_ms", "robust_W_tokens_per_ms", "slow_from_n", "median_ms"),
-    *("joules_per_token", "hottest_c", "median_clock_mhz"),
-)
-
-
-def row(record: Record, times: TokenTimes, series_path: str | None, ceiling: float | None) -> Row:
+def row(record: Record, times: TokenTimes, series_path: str | None, ceiling: float | None) -> Repeat:
     """One repeat as a flat row; missing values are null. `times`: of its tokens. `ceiling`: read bandwidth
     measured on its machine, in bytes/s."""
-    reported = record.get("reported") or {}
+    reported = record.get("reported")
     judged = verdict(record, ceiling, has_series=bool(times), times=times)
     state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
     # A `grow` run that ran out of memory gives a length; its latencies are not valid.
@@ -57,9 +45,22 @@ def row(record: Record, times: TokenTimes, series_path: str | None, ceiling: flo
         figures["first_token_ms"] = None
     if loaded.get("kv_read") == "full":
         figures["W_identifiable"] = False
-    growth = grow_results.row(record, device_memory_bytes(record), traffic.kv_bytes_per_token(record))
+    if found.line is None and reported:
+        figures["B_ms"], figures["W_tokens_per_ms"] = reported["B_ms"], reported["W_tokens_per_ms"]
+        figures["first_token_ms"] = reported["prefill_ms"]
+        raised = published(
+            reported["B_ms"], reported["W_tokens_per_ms"], reported["prefill_ms"], _higher(limits)
+        )
+        figures["W_identifiable"] = reported["W_tokens_per_ms"] is not None and not any(
+            flag.code == "slope_faster_than_limit" for flag in raised
+        )
+    growth = (
+        Growth(max_ctx=reported["max_ctx"], max_ctx_is_target=reported["max_ctx_is_target"])
+        if reported
+        else grow_results.row(record, device_memory_bytes(record), traffic.kv_bytes_per_token(record))
+    )
     memory_budget = record.get("memory_budget")
-    result = {
+    return {
         **identity(record),
         "kind": record["kind"],
         "source": record.get("source"),
@@ -91,38 +92,46 @@ def row(record: Record, times: TokenTimes, series_path: str | None, ceiling: flo
         "bandwidth_probes_bytes_per_s": [p["read_bytes_per_s"] for p in record.get("bandwidth_probes", [])],
         "peak_rss_bytes": peak_rss_bytes(record),
         "peak_vram_bytes": memory_of(record).get("peak_vram_bytes"),
-        **_buffers(loaded | done_of(record).get("facts_changed", StackFacts())),
-        **{key: value for key, value in reported.items() if key in REPORTED and value is not None},
+        **_sizes(loaded | done_of(record).get("facts_changed", StackFacts()), reported),
         "loaded_bytes": loaded_bytes(record),
         "peak_allocator_bytes": _peak_allocator_bytes(record),
-        **({"max_ctx_is_target": bool(reported.get("max_ctx_is_target"))} if reported else growth),
+        **growth,
         "prefill_knees": traffic.prefill_knees(record),
         **energy.row(record),
         **sensor_summary.row(record),
         "series": series_path,
+        **_against(figures, limits, loaded.get("kv_read"), traffic.bpw(record)),
+        "weights_check": None,
     }
-    if found.line is None and reported:
-        result |= {key: reported.get(key) for key in ("B_ms", "W_tokens_per_ms")}
-        result["ttft_ms"] = reported.get("prefill_ms")
-        raised = published(result["B_ms"], result["W_tokens_per_ms"], result["ttft_ms"], _higher(limits))
-        result["flags"] = [flag.row() for flag in raised]
-        result["W_identifiable"] = result["W_tokens_per_ms"] is not None and not any(
-            flag.code == "slope_faster_than_limit" for flag in raised
-        )
-    return result | _against(result, limits)
 
 
-REPORTED = (
-    *("prefill_ms", "file_bytes", "vram_bytes", "model_buffer_bytes", "kv_buffer_bytes", "max_ctx"),
-    *("perplexity", "perplexity_stderr"),
-)
-
-
-def _buffers(loaded: StackFacts) -> Row:
-    """Buffer sizes after the run by part, as the stack reports them; null for keys of published figures."""
+def _sizes(loaded: StackFacts, reported: Reported | None) -> Sizes:
+    """Buffer sizes after the run by part, as the stack reports them, and the published figures."""
     memory = loaded.get("memory") or {}
-    parts = {f"{part}_buffer_bytes": memory.get(part) for part in ("model", "kv", "compute")}
-    return dict.fromkeys(REPORTED) | {key: sum(by.values()) if by else None for key, by in parts.items()}
+    model, kv, compute = (
+        sum(by.values()) if (by := memory.get(part)) else None for part in ("model", "kv", "compute")
+    )
+    found = Sizes(
+        prefill_ms=None,
+        file_bytes=None,
+        vram_bytes=None,
+        model_buffer_bytes=model,
+        kv_buffer_bytes=kv,
+        perplexity=None,
+        perplexity_stderr=None,
+        compute_buffer_bytes=compute,
+    )
+    if reported:
+        found |= {
+            "prefill_ms": reported["prefill_ms"],
+            "file_bytes": reported["file_bytes"],
+            "vram_bytes": reported["vram_bytes"],
+            "model_buffer_bytes": reported["model_buffer_bytes"],
+            "kv_buffer_bytes": reported["kv_buffer_bytes"],
+            "perplexity": reported["perplexity"],
+            "perplexity_stderr": reported.get("perplexity_stderr"),
+        }
+    return found
 
 
 def _analysis(times: TokenTimes) -> tuple[Analysis, str | None]:
@@ -146,24 +155,47 @@ def _higher(limits: Mapping[str, Limit]) -> Limit | None:
     return min(limits.values(), key=lambda limit: limit.B_ms, default=None)
 
 
-def _against(row: Row, limits: Mapping[str, Limit]) -> Row:
+class _Reached(NamedTuple):
+    """Limits of B and W, and the shares reached."""
+
+    B_ms: float | None = None
+    W_tokens_per_ms: float | None = None
+    B_ratio: float | None = None
+    W_ratio: float | None = None
+    W_declared_tokens_per_ms: float | None = None
+    W_declared_ratio: float | None = None
+
+
+def _against(figures: Figures, limits: Mapping[str, Limit], kv_read: str | None, bpw: float | None) -> Limits:
     """Limits by the data sheet's bandwidth and by the measured one, and the shares reached: with the KV cache
     read once, and (`declared`) as the stack reports reading it."""
-    B, W, bpw = row["B_ms"], row["W_tokens_per_ms"], row["bpw"]
-    found: Row = {"B_as_w16_ms": B * 16 / bpw if B is not None and bpw else None}
-    for name, prefix in (("data sheet", ""), ("measured", "measured_")):
-        limit = limits.get(name)
-        B_share, W_share = limit.shares(B, W, row["W_identifiable"]) if limit else (None, None)
-        allows = limit.W_declared_tokens_per_ms if limit and row["kv_read"] else None
-        found |= {
-            f"B_{prefix}theory_ms": limit and limit.B_ms,
-            f"W_{prefix}theory_tokens_per_ms": limit and limit.W_tokens_per_ms,
-            f"B_{prefix}ratio": B_share,
-            f"W_{prefix}ratio": W_share,
-            f"W_declared_{prefix}theory_tokens_per_ms": allows,
-            f"W_declared_{prefix}ratio": W / allows if W and allows and row["W_identifiable"] else None,
-        }
-    return found
+    B = figures["B_ms"]
+    sheet, measured = (_reached(figures, limits.get(name), kv_read) for name in ("data sheet", "measured"))
+    return {
+        "B_as_w16_ms": B * 16 / bpw if B is not None and bpw else None,
+        "B_theory_ms": sheet.B_ms,
+        "W_theory_tokens_per_ms": sheet.W_tokens_per_ms,
+        "B_ratio": sheet.B_ratio,
+        "W_ratio": sheet.W_ratio,
+        "W_declared_theory_tokens_per_ms": sheet.W_declared_tokens_per_ms,
+        "W_declared_ratio": sheet.W_declared_ratio,
+        "B_measured_theory_ms": measured.B_ms,
+        "W_measured_theory_tokens_per_ms": measured.W_tokens_per_ms,
+        "B_measured_ratio": measured.B_ratio,
+        "W_measured_ratio": measured.W_ratio,
+        "W_declared_measured_theory_tokens_per_ms": measured.W_declared_tokens_per_ms,
+        "W_declared_measured_ratio": measured.W_declared_ratio,
+    }
+
+
+def _reached(figures: Figures, limit: Limit | None, kv_read: str | None) -> _Reached:
+    if limit is None:
+        return _Reached()
+    W, identifiable = figures["W_tokens_per_ms"], figures["W_identifiable"]
+    allows = limit.W_declared_tokens_per_ms if kv_read else None
+    share = W / allows if W and allows and identifiable else None
+    shares = limit.shares(figures["B_ms"], W, identifiable)
+    return _Reached(limit.B_ms, limit.W_tokens_per_ms, *shares, allows, share)
 
 
 def peak_rss_bytes(record: Record) -> int | None:
@@ -205,64 +237,7 @@ def _peak_allocator_bytes(record: Record) -> int | None:
     return int(peak) if peak else None
 
 
-def counted(rows: Sequence[Row]) -> list[Row]:
-    """The row that counts for each repeat, in the order of `rows`."""
-    attempts: dict[tuple[str, int], list[Row]] = {}
-    for each in sorted(rows, key=lambda r: str(r["started_utc"])):
-        attempts.setdefault((each["content_key"], each["repeat"]), []).append(each)
-    counts = {
-        key: counting(found, lambda r: r["status"] in USABLE, lambda r: r["disturbed"])
-        for key, found in attempts.items()
-    }
-    return [each for each in rows if counts[each["content_key"], each["repeat"]] is each]
-
-
-def per_cell(rows: Sequence[Row]) -> list[Row]:
-    """One row per cell, machine, device and set of versions (content key), in order of first appearance.
-
-    It has medians over the ok repeats, or the outcome of the others; of each repeat the row that counts.
-    `disturbed_attempts`: number of disturbed attempts. `stayed_disturbed`: the disturbance of each repeat
-    without an ok attempt.
-    """
-    disturbed = Counter(each["content_key"] for each in rows if each["disturbed"])
-    grouped: dict[str, list[Row]] = {}
-    for each in counted(rows):
-        grouped.setdefault(each["content_key"], []).append(each)
-    lines = intervals.of_cells([_shown(repeats) for repeats in grouped.values()])
-    return [
-        _pooled(repeats)
-        | line
-        | {
-            "disturbed_attempts": disturbed[key],
-            "stayed_disturbed": [each["disturbed"] for each in repeats if each["disturbed"]],
-        }
-        for (key, repeats), line in zip(grouped.items(), lines, strict=True)
-    ]
-
-
-def _shown(repeats: list[Row]) -> list[Row]:
-    """The repeats that a cell's figures come from: the ok ones, or all if none is ok."""
-    return [r for r in repeats if r["status"] in USABLE] or repeats
-
-
-def _pooled(repeats: list[Row]) -> Row:
-    """Medians over a cell's ok repeats."""
-    usable = [r for r in repeats if r["status"] in USABLE]
-    shown = _shown(repeats)
-    pooled = dict(shown[-1]) | {"repeats_ok": len(usable), "repeats": len(repeats)}
-    for name in MEDIANS:
-        values = [r[name] for r in shown if r[name] is not None]
-        pooled[name] = statistics.median(values) if values else None
-    for name in ("peak_rss_bytes", "peak_allocator_bytes"):
-        pooled[name] = max((r[name] for r in shown if r[name]), default=None)
-    pooled["ok_series"] = [r["series"] for r in usable if r["series"] and r["status"] == "ok"]
-    pooled["reasons"] = list(dict.fromkeys(reason for r in repeats for reason in r["reasons"]))
-    raised = {(flag["code"], flag["detail"]): flag for r in repeats for flag in r["flags"]}
-    pooled["flags"] = list(raised.values())
-    return pooled
-
-
-def flag_kernel_changes(rows: Sequence[Row]) -> None:
+def flag_kernel_changes(rows: Sequence[Flagged]) -> None:
     """Flag rows of one stack whose mode changes at the same n: a change of kernel, not drift."""
     changes = same_changes({str(i): each["mode_changes_at"] for i, each in enumerate(rows)})
     for i, flag in changes.items():
@@ -270,7 +245,7 @@ def flag_kernel_changes(rows: Sequence[Row]) -> None:
         rows[int(i)]["flags"] = [*others, flag.row()]
 
 
-def flag_identical_series(rows: Sequence[Row], latencies: Sequence[Floats]) -> None:
+def flag_identical_series(rows: Sequence[Repeat], latencies: Sequence[Floats]) -> None:
     """Flag rows of different cells whose series are equal to the last digit."""
     cells = {
         f"{r['cell']} {r['started_utc']}": ms for r, ms in zip(rows, latencies, strict=True) if len(ms) > 1

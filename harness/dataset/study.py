@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Row = Mapping[str, Any]
+from harness.analysis.rows import Attribution, Cell, Check, Repeat, Search, ShownCell
+from harness.results.kinds.parts import Machine
+
+Row = Mapping[str, object]
+"""A row of any table: its columns are read by name."""
 LONGEST_REASON = 32  # characters shown in a table cell; the full reason is below the table
 Floats = NDArray[np.float64]
 
@@ -46,28 +49,28 @@ class Study:
     """
 
     title: str
-    cells: Sequence[Row]
-    repeats: Sequence[Row] = ()
-    checks: Sequence[Row] = ()
-    searches: Sequence[Row] = ()
-    attributions: Sequence[Row] = ()
+    cells: Sequence[Cell]
+    repeats: Sequence[Repeat] = ()
+    checks: Sequence[Check] = ()
+    searches: Sequence[Search] = ()
+    attributions: Sequence[Attribution] = ()
     series: Mapping[str, Curve] = field(default_factory=dict)
     memory: Mapping[str, MemoryCurve] = field(default_factory=dict)
     prefill: Mapping[str, Curve] = field(default_factory=dict)
-    baseline: Mapping[str, Row] = field(default_factory=dict)
-    machines: Sequence[Mapping[str, Any]] = ()
-    methods: Mapping[str, Any] = field(default_factory=dict)
+    baseline: Mapping[str, Cell] = field(default_factory=dict)
+    machines: Sequence[Machine] = ()
+    methods: Mapping[str, object] = field(default_factory=dict)
     warnings: Sequence[str] = ()
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ShownCell]:
         """The cells, each with its `baseline`: a row or null."""
         return [{**row, "baseline": self.baseline.get(row["name"])} for row in self.cells]
 
     @property
-    def models(self) -> dict[str, list[Row]]:
+    def models(self) -> dict[str, list[ShownCell]]:
         """The rows of each model, in order of first appearance."""
-        found: dict[str, list[Row]] = {}
+        found: dict[str, list[ShownCell]] = {}
         for row in self.rows:
             found.setdefault(str(row.get("model")), []).append(row)
         return found
@@ -82,8 +85,8 @@ def failure(row: Row) -> str:
     status = str(row.get("status"))
     if status == "ok":
         return ""
-    reasons = row.get("reasons") or []
-    if status == "oom" or not reasons:
+    reasons = row.get("reasons")
+    if status == "oom" or not isinstance(reasons, Sequence) or not reasons:
         return status
     why = " ".join(str(reasons[0]).split())
     return f"{status}: {why if len(why) <= LONGEST_REASON else why[: LONGEST_REASON - 1] + '…'}"
@@ -95,6 +98,18 @@ def figure(row: Row | None, key: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if np.isfinite(value) else None
+
+
+def part(row: Row, key: str) -> Row:
+    """A row inside a row; empty without one."""
+    value = row.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def parts(row: Row, key: str) -> list[Row]:
+    """The rows in a list inside a row; empty without one."""
+    value = row.get(key)
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, Sequence) else []
 
 
 def bounds(row: Row | None, key: str) -> tuple[float | None, float | None]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
+from harness.analysis.rows import Repeat as Row
 from harness.dataset.by_campaign import campaigns
 from harness.results import Stored
 
-Row = dict[str, Any]
 Repeat = tuple[Row, Stored]
 
 
@@ -32,7 +31,7 @@ class Chosen:
         for campaign in campaigns(self.stored):
             self.warnings += campaign.gathered.warnings
             self.left_out.update("search" for _ in campaign.searches)
-            found = []
+            found: list[Repeat] = []
             for row, each in campaign.repeats:
                 self.seen += 1
                 if why := self._unfit(row):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from harness.export.chosen import Repeat, Row
+from harness.analysis.rows import Repeat as Row
+from harness.dataset.study import bounds
+from harness.export.chosen import Repeat
 
 # Columns in this order. An interval becomes two columns; the flags' codes become one text.
 FIELDS = (
@@ -37,10 +38,9 @@ def _names(field: str) -> list[str]:
     return [f"{field}_low", f"{field}_high"] if field in INTERVALS else [field]
 
 
-def _values(row: Row, field: str) -> list[Any]:
-    value = row.get(field)
+def _values(row: Row, field: str) -> list[object]:
     if field in INTERVALS:
-        return list(value or (None, None))
+        return list(bounds(row, field))
     if field == "flags":
         return [" ".join(dict.fromkeys(flag["code"] for flag in row["flags"]))]
-    return [value]
+    return [row.get(field)]

@@ -11,12 +11,14 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from hashlib import sha256
-from typing import Any
 
-from harness.export.chosen import Repeat, Row
+from harness.analysis.rows import Repeat as Row
+from harness.export.chosen import Repeat
 from harness.results import Record
 from harness.results.kinds import loaded_of
 
+Test = dict[str, object]
+"""A row: its fields are llama-bench's."""
 BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "metal": "MTL", "vulkan": "Vulkan", "hip": "ROCm"}
 
 
@@ -29,7 +31,7 @@ def fits(row: Row) -> str:
     return "" if row["series"] else "without a series"
 
 
-def rows(chosen: Iterable[Sequence[Repeat]]) -> Iterator[dict[str, Any]]:
+def rows(chosen: Iterable[Sequence[Repeat]]) -> Iterator[Test]:
     """The rows of llama-bench. Prefill is a separate test, left out where TTFT is not valid."""
     for campaign in chosen:
         cells: dict[str, list[Repeat]] = {}
@@ -52,14 +54,15 @@ def rows(chosen: Iterable[Sequence[Repeat]]) -> Iterator[dict[str, Any]]:
                 yield known | _test(0, steps, prompt, row["started_utc"], decode_ns)
 
 
-def text(found: Sequence[dict[str, Any]]) -> str:
+def text(found: Sequence[Test]) -> str:
     """One array, as llama-bench prints it; empty for no rows."""
     return json.dumps(found, indent=2, allow_nan=False) + "\n" if found else ""
 
 
-def builds(found: Sequence[dict[str, Any]]) -> list[str]:
+def builds(found: Sequence[Test]) -> list[str]:
     """The build ids in the rows, by the time of their first test."""
-    return list(dict.fromkeys(row["build_commit"] for row in sorted(found, key=lambda row: row["test_time"])))
+    in_order = sorted(found, key=lambda row: str(row["test_time"]))
+    return list(dict.fromkeys(str(row["build_commit"]) for row in in_order))
 
 
 def build(record: Record) -> str:
@@ -70,7 +73,7 @@ def build(record: Record) -> str:
     return sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _known(row: Row, record: Record) -> dict[str, Any]:
+def _known(row: Row, record: Record) -> Test:
     """The fields shared by all tests of a cell. Options that a stack lacks have llama-bench's default."""
     loaded, machine = loaded_of(record), record["machine"]
     options = record["options"] | (loaded.get("options") or {})
@@ -118,7 +121,7 @@ def _known(row: Row, record: Record) -> dict[str, Any]:
     }
 
 
-def _test(prompt: int, new: int, depth: int, started_utc: str, samples_ns: Sequence[int]) -> dict[str, Any]:
+def _test(prompt: int, new: int, depth: int, started_utc: str, samples_ns: Sequence[int]) -> Test:
     """Means and standard deviations as in llama-bench, but without its overflow of the deviation in ns."""
     rates = [1e9 * (prompt + new) / ns for ns in samples_ns]
     several = len(samples_ns) > 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -45,12 +45,13 @@ def write(target: Path, chosen: Iterable[Sequence[Repeat]]) -> int:
 
 def _group(file: pq.ParquetWriter, repeat: Repeat) -> int:
     row, each = repeat
+    named: Mapping[str, object] = row
     series = each.times.columns()
     if not series:
         return 0
     length = len(series["n"])
     zeros = pa.array([0] * length, pa.int32())
-    columns = [pa.DictionaryArray.from_arrays(zeros, pa.array([str(row[name])])) for name in WHOSE]
+    columns = [pa.DictionaryArray.from_arrays(zeros, pa.array([str(named[name])])) for name in WHOSE]
     columns.append(pa.array([row["repeat"]] * length, pa.int64()))
     columns += [pa.array(series.get(name, [None] * length), pa.int64()) for name in COLUMNS]
     file.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))

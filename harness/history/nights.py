@@ -9,15 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from harness.analysis.records.metrics import METRICS, Metric
 from harness.analysis.records.verdicts import USABLE
+from harness.analysis.rows import Repeat, Search
 from harness.dataset import names
 from harness.dataset.by_campaign import campaigns
 from harness.results import Stored
 
-Row = dict[str, Any]
 NO_FIGURE = "ok, but without this figure"
 
 
@@ -44,7 +43,7 @@ class Series:
     """
 
     name: str
-    identity: Mapping[str, Any]
+    identity: Mapping[str, str]
     metric: Metric
     nights: Sequence[Night]
     spread: float
@@ -69,7 +68,7 @@ class History:
 
 Key = tuple[str, str, str, str]  # kind of record, cell, machine, device
 Ran = dict[
-    datetime, list[tuple[Row, Path]]
+    datetime, list[tuple[Repeat | Search, Path]]
 ]  # by start of the campaign: the rows of a cell, each with its record's folder
 
 
@@ -146,11 +145,12 @@ def _series(name: str, device: str, metric: Metric, ran: Ran) -> Series | None:
     if all(each.value is None for each in nights):
         return None
     (row, _), *_ = next(iter(ran.values()))
-    of = {key: row[key] for key in ("cell", "model", "stack", "variant", "machine")} | {"device": device}
+    of = {"cell": row["cell"], "model": row["model"], "stack": row["stack"], "variant": row["variant"]}
+    of |= {"machine": row["machine"], "device": device}
     return Series(name, of, metric, nights, statistics.median(spreads or [0.0]))
 
 
-def _why(rows: Sequence[Row]) -> str:
+def _why(rows: Sequence[Repeat | Search]) -> str:
     """`oom: CUDA out of memory; timeout: ...`, without duplicates."""
     reasons = (": ".join([row["status"], *row["reasons"][:1]]) for row in rows)
     return "; ".join(dict.fromkeys(reasons))

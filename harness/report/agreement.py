@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.analysis.records import agreement
-from harness.dataset.study import Row, figure
+from harness.analysis.rows import Check
+from harness.dataset.study import figure
 from harness.report.table import NONE, Table, formatted
+from harness.results.kinds.checked import Depth
 from harness.system.wording import plural
 
 HEADING = "Same model? Logits against the 16-bit reference"
@@ -22,12 +24,12 @@ MEANING = (
 )
 
 
-def headings(checks: Sequence[Row]) -> list[str]:
+def headings(checks: Sequence[Check]) -> list[str]:
     depths = [f"{metric} n={n:,}" for n in _depths(checks) for metric in ("error", "top-1")]
     return ["cell", "reference", *depths, "allowed", "verdict"]
 
 
-def cells(check: Row, checks: Sequence[Row]) -> list[str]:
+def cells(check: Check, checks: Sequence[Check]) -> list[str]:
     """One check as cells, in the order of the headings."""
     depths = {depth["n"]: depth for depth in check["depths"]}
     metrics = [text for n in _depths(checks) for text in (_error(depths.get(n)), _top1(depths.get(n)))]
@@ -40,7 +42,7 @@ def cells(check: Row, checks: Sequence[Row]) -> list[str]:
     ]
 
 
-def table(checks: Sequence[Row]) -> Table:
+def table(checks: Sequence[Check]) -> Table:
     """One line per check."""
     named = headings(checks)
     numeric = [False, False, *[True] * (len(named) - 3), False]
@@ -48,7 +50,7 @@ def table(checks: Sequence[Row]) -> Table:
     return Table(named, [cells(check, checks) for check in checks], numeric, marked, HEADING)
 
 
-def notes(checks: Sequence[Row]) -> list[str]:
+def notes(checks: Sequence[Check]) -> list[str]:
     """Reasons of checks that do not agree, and depths that were skipped because of the time limit."""
     reasons = [f"{check['name']}: {check['reason']}" for check in checks if check["reason"]]
     limited = [check for check in checks if check["left_out_n"]]
@@ -59,20 +61,20 @@ def notes(checks: Sequence[Row]) -> list[str]:
     return reasons + [f"not compared, over the time limit: {depths}" for depths in skipped]
 
 
-def _depths(checks: Sequence[Row]) -> list[int]:
+def _depths(checks: Sequence[Check]) -> list[int]:
     """The depths that have columns. The records hold the other depths, which count for the verdict too."""
     compared = [sorted(depth["n"] for depth in check["depths"]) for check in checks if check["depths"]]
     return sorted({n for depths in compared for n in agreement.shown(depths)})
 
 
-def _error(depth: Row | None) -> str:
+def _error(depth: Depth | None) -> str:
     if depth is None:
         return NONE
     error = figure(depth, "relative_error")
     return "NaN" if error is None else f"{error:.2%}" if error < 0.1 else f"{error:.0%}"
 
 
-def _top1(depth: Row | None) -> str:
+def _top1(depth: Depth | None) -> str:
     """`96%`, `84% (2 near ties)`."""
     share = figure(depth, "top1_agreement")
     if depth is None or share is None:
@@ -82,7 +84,7 @@ def _top1(depth: Row | None) -> str:
     )
 
 
-def _unfused(check: Row) -> str:
+def _unfused(check: Check) -> str:
     worst = max(check["unfused"], key=lambda depth: figure(depth, "relative_error") or 0.0)
     error = f"fused layers differ from the unfused by {_error(worst)} up to n = {worst['n']:,}"
     return f"{error}; top-1 agreement {_top1(worst)}"

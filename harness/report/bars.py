@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from harness.dataset.study import Row, bounds, failure, figure
+from harness.analysis.rows import ShownCell
+from harness.dataset.study import bounds, failure, figure
 from harness.report.columns import hidden, interval
 from harness.report.drawing import (
     INK,
@@ -36,13 +37,13 @@ def bars(model: str, named: Named, marks: Mapping[str, Mark]) -> list[Figure]:
     return [each for each in drawn if each]
 
 
-def _B_limit(row: Row, which: str) -> float | None:
+def _B_limit(row: ShownCell, which: str) -> float | None:
     B_ms, ratio = figure(row, "B_ms"), figure(row, f"B{which}_ratio")
     theory = figure(row, "B_theory_ms") if not which else None
     return theory if theory is not None else B_ms * ratio if B_ms is not None and ratio is not None else None
 
 
-def _W_limit(row: Row, which: str) -> float | None:
+def _W_limit(row: ShownCell, which: str) -> float | None:
     W, ratio = figure(row, "W_tokens_per_ms"), figure(row, f"W{which}_ratio")
     theory = figure(row, "W_theory_tokens_per_ms") if not which else None
     return theory if theory is not None else W / ratio if W is not None and ratio else None
@@ -56,7 +57,7 @@ def _bars(
     key: str,
     interval_key: str,
     title: str,
-    limit: Callable[[Row, str], float | None],
+    limit: Callable[[ShownCell, str], float | None],
 ) -> Figure | None:
     values = [_shown(row, key) for _, row in named]
     if not any(value is not None for value in values):
@@ -146,12 +147,12 @@ def _drawn(ends: Sequence[float | None], overlays: Mapping[str, str]) -> str:
     return whiskers + (f", compared with: {', '.join(overlays)}" if overlays else "")
 
 
-def _shown(row: Row, key: str) -> float | None:
+def _shown(row: ShownCell, key: str) -> float | None:
     """The figure; null for a W that is not identifiable."""
     return None if key == "W_tokens_per_ms" and hidden(row) else figure(row, key)
 
 
-def _why(row: Row, key: str) -> str:
+def _why(row: ShownCell, key: str) -> str:
     return "not identifiable" if key == "W_tokens_per_ms" and hidden(row) else failure(row) or NONE
 
 

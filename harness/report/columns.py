@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from harness.dataset.study import Row, bounds, failure, figure
+from harness.dataset.study import Row, bounds, failure, figure, part, parts
 from harness.report.contexts import held
 from harness.report.table import NONE
 
@@ -78,12 +78,12 @@ def W_declared_share(row: Row, key: str) -> str:
 
 
 def ratio_to_baseline(row: Row, key: str) -> str:
-    here, there = figure(row, key), figure(row.get("baseline"), key)
+    here, there = figure(row, key), figure(part(row, "baseline"), key)
     return NONE if here is None or not there else f"{here / there:.2f}x"
 
 
 def of_baseline(row: Row, key: str, form: str = "{:.2f}") -> str:
-    return number(row.get("baseline") or {}, key, form)
+    return number(part(row, "baseline"), key, form)
 
 
 def slow_from(row: Row, key: str) -> str:
@@ -107,7 +107,7 @@ def longest(row: Row, key: str) -> str:
 
 def ttft(row: Row, key: str) -> str:
     """`68.2`; `2.3, too fast` where the weights cannot have been read in that time."""
-    faster = any(flag.get("code") == "first_token_faster_than_limit" for flag in row.get("flags") or ())
+    faster = any(flag.get("code") == "first_token_faster_than_limit" for flag in parts(row, "flags"))
     text = number(row, key, "{:.1f}")
     return text if text == NONE else text + TOO_FAST * faster
 
@@ -115,19 +115,19 @@ def ttft(row: Row, key: str) -> str:
 def segments(row: Row, key: str) -> str:
     """`26 to 2,048: B 12.10, W 900; 2,049 to 9,999: B 14.10, flat`; a dash for a single segment, which is
     the line of the speed table."""
-    found: Sequence[Mapping[str, object]] = row.get(key) or []
+    found = parts(row, key)
     if len(found) < 2:
         return NONE
-    parts = (
+    lines = (
         f"{number(s, 'from_n', '{:,.0f}')} to {number(s, 'to_n', '{:,.0f}')}: B {number(s, 'B_ms')}, "
         + ("flat" if s.get("flat") else f"W {number(s, 'W_tokens_per_ms', '{:,.0f}')}")
         for s in found
     )
-    return "; ".join(parts)
+    return "; ".join(lines)
 
 
 def spikes(row: Row, key: str) -> str:
-    found = row.get(key) or {}
+    found = part(row, key)
     if not found.get("count"):
         return NONE
     period = number(found, "period_tokens", " every {:,.0f}")
@@ -135,7 +135,7 @@ def spikes(row: Row, key: str) -> str:
 
 
 def flags(row: Row, key: str) -> str:
-    return ", ".join(dict.fromkeys(str(flag.get("code")) for flag in row.get(key) or [])) or NONE
+    return ", ".join(dict.fromkeys(str(flag.get("code")) for flag in parts(row, key))) or NONE
 
 
 @dataclass(frozen=True)

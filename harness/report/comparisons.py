@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from harness.dataset.study import Row, Study, figure, labels
+from harness.analysis.rows import ShownCell
+from harness.dataset.study import Study, figure, labels
 from harness.report.drawing import FAINT, Figure, Mark, Named, Trace, layout, legend, plain
 from harness.system import wording
 
@@ -32,7 +33,7 @@ def _known(named: Named, key: str) -> bool:
 
 def share(study: Study, marks: Mapping[str, Mark]) -> Figure | None:
     """MBU at B against model size, one line per variant: small models use less of the bandwidth."""
-    by_label: dict[str, list[tuple[float, float, Row]]] = {}
+    by_label: dict[str, list[tuple[float, float, ShownCell]]] = {}
     for model, rows in study.models.items():
         for row, label in zip(rows, labels(rows, model), strict=True):
             size, ratio = figure(row, "weight_bytes_per_token"), figure(row, "B_ratio")
@@ -90,7 +91,7 @@ def _tradeoff(
     name: str,
 ) -> Figure | None:
     (x_key, x_unit, x_title), (y_key, y_unit, y_title) = x_axis, y_axis
-    points: list[tuple[int, str, Row, float, float]] = []
+    points: list[tuple[int, str, ShownCell, float, float]] = []
     for place, (label, row) in enumerate(named):
         x, y = figure(row, x_key), figure(row, y_key)
         if x is not None and y is not None and row.get("status") != "invalid":

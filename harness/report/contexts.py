@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from harness.dataset.baseline_match import key, matched
 from harness.dataset.study import Row, Study, failure, figure, ok
@@ -51,12 +50,12 @@ def theory_n_ctx(row: Row, memory_bytes: float | None) -> int | None:
     return floors.max_ctx(memory_bytes, weights, kv) or 0
 
 
-def _from_search(row: Row, cell: Row) -> dict[str, Any]:
+def _from_search(row: Row, cell: Row) -> dict[str, object]:
     """`cell`: of the same variant; its sizes are used where the search has none."""
     n_ctx = figure(row, "verified_n_ctx") if ok(row) else None
     memory = figure(row, "memory_budget_bytes") or figure(row, "limit_bytes")
     predicted = figure(row, "predicted_n_ctx")
-    result = {
+    result: dict[str, object] = {
         "n_ctx": n_ctx,
         "how": HOW.get(str(row.get("verified_by"))) if n_ctx else None,
         "allocated_n_ctx": row.get("allocated_n_ctx") if n_ctx else None,
@@ -66,7 +65,7 @@ def _from_search(row: Row, cell: Row) -> dict[str, Any]:
     return {**row, **result} | _against_theory(n_ctx, sizes, memory, _which(row, "free"))
 
 
-def _from_growth(row: Row) -> dict[str, Any]:
+def _from_growth(row: Row) -> dict[str, object]:
     n_ctx = figure(row, "max_ctx")
     memory = figure(row, "memory_budget_bytes") or figure(row, "device_memory_bytes")
     result = {"n_ctx": n_ctx, "is_target": bool(row.get("max_ctx_is_target")), "how": "growing"}
@@ -82,7 +81,7 @@ def _which(row: Row, unstated: str) -> str:
     ) + mechanism
 
 
-def _against_theory(n_ctx: float | None, sizes: Row, memory: float | None, which: str) -> dict[str, Any]:
+def _against_theory(n_ctx: float | None, sizes: Row, memory: float | None, which: str) -> dict[str, object]:
     theory = theory_n_ctx(sizes, memory)
     return {
         "memory_bytes": memory,
@@ -92,13 +91,13 @@ def _against_theory(n_ctx: float | None, sizes: Row, memory: float | None, which
     }
 
 
-def _published(row: Row | None) -> dict[str, Any]:
+def _published(row: Row | None) -> dict[str, object]:
     if row is None:
         return {}
     n_ctx, memory = figure(row, "max_ctx"), figure(row, "device_memory_bytes")
     against = _against_theory(n_ctx, row, memory, str(row.get("machine")))
     result = {"n_ctx": n_ctx, "is_target": bool(row.get("max_ctx_is_target")), "failure": failure(row)}
-    return {f"published_{name}": value for name, value in (result | against).items()}
+    return {f"published_{name}": value for name, value in {**result, **against}.items()}
 
 
 def _with_unique_names(found: Sequence[Row]) -> list[Row]:

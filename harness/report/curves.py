@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.dataset.study import Curve, Floats, MemoryCurve, Row, figure
+from harness.analysis.rows import ShownCell
+from harness.dataset.study import Curve, Floats, MemoryCurve, figure
 from harness.report.drawing import (
     FAINT,
     Figure,
@@ -32,7 +33,7 @@ def latency(
     model: str, named: Named, series: Mapping[str, Curve], marks: Mapping[str, Mark]
 ) -> Figure | None:
     """Latency of each token against its position, without the first; the theory dashed."""
-    drawn: list[tuple[int, str, Row, Curve]] = []
+    drawn: list[tuple[int, str, ShownCell, Curve]] = []
     for place, (label, row) in enumerate(named):
         curve = series.get(row["name"])
         if curve is not None and len(curve.n) > 1:
@@ -183,11 +184,11 @@ def prefill(
     )
 
 
-def _floor(row: Row) -> Callable[[Floats], Floats] | None:
+def _floor(row: ShownCell) -> Callable[[Floats], Floats] | None:
     return _through(figure(row, "B_theory_ms"), figure(row, "W_theory_tokens_per_ms"))
 
 
-def _baseline_line(row: Row) -> Callable[[Floats], Floats] | None:
+def _baseline_line(row: ShownCell) -> Callable[[Floats], Floats] | None:
     baseline = row.get("baseline")
     return _through(figure(baseline, "B_ms"), figure(baseline, "W_tokens_per_ms"))
 
@@ -223,7 +224,7 @@ def _straight(
     }
 
 
-def _knees(label: str, row: Row, curve: Curve, variant: int, mark: Mark) -> Trace | None:
+def _knees(label: str, row: ShownCell, curve: Curve, variant: int, mark: Mark) -> Trace | None:
     """The ridge points of a row: `prefill_knees` of harness.theory; those with the lm_head on the last token,
     where both exist."""
     given: Any = row.get("prefill_knees") or {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from harness.dataset.study import Study
 from harness.report import agreement, columns, figures, markup, summary, tables
@@ -69,10 +68,10 @@ def page(study: Study) -> str:
     )
 
 
-def _methods(study: Study) -> Iterator[tuple[str, str | None, Any]]:
+def _methods(study: Study) -> Iterator[tuple[str, str | None, object]]:
     """Headings, with commands as typed in a shell, or else any plain value."""
     for heading, value in study.methods.items():
-        lines = [value] if isinstance(value, str) else value
-        typed = ("repeat" in heading or "command" in heading) and isinstance(lines, (list, tuple))
+        lines = [value] if isinstance(value, str) else value if isinstance(value, (list, tuple)) else []
+        typed = "repeat" in heading or "command" in heading
         commands = "\n".join(lines) if typed and all(isinstance(line, str) for line in lines) else None
         yield heading, commands or None, value

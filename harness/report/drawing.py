@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from harness.dataset.study import Floats, Row, Study, labels
+from harness.analysis.rows import ShownCell
+from harness.dataset.study import Floats, Study, labels
 
 Trace = dict[str, Any]
-Named = Sequence[tuple[str, Row]]  # label and row, in the order of a legend
+Named = Sequence[tuple[str, ShownCell]]  # label and row, in the order of a legend
 
 # Okabe and Ito's palette, safe for colour-blind readers, without the yellow, which is hard to see on white.
 # Seven colours and eight symbols give 56 different marks. Dashes are kept for the theory: they are invisible

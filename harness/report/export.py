@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.dataset.study import Row, Study, bounds
+from harness.dataset.study import Row, Study, bounds, part, parts
 from harness.report import agreement, chapters, columns, figures, summary, tables
 from harness.report.drawing import Figure, plain
 from harness.report.ranking import CRITERION
@@ -194,20 +194,20 @@ def _headings(field: str) -> list[str]:
     return [f"{field}_low", f"{field}_high"] if field in INTERVALS else [field]
 
 
-def _values(row: Row, field: str) -> list[Any]:
+def _values(row: Row, field: str) -> list[object]:
     if field in INTERVALS:
         return list(bounds(row, field))
     if field.startswith("baseline_"):
-        return [(row.get("baseline") or {}).get(field.removeprefix("baseline_"))]
+        return [part(row, "baseline").get(field.removeprefix("baseline_"))]
     value = row.get(field)
     if field == "flags":
-        return ["; ".join(f"{flag.get('code')}: {flag.get('detail')}" for flag in value or [])]
+        return ["; ".join(f"{flag.get('code')}: {flag.get('detail')}" for flag in parts(row, field))]
     if isinstance(value, (list, tuple)):
         return ["; ".join(map(str, value))]
     return [_finite(value)]
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     """Plain values; NaN and infinity become null."""
     if isinstance(value, Mapping):
         return {str(key): _finite(inner) for key, inner in value.items()}

@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
-from harness.dataset.study import Curve, Study
+from typing_extensions import TypedDict
+
+from harness.analysis.rows import Cell, Ends, Figures, FlagRow
+from harness.dataset.study import Curve, Study, figure
 from harness.logs.log import Log
 from harness.report.table import NONE, formatted
 from harness.report.theory import Columns, short, table
 
-Row = dict[str, Any]
+
+class Row(Figures):
+    """One series or request of a log."""
+
+    variant: str
+    per_token: bool
+    unusable: str | None
+    bpw: float | None
+    flags: list[FlagRow]
 
 
-def interval(value: float | None, ends: list[float | None] | None, digits: int) -> str:
+class Against(TypedDict):
+    """With a model and a machine: the limits, and the shares of the limits that were reached."""
+
+    B_theory_ms: float | None
+    W_theory: float | None
+    B_ratio: float | None
+    W_ratio: float | None
+    B_as_w16_ms: float | None
+
+
+class RowAgainst(Row, Against):
+    """A row and its limits."""
+
+
+def interval(value: float | None, ends: Ends | None, digits: int) -> str:
     """`22.80 (22.75 to 22.84)`; `900 (> 512)` or `0.40 (< 1.25)` where one end is open."""
     if value is None:
         return NONE
@@ -36,7 +61,7 @@ def _W(row: Row) -> str:
     return interval(row["W_tokens_per_ms"], row["W_ci95"], 0)
 
 
-COLUMNS: Columns = (
+COLUMNS: Columns[Row] = (
     ("variant", lambda row: row["variant"]),
     ("tokens", lambda row: formatted(row["n_tokens"])),
     ("first ms", lambda row: short(row["first_token_ms"])),
@@ -48,12 +73,12 @@ COLUMNS: Columns = (
     ("every", lambda row: short(row["spikes"]["period_tokens"])),
     ("50 ms from n", lambda row: formatted(row["slow_from_n"])),
 )
-AGAINST: Columns = (
-    ("B theory", lambda row: short(row["B_theory_ms"])),
-    ("B MBU", lambda row: formatted(row["B_ratio"], "{:.0%}")),
-    ("W theory", lambda row: short(row["W_theory"])),
-    ("W MBU", lambda row: formatted(row["W_ratio"], "{:.0%}")),
-    ("B as w16", lambda row: short(row["B_as_w16_ms"])),
+AGAINST: Columns[Row] = (
+    ("B theory", lambda row: short(figure(row, "B_theory_ms"))),
+    ("B MBU", lambda row: formatted(figure(row, "B_ratio"), "{:.0%}")),
+    ("W theory", lambda row: short(figure(row, "W_theory"))),
+    ("W MBU", lambda row: formatted(figure(row, "W_ratio"), "{:.0%}")),
+    ("B as w16", lambda row: short(figure(row, "B_as_w16_ms"))),
 )
 
 LEGEND = (
@@ -93,9 +118,10 @@ def show(rows: Sequence[Row], notes: Sequence[str]) -> None:
 
 def study(title: str, rows: Sequence[Row], log: Log) -> Study:
     """The page of one log: its series as cells of one model, named after the file."""
-    cells = [
-        row
-        | {
+    # A log knows no more of a cell: the page shows a dash for the rest.
+    made = [
+        {
+            **row,
             "name": f"{title} {row['variant']}",
             "model": title,
             "variant": row["variant"],
@@ -110,6 +136,7 @@ def study(title: str, rows: Sequence[Row], log: Log) -> Study:
         }
         for row in rows
     ]
+    cells = cast(list[Cell], made)
     # Rows of series come first; rows of requests have only totals.
     drawn = zip(cells, log.series.values(), strict=False)
     return Study(

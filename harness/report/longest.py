@@ -66,7 +66,7 @@ def _here(row: Row, name: str) -> str:
 
 def _published(row: Row, name: str) -> str:
     if figure(row, name) is None:
-        return row.get("published_failure") or NONE
+        return str(row.get("published_failure") or NONE)
     length = columns.number(row, name, "{:,.0f}") + "+" * bool(row.get("published_is_target"))
     return length + NOT_HELD * _beyond(row, "published_share")
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from harness.dataset.baseline_match import matched
-from harness.dataset.study import Row, Study, figure, labels
+from harness.dataset.study import Row, Study, figure, labels, part
 from harness.report import chapters, columns
 from harness.report.chapters import Chapter
 from harness.report.columns import Column
@@ -73,19 +72,19 @@ def notes(model: str, found: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _flat(row: Row) -> dict[str, Any]:
-    found = {"status": "ok", **row}
+def _flat(row: Row) -> dict[str, object]:
+    found: dict[str, object] = {"status": "ok", **row}
     for moment in MOMENTS:
-        of: Mapping[str, Any] = row.get(moment) or {}
-        parts = {**(of.get("parts") or {}), "unattributed": of.get("unattributed_bytes")}
-        found |= {f"{moment}_{part}_bytes": parts.get(part) for part in PARTS}
+        of = part(row, moment)
+        sizes = {**part(of, "parts"), "unattributed": of.get("unattributed_bytes")}
+        found |= {f"{moment}_{name}_bytes": sizes.get(name) for name in PARTS}
         keys = ("total_bytes", "unattributed_share", "by_difference")
         found |= {f"{moment}_{key}": of.get(key) for key in keys}
     measured, theory = figure(row, "measured_bytes_per_token"), figure(row, "kv_bytes_per_token")
     return found | {"slope_ratio": measured / theory if measured is not None and theory else None}
 
 
-def _published(row: Row | None) -> dict[str, Any]:
+def _published(row: Row | None) -> dict[str, object]:
     return {f"published_{name}": (row or {}).get(name) for name in PUBLISHED}
 
 
@@ -98,8 +97,9 @@ def _mb(row: Row, name: str) -> str:
 
 def _part(row: Row, name: str) -> str:
     """`12`, or `~12` for an inferred part."""
-    moment, _, part = name.removesuffix("_bytes").partition("_")
-    return BY_DIFFERENCE * (part in (row.get(f"{moment}_by_difference") or ())) + _mb(row, name)
+    moment, _, of = name.removesuffix("_bytes").partition("_")
+    inferred = row.get(f"{moment}_by_difference")
+    return BY_DIFFERENCE * (isinstance(inferred, Sequence) and of in inferred) + _mb(row, name)
 
 
 def _rest(row: Row, name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from harness.analysis.rows import Cell, ShownCell
 from harness.dataset.study import Row, Study, figure, labels, ok
 from harness.report import columns
 from harness.report.contexts import held
@@ -62,24 +63,22 @@ def meanings(study: Study) -> list[str]:
     return [LINE, DRAWN if logged else f"{POOLED} {DRAWN}", MBU]
 
 
-def third_party(rows: Sequence[Row]) -> list[str]:
+def third_party(rows: Sequence[ShownCell]) -> list[str]:
     """Source and year of the published figures (`kind: reported`); `rows` as in Study.rows."""
     found = []
-    for words, of in (
-        ("cells hold", rows),
-        ("cells are compared with", [row.get("baseline") or {} for row in rows]),
-    ):
+    others = [other for row in rows if (other := row.get("baseline"))]
+    for words, of in (("cells hold", rows), ("cells are compared with", others)):
         sources = Counter(_source(row) for row in of if row.get("kind") == "reported")
         found += [
             f"{count} of {len(rows)} {words} third-party figures, not measured here: {source}."
             for source, count in sources.items()
         ]
-    notes = Counter(note for row in rows for note in (row.get("source") or {}).get("notes", ()))
+    notes = Counter(note for row in rows if (source := row.get("source")) for note in source.get("notes", ()))
     frequent = {note: count for note, count in notes.items() if count > len(rows) / 10}
     return found + [f"{count} of {len(rows)} cells: {note}." for note, count in frequent.items()]
 
 
-def _source(row: Row) -> str:
+def _source(row: Cell) -> str:
     source: Mapping[str, object] = row.get("source") or {}
     year = str(row.get("started_utc") or "")[:4]
     parts = (source.get("title"), year, source.get("url"), source.get("license"))

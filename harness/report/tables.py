@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Literal
 
+from harness.analysis.rows import Cell, Repeat, Search
 from harness.dataset.study import Row, ok
 from harness.report.columns import Column, cell, state
 from harness.report.table import NONE, Table, formatted
 from harness.system.wording import plural
 
+Key = Literal[
+    "tokens",
+    "ttft_ms",
+    "B_ms",
+    "W_tokens_per_ms",
+    "bpw",
+    "weight_bytes_per_token",
+    "start_tokens_per_s",
+    "end_tokens_per_s",
+    "bandwidth_share",
+    "peak_rss_bytes",
+]
 # Heading, key, how to show it.
-COLUMNS: tuple[tuple[str, str, str], ...] = (
+COLUMNS: tuple[tuple[str, Key, str], ...] = (
     ("tokens", "tokens", "{}"),
     ("TTFT ms", "ttft_ms", "{:.1f}"),
     ("B ms", "B_ms", "{:.2f}"),
@@ -25,7 +39,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def shown(row: Row, key: str, form: str) -> str:
+def shown(row: Cell, key: Key, form: str) -> str:
     """One figure as text; a dash where it is missing or not identifiable. MB are 1e6 bytes."""
     value = row[key]
     if key == "W_tokens_per_ms" and row["kv_read"] == "full" and row["B_ms"] is not None:
@@ -35,7 +49,7 @@ def shown(row: Row, key: str, form: str) -> str:
     return f"{value / 1e6:.0f}" if form == "mb" else form.format(value)
 
 
-def bandwidth(rows: Sequence[Row]) -> str:
+def bandwidth(rows: Sequence[Repeat]) -> str:
     """The peak bandwidth that MBU refers to, and the spread of its probes; empty without probes."""
     on_cpu = [row for row in rows if row["device"] == "cpu"]  # the MBU of a GPU is not computed yet
     probes = [rate for row in on_cpu for rate in row["bandwidth_probes_bytes_per_s"]]
@@ -45,9 +59,9 @@ def bandwidth(rows: Sequence[Row]) -> str:
     return f"MBU: share of {max(probes) / 1e9:.0f} GB/s, the highest read bandwidth measured here ({spread})"
 
 
-def growth(row: Row) -> str:
+def growth(row: Cell) -> str:
     """How long a context a growing generation reached, and why it ended."""
-    text = f"held {plural(row['max_ctx'], 'token')} of prompt and decode"
+    text = f"held {plural(row['max_ctx'] or 0, 'token')} of prompt and decode"
     if row["max_ctx_is_target"]:
         return f"{text}, its target"
     if row["kv_share_of_free"]:
@@ -70,14 +84,14 @@ def of_columns(
     )
 
 
-def cells(rows: Sequence[Row]) -> Table:
+def cells(rows: Sequence[Cell]) -> Table:
     """One named line per cell."""
     lines = [[row["name"], state(row), *(shown(row, key, form) for _, key, form in COLUMNS)] for row in rows]
     headings = ["cell", "status", *(heading for heading, _, _ in COLUMNS)]
     return Table(headings, lines, [False, False, *[True] * len(COLUMNS)], not_ok(rows))
 
 
-def searches(rows: Sequence[Row]) -> Table:
+def searches(rows: Sequence[Search]) -> Table:
     """One named line per search for the longest context."""
     whole = partial(formatted, form="{:.0f}")
     lines = [

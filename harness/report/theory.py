@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.report.table import NONE, Table, formatted
 from harness.theory.footprint import IDEAL, LLAMA_CPP, TRANSFORMERS
@@ -16,7 +16,8 @@ from harness.theory.machine import Machine
 from harness.theory.shapes import Shape, active_params, kv_elements_per_token, parameters
 
 Row = dict[str, Any]
-Columns = Sequence[tuple[str, Callable[[Row], Any]]]
+R = TypeVar("R")
+Columns = Sequence[tuple[str, Callable[[R], Any]]]
 
 
 def short(value: float | None) -> str:
@@ -54,7 +55,7 @@ def span(ridges: list[int | None] | None) -> str:
     return f"{ridges[0]} or more" if ridges[1] is None else f"{ridges[0]} to {ridges[1]}"
 
 
-COUNTS: Columns = (
+COUNTS: Columns[Row] = (
     ("model", lambda row: row["model"]),
     ("in layers", lambda row: formatted(row["layer_params"], "{:,.2f}", _giga(row))),
     ("in lm_head", lambda row: formatted(row["lm_head_params"], "{:,.2f}", _giga(row))),
@@ -63,7 +64,7 @@ COUNTS: Columns = (
     ("KV elements/token", lambda row: formatted(row["kv_elements_per_token"])),
     ("KV bytes/token", lambda row: formatted(row["kv_bytes_per_token"])),
 )
-WEIGHTS: Columns = (
+WEIGHTS: Columns[Row] = (
     ("model", lambda row: row["model"]),
     ("weights", lambda row: row["weights"]),
     ("bpw", lambda row: formatted(row["weight_bits"], "{:,.2f}")),
@@ -71,14 +72,14 @@ WEIGHTS: Columns = (
     ("read/token", lambda row: formatted(row["weight_bytes_per_token"], "{:,.2f}", _giga(row))),
     ("flop/byte", lambda row: short(row["flop_per_byte"])),
 )
-NAMED: Columns = (*WEIGHTS[:2], ("machine", lambda row: row["machine"]))
-FITS: Columns = (
+NAMED: Columns[Row] = (*WEIGHTS[:2], ("machine", lambda row: row["machine"]))
+FITS: Columns[Row] = (
     *NAMED,
     *((f"fits in {stack}", partial(headroom, stack=stack)) for stack in (LLAMA_CPP, TRANSFORMERS)),
     *((f"longest: {stack}", partial(longest, stack=stack)) for stack in (LLAMA_CPP, TRANSFORMERS, IDEAL)),
     *WEIGHTS[2:4],
 )
-FLOORS: Columns = (
+FLOORS: Columns[Row] = (
     *NAMED,
     *WEIGHTS[4:],
     ("B ms", lambda row: formatted(row["B_ms"], "{:,.2f}")),
@@ -93,25 +94,25 @@ FLOORS: Columns = (
     ("compute-bound prompt: every", lambda row: span((row["prefill_knees"] or {}).get("every"))),
     ("last", lambda row: span((row["prefill_knees"] or {}).get("last"))),
 )
-CHUNKS: Columns = (
+CHUNKS: Columns[Row] = (
     *NAMED,
     ("chunk", lambda row: formatted(row["chunk"])),
     ("prefill ms", lambda row: short(row["ms"])),
     ("vs one pass", lambda row: f"{row['ratio']:.2f}x"),
 )
-PARTS: Columns = (
+PARTS: Columns[Row] = (
     ("part", lambda row: row["part"]),
     ("type", lambda row: row["type"]),
     ("MB", lambda row: formatted(row["bytes"], "{:,.2f}", 1e6)),
 )
-TENSORS: Columns = (
+TENSORS: Columns[Row] = (
     ("tensor", lambda row: row["name"]),
     ("type", lambda row: row["type"]),
     ("shape", lambda row: " x ".join(map(str, row["dims"]))),
     ("bytes", lambda row: formatted(row["bytes"])),
     ("streamed", lambda row: formatted(row["streamed_bytes"])),
 )
-MODELS: Columns = (
+MODELS: Columns[Row] = (
     *(
         (key, itemgetter(key))
         for key in ("model", "layers", "hidden_size", "heads", "kv_heads", "head_dim", "ffn", "vocab")
@@ -122,7 +123,7 @@ MODELS: Columns = (
     ("read/token", lambda row: formatted(row["active_params"])),
     ("KV elements/token", lambda row: formatted(row["kv_elements_per_token"])),
 )
-MACHINES: Columns = (
+MACHINES: Columns[Row] = (
     ("machine", lambda row: row["machine"]),
     ("GiB", lambda row: formatted(row["memory_bytes"], unit=2**30)),
     ("GB/s", lambda row: formatted(row["bytes_per_s"], "{:,.1f}", 1e9)),
@@ -223,7 +224,7 @@ def _limits(row: Row) -> str:
     return f"{row['bytes_per_s'] / giga:,.4g} G{prefix}B/s; {computing}."
 
 
-def table(columns: Columns, rows: Sequence[Row]) -> None:
+def table(columns: Columns[R], rows: Sequence[R]) -> None:
     """Print rows. On a narrow terminal, transpose the table."""
     lines = [[str(form(row)) for _, form in columns] for row in rows]
     Table([heading for heading, _ in columns], lines).show(turns=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +15,10 @@ from numpy.typing import NDArray
 from harness.analysis.records.identity import identity
 from harness.analysis.records.traffic import nominal_bits
 from harness.analysis.records.verdicts import USABLE, other_kernels, other_options
+from harness.analysis.rows import Check, Repeat
 from harness.results.kinds import Record
+from harness.results.kinds.checked import Depth
 from harness.system.wording import plural
-
-Row = dict[str, Any]
 
 WINDOW = 25  # positions compared of the prompt and at each depth, as many as the usual prompt has
 DEPTHS = (300, 2_100)  # past llama.cpp's first padding of its cache, and past 2,048, where some caches end
@@ -65,7 +64,7 @@ def compare(
     variant: NDArray[np.float32],
     variant_positions: Sequence[int],
     requested: Sequence[Sequence[int]],
-) -> list[Row]:
+) -> list[Depth]:
     """How far a variant's logits are from the reference's: one row per requested window that both cover.
 
     Logits are float32 of shape (positions, vocabulary). An error is the norm of the difference over the norm
@@ -80,12 +79,12 @@ def compare(
         if len(logits) != len(positions):
             raise ValueError(f"{len(logits)} rows of logits for {len(positions)} positions")
         places.append({position: place for place, position in enumerate(positions)})
-    found = []
+    found: list[Depth] = []
     for first, end in requested:
         wanted = range(first, end)
         if all(position in of for position in wanted for of in places):
             rows = ((reference[places[0][position]], variant[places[1][position]]) for position in wanted)
-            found.append({"n": end, **_window([_position(*each) for each in rows])})
+            found.append(_window(end, [_position(*each) for each in rows]))
     return found
 
 
@@ -118,10 +117,11 @@ def _position(reference: NDArray[np.float32], variant: NDArray[np.float32]) -> _
     )
 
 
-def _window(positions: Sequence[_Position]) -> Row:
+def _window(n: int, positions: Sequence[_Position]) -> Depth:
     """One window; errors are null where either side has a position that is not comparable."""
     many = len(positions)
-    row: Row = {
+    row: Depth = {
+        "n": n,
         "positions": many,
         "not_finite": sum(not each.variant_holds for each in positions),
         "reference_not_finite": sum(not each.reference_holds for each in positions),
@@ -211,7 +211,7 @@ def _unpacked(record: Record) -> bool:
     return bool(reference and reference.get("unpacked"))
 
 
-def row(record: Record) -> Row:
+def row(record: Record) -> Check:
     """One check as lists and reports show it. Missing values are null."""
     word, reason = verdict(record)
     check = record["check"]
@@ -231,27 +231,27 @@ def row(record: Record) -> Row:
     }
 
 
-def latest(rows: Sequence[Row]) -> list[Row]:
+def latest(rows: Sequence[Check]) -> list[Check]:
     """One row per content key, in order of first appearance: the last that finished, else the last."""
-    found: dict[str, Row] = {}
+    found: dict[str, Check] = {}
     for each in _ordered(rows):
         found[each["content_key"]] = each
     return [each for each in rows if found[each["content_key"]] is each]
 
 
-def apply_checks(rows: Sequence[Row], checks: Sequence[Row]) -> None:
+def apply_checks(rows: Sequence[Repeat], checks: Sequence[Check]) -> None:
     """Set `weights_check` of measured rows from their latest checks; a `wrong` one makes a row invalid."""
     check_of = {key: each for each in _ordered(checks) for key in each["speaks_for"]}
     for each in rows:
-        found = check_of.get(each["content_key"], {})
-        each["weights_check"] = found.get("verdict")
-        if found.get("verdict") == "wrong":
+        found = check_of.get(each["content_key"])
+        each["weights_check"] = found and found["verdict"]
+        if found and found["verdict"] == "wrong":
             each["flags"].append({"code": "weights_disagree", "detail": str(found["reason"])})
             each["reasons"] = [*each["reasons"], str(found["reason"])]
             each["status"] = "invalid" if each["status"] in USABLE else each["status"]
             each["disturbed"] = None  # another attempt would not help
 
 
-def _ordered(checks: Sequence[Row]) -> list[Row]:
+def _ordered(checks: Sequence[Check]) -> list[Check]:
     """Unfinished checks first, then finished ones; each group oldest first."""
     return sorted(checks, key=lambda each: (each["outcome"] == "ok", str(each["started_utc"])))

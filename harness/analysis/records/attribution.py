@@ -14,27 +14,22 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.records import traffic
+from harness.analysis.rows import Attribution, Cell, MemoryGrowth, Moment
 from harness.results.kinds import Record, done_of, loaded_of, memory_of
 from harness.results.kinds.measured import Counters, EndFacts, Mark, PeakAllocator
 from harness.results.kinds.parts import Allocator, StackFacts
 from harness.results.kinds.reported import Reported
 from harness.results.token_times import TokenTimes
 
-Row = dict[str, Any]
 Columns = Mapping[str, Sequence[Any]]
 
 PARTS = ("weights", "kv", "compute", "workspace", "slack", "runtime")
 FEWEST_SAMPLES = 8  # for a slope
 SIGNIFICANT_GROWTH = 5.0  # times the scatter about the line: memory that grew less is noise
 HIDING = 0.1  # of that growth: a cache first fills free memory that the allocator holds, and hides there
-_OF_CELL = (
-    *("cell", "name", "kind", "model", "stack", "variant", "weights", "machine", "device", "content_key"),
-    *("status", "n_ctx", "prompt_tokens", "new_tokens", "tokens"),
-)
-_NO_SLOPE = dict.fromkeys(("measured_bytes_per_token", "not_measured"))
 
 
-def row(cell: Row, record: Record, times: TokenTimes, samples: Columns) -> Row:
+def row(cell: Cell, record: Record, times: TokenTimes, samples: Columns) -> Attribution:
     """Where the memory of a cell goes. `record`: the one behind the cell's row; `times`, `samples`: of
     its tokens, and its memory samples, each empty where missing.
 
@@ -42,33 +37,55 @@ def row(cell: Row, record: Record, times: TokenTimes, samples: Columns) -> Row:
     unattributed_bytes and unattributed_share. They are null where the worker did not get that far. Published
     figures have sizes only.
     """
-    found = {key: cell[key] for key in _OF_CELL} | {"kv_bytes_per_token": traffic.kv_bytes_per_token(record)}
+    growth = MemoryGrowth(measured_bytes_per_token=None, not_measured=None)
+    peak: Moment | None
     if record["kind"] == "reported":
-        return found | _reported(record["reported"]) | _NO_SLOPE
-    once_loaded, peak = _on_cpu(record, samples) if found["device"] == "cpu" else _on_gpu(record, samples)
-    return (
-        found
-        | {"file_bytes": record["model"]["weights"].get("file_bytes"), "loaded": once_loaded, "peak": peak}
-        | _slope(record, times, samples)
-    )
+        figures = record["reported"]
+        file_bytes, once_loaded, peak = figures.get("file_bytes"), _reported(figures), None
+    else:
+        file_bytes = record["model"]["weights"].get("file_bytes")
+        once_loaded, peak = (_on_cpu if cell["device"] == "cpu" else _on_gpu)(record, samples)
+        growth = _slope(record, times, samples)
+    return {
+        "cell": cell["cell"],
+        "name": cell["name"],
+        "kind": cell["kind"],
+        "model": cell["model"],
+        "stack": cell["stack"],
+        "variant": cell["variant"],
+        "weights": cell["weights"],
+        "machine": cell["machine"],
+        "device": cell["device"],
+        "content_key": cell["content_key"],
+        "status": cell["status"],
+        "n_ctx": cell["n_ctx"],
+        "prompt_tokens": cell["prompt_tokens"],
+        "new_tokens": cell["new_tokens"],
+        "tokens": cell["tokens"],
+        "kv_bytes_per_token": traffic.kv_bytes_per_token(record),
+        "file_bytes": file_bytes,
+        "loaded": once_loaded,
+        "peak": peak,
+        **growth,
+    }
 
 
-def _reported(figures: Reported) -> Row:
+def _reported(figures: Reported) -> Moment | None:
     """Published sizes. They come from several runs, so unattributed memory is unknown."""
     buffers = {"weights": figures.get("model_buffer_bytes"), "kv": figures.get("kv_buffer_bytes")}
     total = figures.get("vram_bytes")
     known = total is not None or any(value is not None for value in buffers.values())
-    moment: Row = {
+    moment: Moment = {
         "total_bytes": total,
-        "parts": dict.fromkeys(PARTS) | buffers,
+        "parts": {part: buffers.get(part) for part in PARTS},
         "by_difference": [],
         "unattributed_bytes": None,
         "unattributed_share": None,
     }
-    return {"file_bytes": figures.get("file_bytes"), "loaded": moment if known else None, "peak": None}
+    return moment if known else None
 
 
-def _on_cpu(record: Record, samples: Columns) -> tuple[Row | None, Row | None]:
+def _on_cpu(record: Record, samples: Columns) -> tuple[Moment | None, Moment | None]:
     """Parts of the resident set.
 
     llama.cpp's log reports the reserved size of the compute buffer, but only touched pages are resident: none
@@ -141,7 +158,7 @@ def _highest_resident(record: Record, samples: Columns) -> int | None:
     return max((anon + files for anon, files in seen if anon is not None and files is not None), default=None)
 
 
-def _on_gpu(record: Record, samples: Columns) -> tuple[Row | None, Row | None]:
+def _on_gpu(record: Record, samples: Columns) -> tuple[Moment | None, Moment | None]:
     """Parts of the device's memory. The driver's part (context and kernels; for llama.cpp also the pools of
     its backend) is inferred: total minus the parts of the stack and its allocator."""
     before, after, done = _facts(record)
@@ -171,7 +188,7 @@ def _on_gpu(record: Record, samples: Columns) -> tuple[Row | None, Row | None]:
 
 def _on_device(
     held: int | None, started: int | None, facts: StackFacts, allocated: int | None, reserved: int | None
-) -> Row:
+) -> Moment:
     total = None if held is None or started is None else held - started
     weights, kv = _sum(facts, "model", on_gpu=True), _sum(facts, "kv", on_gpu=True)
     compute = None
@@ -186,7 +203,9 @@ def _on_device(
     return _moment(total, reported | {"runtime": total - sum(known)}, ("runtime",))
 
 
-def _moment(total: int | None, reported: Mapping[str, int | None], by_difference: Sequence[str] = ()) -> Row:
+def _moment(
+    total: int | None, reported: Mapping[str, int | None], by_difference: Sequence[str] = ()
+) -> Moment:
     known = sum(part for part in reported.values() if part is not None)
     rest = None if total is None or by_difference else total - known
     return {
@@ -225,7 +244,7 @@ def _is_host(place: str) -> bool:
     return place.lower().startswith("cpu") or place.endswith("_Host")
 
 
-def _slope(record: Record, times: TokenTimes, samples: Columns) -> Row:
+def _slope(record: Record, times: TokenTimes, samples: Columns) -> MemoryGrowth:
     """Measured bytes per token of context: the least-squares slope of memory against tokens held.
 
     Null where the cache does not grow or the run is too short; `not_measured` gives the reason.

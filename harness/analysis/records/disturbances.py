@@ -10,10 +10,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import TypeVar
 
 from harness.analysis.records import throttling, traffic
 from harness.analysis.records.flags import Flag
+from harness.analysis.rows import Cell, Disturbance
 from harness.results.kinds import Record, done_of, loaded_of, memory_of
 from harness.results.kinds.common import Conditions
 from harness.system.wording import plural
@@ -29,11 +30,7 @@ PAGED_IN_FLOOR_BYTES = 4 << 20
 PAGED_IN_TOLERANCE = 0.01  # of the weights that each step reads; the warm-up has read them all
 NAMED_CPUS = 0.1  # a process that used fewer CPUs than this is not named
 
-Row = Mapping[str, Any]
 T = TypeVar("T")
-Kind = Literal["cpu", "memory", "heat", "warmup"]
-
-
 Pressure = Mapping[str, float]
 
 
@@ -43,7 +40,7 @@ class Reason:
     ok; null: the stack or the config caused it."""
 
     text: str
-    disturbance: Kind | None = None
+    disturbance: Disturbance | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ def notes(record: Record) -> list[Flag]:
 
 def _paging(record: Record) -> list[Reason]:
     # Within a memory budget the worker's own limit causes the pressure: another attempt would meet it again.
-    kind: Kind | None = None if record.get("memory_budget") else "memory"
+    kind: Disturbance | None = None if record.get("memory_budget") else "memory"
     found = []
     if faults := done_of(record)["major_faults"]:
         found.append(f"{plural(faults, 'major page fault')} while timing")
@@ -189,10 +186,10 @@ def _contention(record: Record) -> list[Reason]:
     return [Reason(text, None if many else "cpu")]
 
 
-def summary(cells: Iterable[Row], busiest: BusyProcess | None = None) -> str | None:
+def summary(cells: Iterable[Cell], busiest: BusyProcess | None = None) -> str | None:
     """How many repeats stayed disturbed, why, and what to do, in one sentence; null: none did.
 
-    `cells`: rows of dataset.rows.per_cell.
+    `cells`: rows of dataset.cells.per_cell.
     """
     rows = [row for row in cells if row.get("kind") == "measured"]
     kinds = Counter(kind for row in rows for kind in row["stayed_disturbed"])
@@ -210,7 +207,7 @@ def summary(cells: Iterable[Row], busiest: BusyProcess | None = None) -> str | N
     return f"{which}: {why}; {advice}, then run again with --retry-failed"
 
 
-_CAUSES: dict[Kind, tuple[str, str]] = {
+_CAUSES: dict[Disturbance, tuple[str, str]] = {
     "cpu": ("other processes used the CPUs", "close them, or lower `threads`"),
     "memory": ("memory was short and pages were read from disk", "close programs that use memory"),
     "heat": ("the device was throttled", "let it cool (protocol.cool_down)"),
@@ -218,7 +215,7 @@ _CAUSES: dict[Kind, tuple[str, str]] = {
 }
 
 
-def kind(found: Sequence[Reason]) -> Kind | None:
+def kind(found: Sequence[Reason]) -> Disturbance | None:
     """The first disturbance, if all reasons are disturbances; null otherwise."""
     kinds = [reason.disturbance for reason in found]
     return kinds[0] if kinds and None not in kinds else None

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 from harness.analysis.records.sensor_summary import Columns, Timed
+from harness.analysis.rows import EnergyFigures
 from harness.results.kinds import Record
 from harness.results.kinds.sensed import Domain, Energy
 from harness.system.wording import plural
+
+if TYPE_CHECKING:
+    from harness.machine.sensors.source import EnergyCounter
 
 # NVML updates its counter every 20 to 100 ms, RAPL every ms: at both ends of 30 s an error of at most 0.7%.
 WINDOW_S = 30.0
@@ -19,15 +23,13 @@ MOST_INTERVALS = 3  # without a sample; in a longer gap a counter could wrap aro
 MOST_W = 10_000
 UNITS = {"uj": 1e-6, "mj": 1e-3}
 
-Domains = Mapping[str, Mapping[str, Any]]
 
-
-def measured(columns: Columns, domains: Domains, during: Timed | None) -> Energy | None:
+def measured(columns: Columns, domains: Mapping[str, EnergyCounter], during: Timed | None) -> Energy | None:
     """Energy between the first and the last sample of decode, without prefill; null without a counter.
 
     Returns `timed_s`, `window_s`, `tokens` generated in the window, `longest_gap_s` between samples, and
     `domains` by column: `name`, `joules` (null: not known), `failed_reads`, `set_back` (times).
-    `domains`: per energy column its `name`, and `range_uj`, at which it wraps around.
+    `domains`: by energy column.
     """
     if not domains or during is None:
         return None
@@ -71,12 +73,10 @@ def _spent(
     return {"name": name, "joules": joules, "failed_reads": failed, "set_back": set_back}
 
 
-def row(record: Record) -> dict[str, Any]:
+def row(record: Record) -> EnergyFigures:
     """`joules_per_token` of decode for the whole device, other processes included, `energy_window_s` and
     `energy_source`; or null, with the reason in `energy_reason`. All null where no counter was looked for."""
-    found: dict[str, Any] = dict.fromkeys(
-        ("joules_per_token", "energy_window_s", "energy_source", "energy_reason")
-    )
+    found = EnergyFigures(joules_per_token=None, energy_window_s=None, energy_source=None, energy_reason=None)
     sensors = record.get("sensors")
     if not sensors:
         return found

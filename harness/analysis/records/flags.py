@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from harness.analysis.rows import FlagRow
 from harness.analysis.series.latency import Analysis, jump, plateau
 from harness.analysis.series.line import Floats
 from harness.analysis.series.shapes import Segment, is_flat
@@ -30,7 +31,7 @@ class Flag:
     detail: str
     invalidates: str | None = "all"
 
-    def row(self) -> dict[str, str]:
+    def row(self) -> FlagRow:
         return {"code": self.code, "detail": self.detail}
 
 

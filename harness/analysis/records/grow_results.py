@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from harness.analysis.rows import Growth
 from harness.results.kinds import Record, done_of, memory_of
 
 
@@ -18,15 +17,14 @@ def stopped(record: Record) -> str | None:
     return record.get("reason") if ended_by_memory(record) else done_of(record).get("stopped")
 
 
-def row(record: Record, device_bytes: int | None, kv_bytes_per_token: float | None) -> dict[str, Any]:
+def row(record: Record, device_bytes: int | None, kv_bytes_per_token: float | None) -> Growth:
     """Results of a `grow` workload; null for others.
 
     `max_ctx`: tokens of prompt and decode held, a lower bound. `max_ctx_is_target`: it reached its target.
     `limit_reason`: what ended it. `kv_share_of_free`: size of the KV cache at the end over the memory free on
     the device, or in the budget, once the model was loaded.
     """
-    found: dict[str, Any] = dict.fromkeys(("max_ctx", "limit_reason", "kv_share_of_free"))
-    found["max_ctx_is_target"] = False
+    found = Growth(max_ctx=None, limit_reason=None, kv_share_of_free=None, max_ctx_is_target=False)
     ended = record["outcome"] == "ok" or ended_by_memory(record)
     if record["workload"]["kind"] != "grow" or not ended:
         return found

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from harness.analysis.rows import Identity
 from harness.results.kinds import Record
 
 
-def identity(record: Record) -> dict[str, Any]:
+def identity(record: Record) -> Identity:
     """Cell, model, stack, variant, machine, device, content key, campaign and time of a record."""
     return {
         "cell": record["cell"],

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from harness.analysis.series.line import block_spread
 
-Row = Mapping[str, Any]
+Row = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Metric:
 
 def _positive(row: Row, key: str) -> float | None:
     value = row.get(key)
-    return float(value) if value is not None and value > 0 else None
+    return float(value) if isinstance(value, (int, float)) and value > 0 else None
 
 
 def _of(key: str) -> Callable[[Row], float | None]:
@@ -60,9 +59,11 @@ def _of_a_length(value: Callable[[Row], float | None]) -> Callable[[Row], float 
 def _interval(key: str) -> Callable[[Row], float | None]:
     def error(row: Row) -> float | None:
         known = row.get(key)
-        if not known or None in known or min(known) <= 0:
+        if not isinstance(known, Sequence) or None in known or min(known) <= 0:
             return None
-        spread = block_spread((math.log(known[1]) - math.log(known[0])) / 2, row.get("n_tokens") or 0)
+        spread = block_spread(
+            (math.log(known[1]) - math.log(known[0])) / 2, int(_positive(row, "n_tokens") or 0)
+        )
         return math.sqrt(spread.variance) if spread else None
 
     return error

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from harness.analysis.records import traffic
 from harness.analysis.records.identity import identity, weights
 from harness.analysis.records.verdicts import USABLE, status
+from harness.analysis.rows import Search
 from harness.results.kinds import Record
 from harness.results.kinds.searched import Probe
 
-Row = dict[str, Any]
 
-COPIED = (
-    *("predicted_n_ctx", "predicted_allocated_n_ctx", "verified_n_ctx", "verified_by", "allocated_n_ctx"),
-    *("limit_reason", "limit_bytes", "limit_stated", "not_filled", "granule", "need", "predicted_from"),
-)
-
-
-def row(record: Record) -> Row:
+def row(record: Record) -> Search:
     """One search as a flat row. Missing values are null.
 
     `verified_by`: decode (at the end of a filled context) or allocation. `live_probes`: how many contexts
@@ -36,9 +29,19 @@ def row(record: Record) -> Row:
         "weights": weights(record),
         "status": state,
         "reasons": reasons,
-        **{name: search.get(name) for name in COPIED},
+        "predicted_n_ctx": search.get("predicted_n_ctx"),
+        "predicted_allocated_n_ctx": search.get("predicted_allocated_n_ctx"),
         # An unfinished search has no result, whatever its probes found.
-        **({} if state in USABLE else {"verified_n_ctx": None, "verified_by": None}),
+        "verified_n_ctx": search.get("verified_n_ctx") if state in USABLE else None,
+        "verified_by": search.get("verified_by") if state in USABLE else None,
+        "allocated_n_ctx": search.get("allocated_n_ctx"),
+        "limit_reason": search.get("limit_reason"),
+        "limit_bytes": search.get("limit_bytes"),
+        "limit_stated": search.get("limit_stated"),
+        "not_filled": search.get("not_filled"),
+        "granule": search.get("granule"),
+        "need": search.get("need"),
+        "predicted_from": search.get("predicted_from"),
         "model_bytes": traffic.model_bytes(record),
         "weight_bytes_per_token": traffic.weight_bytes_per_token(record),
         "kv_bytes_per_token": traffic.kv_bytes_per_token(record),
@@ -47,18 +50,18 @@ def row(record: Record) -> Row:
         "live_probes": len(probes),
         "fill_s": fill_s,
         "search_s": all_s - fill_s,
-        "speed_ratio": _at(probes, search.get("verified_n_ctx"), "speed_ratio"),
+        "speed_ratio": _speed_ratio(probes, search.get("verified_n_ctx")),
         "probes": probes,
     }
 
 
-def latest(rows: Sequence[Row]) -> list[Row]:
+def latest(rows: Sequence[Search]) -> list[Search]:
     """The last search per content key, in order of first appearance."""
-    found: dict[str, Row] = {}
+    found: dict[str, Search] = {}
     for each in sorted(rows, key=lambda row: str(row["started_utc"])):
         found[each["content_key"]] = each
     return [found[key] for key in dict.fromkeys(row["content_key"] for row in rows)]
 
 
-def _at(probes: Sequence[Probe], n_ctx: int | None, key: str) -> Any:
-    return next((p.get(key) for p in reversed(probes) if p["n_ctx"] == n_ctx and p["fits"]), None)
+def _speed_ratio(probes: Sequence[Probe], n_ctx: int | None) -> float | None:
+    return next((p.get("speed_ratio") for p in reversed(probes) if p["n_ctx"] == n_ctx and p["fits"]), None)

@@ -6,12 +6,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from harness.analysis.rows import SensorFigures
 from harness.results.kinds import Record
 from harness.results.kinds.measured import EndFacts
+from harness.results.kinds.sensed import Timed as Gauge
 from harness.results.token_times import TokenTimes
 
 Columns = Mapping[str, Sequence[int | None]]
@@ -68,12 +70,12 @@ def timed(done: EndFacts | None, times: TokenTimes) -> Timed | None:
     return Timed(done["start_ns"], tuple(stamps.tolist()), int(times.n[0]))
 
 
-def gauges(columns: Columns, during: Timed | None) -> dict[str, dict[str, float]]:
+def gauges(columns: Columns, during: Timed | None) -> dict[str, Gauge]:
     """Temperatures, clocks and power over the timed part: lowest, median and highest sample."""
     if during is None:
         return {}
     inside = [index for index, t_ns in enumerate(columns.get("t_ns", ())) if t_ns and during.holds(t_ns)]
-    found = {}
+    found: dict[str, Gauge] = {}
     for name in GAUGES:
         read = [value for index in inside if name in columns and (value := columns[name][index]) is not None]
         if read:
@@ -82,10 +84,10 @@ def gauges(columns: Columns, during: Timed | None) -> dict[str, dict[str, float]
     return found
 
 
-def row(record: Record) -> dict[str, float | None]:
+def row(record: Record) -> SensorFigures:
     """`hottest_c` and `median_clock_mhz` of the record's device over the timed part; null where unknown."""
     sensors = record.get("sensors")
-    while_timed: Mapping[str, Any] = sensors["timed"] if sensors else {}
+    while_timed = sensors["timed"] if sensors else {}
     of = "cpu" if record.get("device") == "cpu" else "gpu"
     return {
         "hottest_c": _first(while_timed, _TEMPERATURES[of], "highest"),
@@ -93,5 +95,9 @@ def row(record: Record) -> dict[str, float | None]:
     }
 
 
-def _first(while_timed: Mapping[str, Any], columns: Sequence[tuple[str, float]], which: str) -> float | None:
+def _first(
+    while_timed: Mapping[str, Gauge],
+    columns: Sequence[tuple[str, float]],
+    which: Literal["highest", "median"],
+) -> float | None:
     return next((while_timed[name][which] * unit for name, unit in columns if name in while_timed), None)

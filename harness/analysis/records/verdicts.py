@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.records import disturbances, grow_results, throttling
-from harness.analysis.records.disturbances import Kind, Reason
+from harness.analysis.records.disturbances import Reason
 from harness.analysis.records.flags import Flag
 from harness.analysis.records.traffic import bandwidth_share, ceiling_bytes_per_s
+from harness.analysis.rows import Disturbance
 from harness.results.kinds import Record, done_of, loaded_of
 from harness.results.kinds.measured import Counters
 from harness.results.kinds.parts import StackFacts
@@ -41,7 +42,7 @@ class Verdict:
 
     status: str
     reasons: list[str]
-    disturbed: Kind | None = None
+    disturbed: Disturbance | None = None
 
 
 def status(

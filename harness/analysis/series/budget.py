@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
+from harness.analysis.rows import Cell, TimeSplit
 from harness.analysis.series.line import least_squares
 
-Row = dict[str, Any]
-
+Place = Literal["model", "stack", "machine", "device"]
+Size = Literal["weight_bytes_per_token", "kv_bytes_per_token"]
 FEWEST = 3  # different sizes; two always fit a line
 
 
@@ -32,23 +33,28 @@ class Budget:
     bytes_per_s: float | None
 
 
-def budgets(rows: Sequence[Row]) -> list[Budget]:
+def budgets(rows: Sequence[Cell]) -> list[Budget]:
     """Budgets of B per model, stack and machine, and of W per stack and machine, where sizes differ."""
     ok = [row for row in rows if row["status"] == "ok"]
-    place = ("stack", "machine", "device")
+    place: tuple[Place, ...] = ("stack", "machine", "device")
     found = _fitted(ok, "B", ("model", *place), "weight_bytes_per_token", lambda row: row["B_ms"])
     sloped = [row for row in ok if row["W_identifiable"] and row["W_tokens_per_ms"]]
-    found += _fitted(sloped, "W", place, "kv_bytes_per_token", lambda row: 1 / row["W_tokens_per_ms"])
-    return found
+    return found + _fitted(sloped, "W", place, "kv_bytes_per_token", _slope_ms)
 
 
-def split_time(rows: Sequence[Row]) -> list[Row]:
+def _slope_ms(row: Cell) -> float | None:
+    W = row["W_tokens_per_ms"]
+    return 1 / W if W else None
+
+
+def split_time(rows: Sequence[Cell]) -> list[Cell]:
     """The rows with `fixed_ms`, `bytes_ms` and `dominated_by` (fixed or bytes) for B; null: not known."""
+    known: dict[tuple[str | None, ...], Budget]
     known = {budget.group: budget for budget in budgets(rows) if budget.of == "B"}
-    split = []
+    split: list[Cell] = []
     for row in rows:
         budget = known.get((row["model"], row["stack"], row["machine"], row["device"]))
-        parts: Row = dict.fromkeys(("fixed_ms", "bytes_ms", "dominated_by"))
+        parts = TimeSplit(fixed_ms=None, bytes_ms=None, dominated_by=None)
         if row["status"] == "ok" and budget and budget.bytes_per_s and row["weight_bytes_per_token"]:
             fixed, streamed = budget.fixed_ms, row["weight_bytes_per_token"] / budget.bytes_per_s * 1e3
             parts = {
@@ -56,18 +62,18 @@ def split_time(rows: Sequence[Row]) -> list[Row]:
                 "bytes_ms": streamed,
                 "dominated_by": "fixed" if fixed > streamed else "bytes",
             }
-        split.append(row | parts)
+        split.append({**row, **parts})
     return split
 
 
 def _fitted(
-    rows: Sequence[Row], of: str, keys: tuple[str, ...], size: str, ms: Callable[[Row], float | None]
+    rows: Sequence[Cell], of: str, keys: Sequence[Place], size: Size, ms: Callable[[Cell], float | None]
 ) -> list[Budget]:
     grouped: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     for row in rows:
         latency = ms(row)
-        if row[size] and latency is not None:
-            grouped.setdefault(tuple(str(row[key]) for key in keys), []).append((row[size], latency))
+        if (read := row[size]) and latency is not None:
+            grouped.setdefault(tuple(str(row[key]) for key in keys), []).append((read, latency))
     found = []
     for group, points in grouped.items():
         if len({bytes_read for bytes_read, _ in points}) < FEWEST:

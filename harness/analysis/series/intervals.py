@@ -10,16 +10,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
+from typing import Literal
 
 from scipy.special import stdtrit
 
+from harness.analysis.rows import CellFigures, Repeat
 from harness.analysis.series.latency import inverse
 from harness.analysis.series.line import CONFIDENCE, block_spread
 from harness.analysis.series.spread import Spread, moderated, pooled, within
 
-Row = dict[str, Any]
-OF_REPEATS = ("B_ci95_ms", "tokens_per_s_ci95", "W_tokens_per_ms", "W_ci95", "slope_ci95_ms")
 FEWEST_FREEDOM = 2  # with one degree Student's t is 12.7: the interval would exclude almost nothing
 
 
@@ -46,7 +45,7 @@ def _half(spread: Spread) -> float:
     return float(stdtrit(spread.freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(spread.variance)
 
 
-def of_cells(cells: Sequence[Sequence[Row]]) -> list[Row]:
+def of_cells(cells: Sequence[Sequence[Repeat]]) -> list[CellFigures]:
     """Means of B and of the slope per cell, and the intervals of B, slope and tok/s (geometric mean).
 
     `cells`: the rows of each cell's repeats. Where the campaign has too few repeats to estimate run-to-run
@@ -58,7 +57,7 @@ def of_cells(cells: Sequence[Sequence[Row]]) -> list[Row]:
     return [_figures(cell, *ends) for cell, *ends in zip(cells, *of, strict=True)]
 
 
-def _campaign(cell: Sequence[Row]) -> tuple[str, str]:
+def _campaign(cell: Sequence[Repeat]) -> tuple[str, str]:
     """The pool of a cell: the campaign that measured it first, and its status."""
     return min(cell, key=lambda row: str(row["started_utc"]))["campaign"], cell[-1]["status"]
 
@@ -83,57 +82,64 @@ def _intervals(
     return found
 
 
-def _B(cell: Sequence[Row]) -> _Sample | None:
+def _B(cell: Sequence[Repeat]) -> _Sample | None:
     rows = [row for row in cell if row["B_ms"] is not None]
-    if not rows or min(row["B_ms"] for row in rows) <= 0:
+    known = [B_ms for row in rows if (B_ms := row["B_ms"]) is not None]
+    if not known or min(known) <= 0:
         return None
     halves = []
-    for row in rows:
+    for row, B_ms in zip(rows, known, strict=True):
         low, high = row["B_ci95_ms"] or (None, None)
-        half = None if high is None else high - row["B_ms"] if low is None else (high - low) / 2
-        halves.append(half and half / row["B_ms"])
-    return _Sample([math.log(row["B_ms"]) for row in rows], _blocks(rows, halves), math.exp)
+        half = None if high is None else high - B_ms if low is None else (high - low) / 2
+        halves.append(half and half / B_ms)
+    return _Sample([math.log(B_ms) for B_ms in known], _blocks(rows, halves), math.exp)
 
 
-def _rate(cell: Sequence[Row]) -> _Sample | None:
+def _rate(cell: Sequence[Repeat]) -> _Sample | None:
     rows = [row for row in cell if row["tokens_per_s"] is not None]
+    rates = [rate for row in rows if (rate := row["tokens_per_s"]) is not None]
     if not rows:
         return None
-    known = [(row["tokens_per_s"], row["tokens_per_s_ci95"]) for row in rows]
-    halves = [rate / ends[0] - 1 if ends else None for rate, ends in known]  # of the latency
-    return _Sample([math.log(rate) for rate, _ in known], _blocks(rows, halves), math.exp)
+    lows = [(row["tokens_per_s_ci95"] or [None])[0] for row in rows]
+    halves = [
+        rate / low - 1 if low else None for rate, low in zip(rates, lows, strict=True)
+    ]  # of the latency
+    return _Sample([math.log(rate) for rate in rates], _blocks(rows, halves), math.exp)
 
 
-def _slope(cell: Sequence[Row]) -> _Sample | None:
+def _slope(cell: Sequence[Repeat]) -> _Sample | None:
     """The slope as a share of the cell's latency added over a run. No logarithm: a slope may be negative."""
     rows = [row for row in cell if row["slope_ms"] is not None]
     if not rows:
         return None
-    one = median(row["median_ms"] for row in rows) / median(row["n_tokens"] for row in rows)
+    one = median(row["median_ms"] or 0.0 for row in rows) / median(row["n_tokens"] or 0 for row in rows)
     known = [row["slope_ci95_ms"] for row in rows]
     halves = [(ends[1] - ends[0]) / 2 / one if ends else None for ends in known]
-    shares = [row["slope_ms"] / one for row in rows]
+    shares = [slope / one for row in rows if (slope := row["slope_ms"]) is not None]
     return _Sample(shares, _blocks(rows, halves), lambda share: share * one)
 
 
-def _blocks(rows: Sequence[Row], halves: Sequence[float | None]) -> Spread | None:
+def _blocks(rows: Sequence[Repeat], halves: Sequence[float | None]) -> Spread | None:
     """Spread of one repeat from blocks of tokens, computed from half of each repeat's own interval."""
     known = [
         spread
         for row, half in zip(rows, halves, strict=True)
-        if half is not None and (spread := block_spread(half, row["n_tokens"]))
+        if half is not None and (spread := block_spread(half, row["n_tokens"] or 0))
     ]
     return pooled(known) if known else None
 
 
 def _figures(
-    cell: Sequence[Row],
+    cell: Sequence[Repeat],
     B: tuple[float, float] | None,
     rate: tuple[float, float] | None,
     slope: tuple[float, float] | None,
-) -> Row:
+) -> CellFigures:
     lone = len(cell) == 1
-    found: Row = {} if lone else {"B_ms": _mean(cell, "B_ms"), **dict.fromkeys(OF_REPEATS)}
+    found = CellFigures()
+    if not lone:
+        found |= {"B_ms": _mean(cell, "B_ms"), "B_ci95_ms": None, "tokens_per_s_ci95": None}
+        found |= {"W_tokens_per_ms": None, "W_ci95": None, "slope_ci95_ms": None}
     if B:
         found["B_ci95_ms"] = list(B)
     if rate:
@@ -147,6 +153,6 @@ def _figures(
     return found
 
 
-def _mean(cell: Sequence[Row], key: str) -> float | None:
-    known = [row[key] for row in cell if row[key] is not None]
+def _mean(cell: Sequence[Repeat], key: Literal["B_ms", "slope_ms"]) -> float | None:
+    known = [value for row in cell if (value := row[key]) is not None]
     return fmean(known) if known else None

@@ -7,11 +7,11 @@ first token is prefill and is treated separately.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from harness.analysis.rows import Ends, Figures
 from harness.analysis.series.line import (
     BLOCK,
     Floats,
@@ -24,8 +24,6 @@ from harness.analysis.series.line import (
 )
 from harness.analysis.series.shapes import FLAT, Segment, Shape, is_flat, shape_of
 
-Ends = list[float | None]
-"""Low and high end of an interval; null: open."""
 EDGE_TOKENS = 128  # tokens averaged at the start and at the end, as in llama-bench's tg128
 NEIGHBOURS = 65  # a spike stands out from the median of this many tokens
 SPIKE_SHARE, SPIKE_SIGMAS = 0.5, 10.0  # above that median by half of it and by ten robust standard deviations
@@ -79,7 +77,7 @@ class Analysis:
     fastest_ms: float | None = None
 
 
-def row(found: Analysis) -> dict[str, Any]:
+def row(found: Analysis) -> Figures:
     """The figures as lists, files and reports show them: missing is null, intervals are [low, high].
 
     An interval of a latency never reaches below zero: such an end is null (open). W_ci95 is the inverse of
@@ -96,16 +94,16 @@ def row(found: Analysis) -> dict[str, Any]:
         "n_tokens": found.n_tokens,
         "last_n": found.last_n,
         "first_token_ms": found.first_token_ms,
-        "B_ms": line and line.B_ms,
+        "B_ms": line.B_ms if line else None,
         "B_ci95_ms": B_ci95,
-        "slope_ms": line and line.slope_ms,
+        "slope_ms": line.slope_ms if line else None,
         "slope_ci95_ms": slope_ci95,
-        "W_tokens_per_ms": line and line.W_tokens_per_ms,
+        "W_tokens_per_ms": line.W_tokens_per_ms if line else None,
         "W_ci95": W_ci95,
         "W_identifiable": found.W_identifiable,
-        "robust_B_ms": steady and steady.B_ms,
-        "robust_W_tokens_per_ms": steady and steady.W_tokens_per_ms,
-        "shape": shape and shape.name,
+        "robust_B_ms": steady.B_ms if steady else None,
+        "robust_W_tokens_per_ms": steady.W_tokens_per_ms if steady else None,
+        "shape": shape.name if shape else None,
         "segments": [
             {
                 "from_n": segment.from_n,
@@ -117,7 +115,11 @@ def row(found: Analysis) -> dict[str, Any]:
             for segment in (shape.segments if shape else ())
         ],
         "mode_changes_at": change_of_mode(found),
-        "spikes": asdict(found.spikes),
+        "spikes": {
+            "count": found.spikes.count,
+            "size_ms": found.spikes.size_ms,
+            "period_tokens": found.spikes.period_tokens,
+        },
         "median_ms": found.median_ms,
         "tokens_per_s": found.tokens_per_s,
         "tokens_per_s_ci95": _rates(found),

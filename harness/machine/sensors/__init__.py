@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.machine.sensors import nvml, rapl, sysfs, vcgencmd
-from harness.machine.sensors.source import Source
+from harness.machine.sensors.source import EnergyCounter, Source
 
 INTERVAL_S = 1.0
 ROOT = Path("/")
@@ -26,8 +26,8 @@ class SensorSampler:
     def __init__(self, gpu_uuid: str | None, root: Path = ROOT, interval_s: float = INTERVAL_S) -> None:
         """`gpu_uuid`: the device's, null for a CPU. `root`: the folder that contains sys."""
         self.columns: dict[str, list[int | None]] = {}
-        self.energy: dict[str, dict[str, Any]] = {}
-        """By energy column: `name`, and `range_uj`, at which the counter wraps; null: never."""
+        self.energy: dict[str, EnergyCounter] = {}
+        """By energy column."""
         self._sources: dict[str, str] = {}
         self._missing: dict[str, str] = {}
         self._cost_ns = 0

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
 
-from harness.machine.sensors.source import Source
+from harness.machine.sensors.source import EnergyCounter, Source
 
 TEMPERATURE_COLUMN = "gpu_temp_degrees_c"
 ENERGY_COLUMN = "gpu_energy_mj"
@@ -55,7 +55,8 @@ def gpu(uuid: str, opened: ExitStack, missing: dict[str, str], library: Any = No
     def read() -> dict[str, int | None]:
         return {column: value(ask) for column, (_, ask) in queries.items()}
 
-    energy = {ENERGY_COLUMN: {"name": "gpu", "range_uj": None}} if ENERGY_COLUMN in queries else {}
+    counter: EnergyCounter = {"name": "gpu", "range_uj": None}
+    energy = {ENERGY_COLUMN: counter} if ENERGY_COLUMN in queries else {}
     return Source(dict.fromkeys(queries, f"NVML of {uuid}"), read, energy=energy) if queries else None
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-from harness.machine.sensors.source import Number, Source
+from harness.machine.sensors.source import EnergyCounter, Number, Source
 from harness.system.small_files import text
 
 ENERGY = "CPU energy"
@@ -25,7 +24,7 @@ def counters(root: Path, opened: ExitStack, missing: dict[str, str]) -> Source |
     two unreadable, the energy would be half of the real one."""
     files: dict[str, Number] = {}
     columns: dict[str, str] = {}
-    energy: dict[str, dict[str, Any]] = {}
+    energy: dict[str, EnergyCounter] = {}
     for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
         place, name = _ZONE.fullmatch(zone.name), text(zone / "name") or ""
         if not place or not _WANTED.fullmatch(name):

@@ -8,20 +8,28 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from typing_extensions import TypedDict
 
 _Item = TypeVar("_Item")
 
 
+class EnergyCounter(TypedDict):
+    """`range_uj`: at which it wraps around; null: never."""
+
+    name: str
+    range_uj: int | None
+
+
 @dataclass(frozen=True)
 class Source:
-    """`columns`: name -> where it is read. `every`: read at every n-th sample. `energy`: by energy column,
-    `name` and `range_uj`."""
+    """`columns`: name -> where it is read. `every`: read at every n-th sample. `energy`: by energy column."""
 
     columns: dict[str, str]
     read: Callable[[], dict[str, int | None]]
     every: int = 1
-    energy: dict[str, dict[str, Any]] = field(default_factory=dict)
+    energy: dict[str, EnergyCounter] = field(default_factory=dict)
 
 
 class Number:

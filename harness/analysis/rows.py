@@ -1,0 +1,302 @@
+"""The rows of each table that records become: every column with its type. Missing values are null.
+
+They are plain dicts. Code that reads a column by a name it was given takes a row as `Mapping[str, object]`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from typing_extensions import NotRequired, TypedDict
+
+from harness.results.kinds.checked import Depth
+from harness.results.kinds.reported import Source
+from harness.results.kinds.searched import Probe
+
+Ends = list[float | None]
+"""Low and high end of an interval; null: open."""
+Disturbance = Literal["cpu", "memory", "heat", "warmup"]
+
+
+class FlagRow(TypedDict):
+    code: str
+    detail: str
+
+
+class Flagged(TypedDict):
+    """What a flag of several rows is found by."""
+
+    mode_changes_at: int | None
+    flags: list[FlagRow]
+
+
+class SegmentRow(TypedDict):
+    from_n: int
+    to_n: int
+    B_ms: float
+    W_tokens_per_ms: float | None
+    flat: bool
+
+
+class SpikesRow(TypedDict):
+    count: int
+    size_ms: float | None
+    period_tokens: float | None
+
+
+class Figures(TypedDict):
+    """Of one series; see series.latency."""
+
+    n_tokens: int | None
+    last_n: int | None
+    first_token_ms: NotRequired[float | None]
+    """`ttft_ms` in the row of a repeat"""
+    B_ms: float | None
+    B_ci95_ms: Ends | None
+    slope_ms: float | None
+    slope_ci95_ms: list[float] | None
+    W_tokens_per_ms: float | None
+    W_ci95: Ends | None
+    W_identifiable: bool
+    robust_B_ms: float | None
+    robust_W_tokens_per_ms: float | None
+    shape: str | None
+    segments: list[SegmentRow]
+    mode_changes_at: int | None
+    spikes: SpikesRow
+    median_ms: float | None
+    tokens_per_s: float | None
+    tokens_per_s_ci95: Ends | None
+    start_tokens_per_s: float | None
+    end_tokens_per_s: float | None
+    slow_from_n: float | None
+
+
+class Identity(TypedDict):
+    """Of every row; see records.identity."""
+
+    name: NotRequired[str]
+    """unique in its table"""
+    cell: str
+    model: str
+    stack: str
+    variant: str
+    machine: str
+    device: str | None
+    content_key: str
+    campaign: str
+    started_utc: str
+
+
+class Result(Identity):
+    """What the rows of repeats and of searches share."""
+
+    kind: str
+    weights: str
+    status: str
+    reasons: list[str]
+    model_bytes: int | None
+    weight_bytes_per_token: float | None
+    kv_bytes_per_token: float | None
+    memory_budget_bytes: int | None
+    budget_means: str | None
+
+
+class Growth(TypedDict):
+    """The longest context of a growing generation, or the published one; see records.grow_results."""
+
+    max_ctx: int | None
+    max_ctx_is_target: bool
+    limit_reason: NotRequired[str | None]
+    kv_share_of_free: NotRequired[float | None]
+
+
+class EnergyFigures(TypedDict):
+    """See records.energy."""
+
+    joules_per_token: float | None
+    energy_window_s: float | None
+    energy_source: str | None
+    energy_reason: str | None
+
+
+class SensorFigures(TypedDict):
+    """See records.sensor_summary."""
+
+    hottest_c: float | None
+    median_clock_mhz: float | None
+
+
+class Sizes(TypedDict):
+    """As the stack reports them, or as published."""
+
+    prefill_ms: float | None
+    file_bytes: int | None
+    vram_bytes: int | None
+    model_buffer_bytes: int | None
+    kv_buffer_bytes: int | None
+    perplexity: float | None
+    perplexity_stderr: float | None
+    compute_buffer_bytes: int | None
+
+
+class Limits(TypedDict):
+    """What bandwidth allows, and the shares reached."""
+
+    B_as_w16_ms: float | None
+    B_theory_ms: float | None
+    W_theory_tokens_per_ms: float | None
+    B_ratio: float | None
+    W_ratio: float | None
+    W_declared_theory_tokens_per_ms: float | None
+    W_declared_ratio: float | None
+    B_measured_theory_ms: float | None
+    W_measured_theory_tokens_per_ms: float | None
+    B_measured_ratio: float | None
+    W_measured_ratio: float | None
+    W_declared_measured_theory_tokens_per_ms: float | None
+    W_declared_measured_ratio: float | None
+
+
+class Repeat(Result, Figures, Growth, EnergyFigures, SensorFigures, Sizes, Limits):
+    """One repeat; see dataset.rows."""
+
+    source: Source | None
+    repeat: int
+    attempt: int
+    disturbed: Disturbance | None
+    flags: list[FlagRow]
+    device_memory_bytes: int | None
+    workload: str
+    prompt_tokens: int
+    new_tokens: int
+    tokens: int
+    n_ctx: int | None
+    kv_read: str | None
+    ttft_ms: float | None
+    bpw: float | None
+    nominal_bits: float | None
+    bandwidth_share: float | None
+    bandwidth_bytes_per_s: float | None
+    bandwidth_probes_bytes_per_s: list[float]
+    peak_rss_bytes: int | None
+    peak_vram_bytes: int | None
+    loaded_bytes: float | None
+    peak_allocator_bytes: int | None
+    prefill_knees: dict[str, list[int | None] | None] | None
+    series: str | None
+    weights_check: str | None
+    """set by records.agreement"""
+
+
+class TimeSplit(TypedDict):
+    """B as a fixed cost and the time to read the bytes; see series.budget."""
+
+    fixed_ms: float | None
+    bytes_ms: float | None
+    dominated_by: str | None
+
+
+class CellFigures(TypedDict, total=False):
+    """The figures of a cell that come from all of its repeats; see series.intervals."""
+
+    B_ms: float | None
+    B_ci95_ms: Ends | None
+    slope_ms: float | None
+    slope_ci95_ms: list[float] | None
+    W_tokens_per_ms: float | None
+    W_ci95: Ends | None
+    W_identifiable: bool
+    tokens_per_s_ci95: Ends | None
+
+
+class Cell(Repeat, TimeSplit):
+    """One cell: its last repeat, with the figures of all."""
+
+    repeats: int
+    repeats_ok: int
+    ok_series: list[str]
+    disturbed_attempts: int
+    stayed_disturbed: list[Disturbance]
+
+
+class ShownCell(Cell):
+    """A cell beside the one to compare it with."""
+
+    baseline: Cell | None
+
+
+class Search(Result):
+    """One search for the longest context; see records.searches."""
+
+    predicted_n_ctx: int | None
+    predicted_allocated_n_ctx: int | None
+    verified_n_ctx: int | None
+    verified_by: str | None
+    allocated_n_ctx: int | None
+    limit_reason: str | None
+    limit_bytes: int | None
+    limit_stated: bool | None
+    not_filled: str | None
+    granule: int | None
+    need: dict[str, float] | None
+    predicted_from: str | None
+    live_probes: int
+    fill_s: float
+    search_s: float
+    speed_ratio: float | None
+    probes: list[Probe]
+
+
+class Check(Identity):
+    """One check of a variant's logits; see records.agreement."""
+
+    speaks_for: list[str]
+    outcome: str
+    verdict: str
+    reason: str | None
+    reference: str | None
+    unpacked: bool
+    unfused: list[Depth]
+    allowed_error: float | None
+    depths: list[Depth]
+    left_out_n: list[int]
+
+
+class Moment(TypedDict):
+    """A worker's memory at one moment, part by part."""
+
+    total_bytes: int | None
+    parts: dict[str, int | None]
+    by_difference: list[str]
+    unattributed_bytes: int | None
+    unattributed_share: float | None
+
+
+class MemoryGrowth(TypedDict):
+    measured_bytes_per_token: float | None
+    not_measured: str | None
+
+
+class Attribution(MemoryGrowth):
+    """Where the memory of a cell goes; see records.attribution."""
+
+    cell: str
+    name: str
+    kind: str
+    model: str
+    stack: str
+    variant: str
+    weights: str
+    machine: str
+    device: str | None
+    content_key: str
+    status: str
+    n_ctx: int | None
+    prompt_tokens: int
+    new_tokens: int
+    tokens: int
+    kv_bytes_per_token: float | None
+    file_bytes: int | None
+    loaded: Moment | None
+    peak: Moment | None

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from harness.theory import ggml
+from harness.theory.tensors import Sizes, bytes_by_type
 from harness.theory.tensors import Tensor as Listed
-from harness.theory.tensors import bytes_by_type
 
 # Bytes of each metadata scalar, by its type number, with struct's code.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -97,9 +97,8 @@ class GgufHeader:
     def has_vocabulary(self) -> bool:
         return "tokenizer.ggml.tokens" in self.metadata
 
-    def weights(self) -> dict[str, Any]:
-        """Sizes that determine the bytes of a decode step: bytes and elements of all tensors, by type, and
-        bytes of the input embedding, of which an untied model reads one row."""
+    def weights(self) -> Sizes:
+        """Bytes and elements of all tensors, by type."""
         by_type = bytes_by_type(self.tensors.values())
         embedding = self.tensors.get("token_embd.weight")
         return {

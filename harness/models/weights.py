@@ -8,7 +8,6 @@ import shutil
 import stat
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from harness.models import checkpoint, gguf_header
 from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
@@ -17,7 +16,7 @@ from harness.system.cache import cache_folder
 from harness.theory import gguf_types
 from harness.theory.packed import KINDS, Packing
 from harness.theory.shapes import Shape, attention, parameters
-from harness.theory.tensors import bytes_by_type
+from harness.theory.tensors import Sizes, bytes_by_type
 
 # Bump when runners/synthetic.py makes other values for the same shape and seed.
 # 2: a Hugging Face checkpoint, from which GGUF files are converted; 1 was a GGUF.
@@ -39,10 +38,9 @@ class Ready:
 
     `format`: gguf or hf. `quant`: a GGUF's type; of a checkpoint the type of its matrices (f32, f16, bf16),
     or how it is quantized, in words (gptq-int4). `tokenizer`: the file that the prompt is tokenized by, a
-    GGUF with a vocabulary or a tokenizer.json. `sizes`: model_bytes, parameters, bytes_by_type,
-    input_embedding_bytes and tied, as loaded. `attention`: layers, kv_heads, head_dim; null if
-    unknown. `revision`: the commit on the hub. `header`: of a GGUF. `packing`: of GPTQ and AWQ. `shards`:
-    files that the weights are in; `file_bytes`: all of them.
+    GGUF with a vocabulary or a tokenizer.json. `sizes`: as loaded. `attention`: layers, kv_heads, head_dim;
+    null if unknown. `revision`: the commit on the hub. `header`: of a GGUF. `packing`: of GPTQ and AWQ.
+    `shards`: files that the weights are in; `file_bytes`: all of them.
     """
 
     path: Path
@@ -53,7 +51,7 @@ class Ready:
     synthetic: bool
     vocab_size: int | None
     tokenizer: Path | None
-    sizes: dict[str, Any]
+    sizes: Sizes
     attention: dict[str, int] | None
     revision: str | None = None
     header: gguf_header.GgufHeader | None = None
@@ -150,7 +148,7 @@ def _checkpoint(found: Checkpoint) -> Ready:
     )
 
 
-def _sizes(found: Checkpoint) -> dict[str, Any]:
+def _sizes(found: Checkpoint) -> Sizes:
     """As GgufHeader.weights, for the tensors that transformers loads; packed tensors by kind."""
     kept = found.loaded
     packed = any(tensor.type not in FLOATS for tensor in kept)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from harness.theory.shapes import Shape
 
@@ -48,7 +47,7 @@ _FAMILIES = {
 }
 
 
-def shape_of(config: Mapping[str, Any]) -> Shape:
+def shape_of(config: Mapping[str, object]) -> Shape:
     """The shape of a dense Llama, Mistral, Qwen2 or Qwen3 model for text, or of the one inside a wrapper.
 
     A missing number without a default is an error, never guessed. Without `num_key_value_heads` every head
@@ -90,7 +89,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     )
 
 
-def quantization_of(config: Mapping[str, Any]) -> str | None:
+def quantization_of(config: Mapping[str, object]) -> str | None:
     """How the weights are quantized, in a few words ("gptq 4-bit, group 128"); null if they are not.
 
     Invalid details are omitted; an invalid method is a ConfigJsonError.
@@ -101,7 +100,7 @@ def quantization_of(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def quantization_configs(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def quantization_configs(config: Mapping[str, object]) -> Iterator[tuple[str, Mapping[str, object]]]:
     """The quantization of a config.json, by its keys. Raises ConfigJsonError."""
     config = _mapping(config, "config.json")
     for place in (config, config.get("text_config")):
@@ -111,7 +110,7 @@ def quantization_configs(config: Mapping[str, Any]) -> Iterator[tuple[str, Mappi
                 yield key, _mapping(given, key)
 
 
-def _quantization(given: Mapping[str, Any], key: str) -> str | None:
+def _quantization(given: Mapping[str, object], key: str) -> str | None:
     if not given:
         return None
     method = given.get("quant_method")
@@ -127,7 +126,7 @@ def _quantization(given: Mapping[str, Any], key: str) -> str | None:
     return found + (f", {group}" if group else "") + (f", {blocks}" if blocks else "")
 
 
-def _details(given: Mapping[str, Any]) -> tuple[int | None, str, str]:
+def _details(given: Mapping[str, object]) -> tuple[int | None, str, str]:
     """Bits, group and blocks; null or empty if not given."""
     groups = given.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
@@ -147,7 +146,7 @@ def _details(given: Mapping[str, Any]) -> tuple[int | None, str, str]:
     return bits, group, ""
 
 
-def _decoder(config: Mapping[str, Any], nested: bool = False) -> tuple[str, Mapping[str, Any]]:
+def _decoder(config: Mapping[str, object], nested: bool = False) -> tuple[str, Mapping[str, object]]:
     """The family, and the part of the file with the text model."""
     kind = config.get("model_type")
     named = kind if isinstance(kind, str) and _NAME.fullmatch(kind) else "this model"
@@ -171,7 +170,7 @@ def _decoder(config: Mapping[str, Any], nested: bool = False) -> tuple[str, Mapp
     return kind, config
 
 
-def _is_causal(config: Mapping[str, Any], kind: str) -> bool:
+def _is_causal(config: Mapping[str, object], kind: str) -> bool:
     """Whether the architectures name the causal language model; early LLaMA files have LLaMAForCausalLM."""
     names = config.get("architectures")
     return isinstance(names, list) and any(
@@ -179,15 +178,15 @@ def _is_causal(config: Mapping[str, Any], kind: str) -> bool:
     )
 
 
-def _theta(config: Mapping[str, Any]) -> float:
+def _theta(config: Mapping[str, object]) -> float:
     """Transformers 5 keeps it in rope_parameters, which takes precedence over the key of transformers 4."""
     inner = config.get("rope_parameters")
-    if inner is not None and _mapping(inner, "rope_parameters").get("rope_theta") is not None:
-        return _number(inner, "rope_theta", _MOST_THETA)
+    if inner is not None and (known := _mapping(inner, "rope_parameters")).get("rope_theta") is not None:
+        return _number(known, "rope_theta", _MOST_THETA)
     return _number(config, "rope_theta", _MOST_THETA, default=10_000.0)
 
 
-def _window(config: Mapping[str, Any], kind: str, layers: int) -> int | None:
+def _window(config: Mapping[str, object], kind: str, layers: int) -> int | None:
     if kind == "llama" or (kind != "mistral" and not _flag(config, "use_sliding_window")):
         return None
     if config.get("sliding_window", 4096) is None:  # a missing key is 4096, null is none
@@ -207,7 +206,7 @@ def _window(config: Mapping[str, Any], kind: str, layers: int) -> int | None:
     return window if sliding else None
 
 
-def _mapping(given: object, what: str) -> Mapping[str, Any]:
+def _mapping(given: object, what: str) -> Mapping[str, object]:
     if not isinstance(given, Mapping):
         raise ConfigJsonError(f"{what} must be a mapping, not {shown(given)}")
     return given
@@ -218,19 +217,19 @@ def _within(given: object, most: int, least: int = 1) -> bool:
 
 
 def _count(
-    config: Mapping[str, Any], key: str, most: int = _MOST, default: int | None = None, least: int = 1
+    config: Mapping[str, object], key: str, most: int = _MOST, default: int | None = None, least: int = 1
 ) -> int:
     given = config.get(key)
     if given is None:
         if default is None:
             raise ConfigJsonError(f"{key} is missing")
         given = default
-    if not _within(given, most, least):
+    if not isinstance(given, int) or not _within(given, most, least):
         raise ConfigJsonError(f"{key} must be a whole number from {least} to {most}, not {shown(given)}")
-    return int(given)
+    return given
 
 
-def _number(config: Mapping[str, Any], key: str, below: float, default: float | None = None) -> float:
+def _number(config: Mapping[str, object], key: str, below: float, default: float | None = None) -> float:
     given = config.get(key)
     if given is None:
         given = default
@@ -239,7 +238,7 @@ def _number(config: Mapping[str, Any], key: str, below: float, default: float | 
     return float(given)
 
 
-def _flag(config: Mapping[str, Any], key: str) -> bool:
+def _flag(config: Mapping[str, object], key: str) -> bool:
     given = config.get(key)
     if given is not None and not isinstance(given, bool):
         raise ConfigJsonError(f"{key} must be true or false, not {shown(given)}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from harness.theory.hf_config import ConfigJsonError, quantization_configs, shown
 from harness.theory.packed import FORMATS, Packing
@@ -18,7 +17,7 @@ _USUAL_LAYOUT = {"gptq": "gptq", "awq": "gemm"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 
-def packing_of(config: Mapping[str, Any]) -> Packing | None:
+def packing_of(config: Mapping[str, object]) -> Packing | None:
     """The GPTQ or AWQ settings of a config.json; null if it has none.
 
     Raises ConfigJsonError.
@@ -29,11 +28,11 @@ def packing_of(config: Mapping[str, Any]) -> Packing | None:
     return None
 
 
-def packing_in(given: Mapping[str, Any], prefix: str = "", method: str | None = None) -> Packing | None:
+def packing_in(given: Mapping[str, object], prefix: str = "", method: str | None = None) -> Packing | None:
     """As packing_of, from the settings only. `prefix`: of their keys in messages. `method`: if they name
     none."""
-    method = given.get("quant_method") or method
-    method = method.lower() if isinstance(method, str) else None
+    named = given.get("quant_method") or method
+    method = named.lower() if isinstance(named, str) else None
     if method not in FORMATS:
         return None
     asymmetric = _flag(given, "zero_point", prefix)
@@ -51,7 +50,7 @@ def packing_in(given: Mapping[str, Any], prefix: str = "", method: str | None = 
     )
 
 
-def _layout(given: Mapping[str, Any], method: str, prefix: str) -> str:
+def _layout(given: Mapping[str, object], method: str, prefix: str) -> str:
     for key in ("checkpoint_format", "format", *(("version",) if method == "awq" else ())):
         if (name := given.get(key)) is None:
             continue
@@ -61,21 +60,21 @@ def _layout(given: Mapping[str, Any], method: str, prefix: str) -> str:
     return _USUAL_LAYOUT[method]
 
 
-def _bits(given: Mapping[str, Any], prefix: str) -> int:
+def _bits(given: Mapping[str, object], prefix: str) -> int:
     name, value = _first(given, ("bits", "w_bit"), prefix)
     if type(value) is not int or not 2 <= value <= _MOST_BITS:
         raise ConfigJsonError(f"{prefix}{name} must be from 2 to {_MOST_BITS}, not {shown(value)}")
     return value
 
 
-def _group_size(given: Mapping[str, Any], prefix: str) -> int:
+def _group_size(given: Mapping[str, object], prefix: str) -> int:
     name, value = _first(given, ("group_size", "q_group_size"), prefix)
     if type(value) is not int or (value != -1 and not 0 < value <= _LARGEST_GROUP):
         raise ConfigJsonError(f"{prefix}{name} must be a size, or -1 for a whole column, not {shown(value)}")
     return value
 
 
-def _first(given: Mapping[str, Any], names: tuple[str, ...], prefix: str) -> tuple[str, object]:
+def _first(given: Mapping[str, object], names: tuple[str, ...], prefix: str) -> tuple[str, object]:
     """The value of the first of the names that exists."""
     found = next((name for name in names if given.get(name) is not None), None)
     if found is None:
@@ -83,7 +82,7 @@ def _first(given: Mapping[str, Any], names: tuple[str, ...], prefix: str) -> tup
     return found, given[found]
 
 
-def _flag(given: Mapping[str, Any], name: str, prefix: str) -> bool | None:
+def _flag(given: Mapping[str, object], name: str, prefix: str) -> bool | None:
     value = given.get(name)
     if value is not None and not isinstance(value, bool):
         raise ConfigJsonError(f"{prefix}{name} must be true or false, not {shown(value)}")

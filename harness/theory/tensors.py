@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
+from typing_extensions import TypedDict
+
 from harness.theory import ggml
 from harness.theory.shapes import Shape
 
@@ -44,6 +46,16 @@ class Tensor:
     def part(self) -> str:
         """embedding, lm_head, attn_q ... ffn_down, norm, or other."""
         return _part(self.name)
+
+
+class Sizes(TypedDict):
+    """What determines the bytes of a decode step; an untied model reads one row of the input embedding."""
+
+    model_bytes: int
+    parameters: int
+    bytes_by_type: dict[str, int]
+    input_embedding_bytes: int
+    tied: bool
 
 
 class Typed(Protocol):

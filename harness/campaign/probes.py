@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from harness import machine
 from harness.campaign.repeat import Inputs
 from harness.machine import ProbeError
+from harness.machine.matrix import MatrixRate
 from harness.results import Draft
 from harness.stacks.build import Interpreter
 from harness.worker import launch
@@ -35,8 +36,8 @@ class Probes:
         self._threads = max((cell.threads for cell in cells), default=0)
         self._stacks = measuring(cell.interpreter for cell in cells)
         self._say, self._wants_bandwidth, self._wants_matrix = say, bandwidth, matrix
-        self._taken: list[Draft] = []
-        self._matrix: Draft | None = None
+        self._taken: list[Mapping[str, object]] = []
+        self._matrix: Mapping[str, object] | None = None
         self._round, self._at = 0, 0.0
 
     def so_far(self, repeat: int) -> Draft:
@@ -85,7 +86,7 @@ def measuring(interpreters: Iterable[Interpreter]) -> list[Interpreter]:
     return [found[stack] for stack in sorted(found)]
 
 
-def cpu_matrix_rate(threads: int, stacks: Sequence[Interpreter], say: Say) -> Draft:
+def cpu_matrix_rate(threads: int, stacks: Sequence[Interpreter], say: Say) -> MatrixRate:
     """The fastest matrix product of NumPy and the stacks. A stack may be far faster (on one CPU OpenBLAS's
     float32 gave 250 GFLOP/s, ggml's f16 400, its repacked q4_0 585), and no MFU should exceed 100%.
 

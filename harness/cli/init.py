@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from harness import machine, shipped
 from harness.cli.exits import OK, Mistake
+from harness.machine import Facts
 from harness.stacks import build
 from harness.stacks.header import stacks
 from harness.system.wording import plural
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def found(facts: dict[str, Any]) -> str:
+def found(facts: Facts) -> str:
     """The machine in one line."""
     memory = f"{facts['memory_bytes'] / 1e9:.1f} GB of memory"
     gpus = [f"{gpu['name']} ({gpu['memory_bytes'] / 1e9:.1f} GB)" for gpu in facts["gpus"]]
@@ -81,7 +81,7 @@ def found(facts: dict[str, Any]) -> str:
     return f"{cpu}; {', '.join(gpus) or 'no NVIDIA GPU'}"
 
 
-def text(facts: dict[str, Any], name: str) -> str:
+def text(facts: Facts, name: str) -> str:
     """The config for a machine with these facts: for its first NVIDIA GPU, else its CPU. `name`: the file."""
     known = {"schema": shipped.schema(), "found": found(facts), "create": _create(facts), "name": name}
     if not facts["gpus"]:
@@ -96,17 +96,17 @@ def text(facts: dict[str, Any], name: str) -> str:
     return _FILE.format(**known, device=device, protocol="", shape=shape, variants=_GPU.format(dtype=dtype))
 
 
-def _create(facts: dict[str, Any]) -> str:
+def _create(facts: Facts) -> str:
     names, device = _wanted(facts)
     return f"harness env create {' '.join(names)}" + (f" --device {device}" if device != "cpu" else "")
 
 
-def _is_built(facts: dict[str, Any]) -> bool:
+def _is_built(facts: Facts) -> bool:
     names, device = _wanted(facts)
     wanted = [stacks()[name].environment_for(device) for name in names]
     return all(environment and build.find(environment) for environment in wanted)
 
 
-def _wanted(facts: dict[str, Any]) -> tuple[list[str], str]:
+def _wanted(facts: Facts) -> tuple[list[str], str]:
     """The stacks of the config's variants, and the device family."""
     return (["llamacpp", "hf", "bnb"], "cuda") if facts["gpus"] else (["llamacpp"], "cpu")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -81,7 +81,7 @@ def cpu() -> Row:
 def _devices() -> Iterator[Row]:
     """One row per device, without rates. `device`: as in a record; `family`: as in a config."""
     empty: Row = dict.fromkeys(("device", "family", "name", "memory_bytes", *FACTS, *RATES, "note"))
-    facts = machine.facts()
+    facts: Mapping[str, Any] = machine.facts()
     system = {
         "device": "cpu",
         "family": "cpu",
@@ -133,7 +133,7 @@ def _built(family: str) -> Iterator[Interpreter]:
             yield found
 
 
-def _fill(row: Row, read: Row | None = None, matrix: Row | None = None) -> None:
+def _fill(row: Row, read: Mapping[str, Any] | None = None, matrix: Mapping[str, Any] | None = None) -> None:
     if read:
         row.update({key: read[key] for key in ("read_bytes_per_s", "working_set_bytes", "threads")})
         row.update(read_kernel=read["kernel"], read_kernels=read["kernels"])

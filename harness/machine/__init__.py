@@ -14,11 +14,16 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
+from typing_extensions import TypedDict
 
 from harness.system.small_files import text
+
+if TYPE_CHECKING:
+    from harness.machine.bandwidth import ReadRate
+    from harness.machine.matrix import MatrixRate
 
 # Thread counts of OpenBLAS (also its OpenMP builds), MKL, Accelerate and BLIS, read when they start.
 BLAS_THREADS = (
@@ -38,8 +43,32 @@ class ProbeError(RuntimeError):
     """A probe of the machine failed; the message is one sentence."""
 
 
+class Gpu(TypedDict):
+    uuid: str
+    name: str
+    memory_bytes: int
+    driver: str
+    compute_capability: str | None
+
+
+class Facts(TypedDict):
+    slug: str
+    cpu: str
+    architecture: str
+    physical_cores: int
+    logical_cpus: int | None
+    usable_cpus: int | None
+    last_level_cache_bytes: int | None
+    memory_bytes: int
+    page_bytes: int
+    os: str
+    kernel: str
+    virtualized: bool | None
+    gpus: list[Gpu]
+
+
 @cache
-def facts() -> dict[str, Any]:
+def facts() -> Facts:
     """This machine without its host name: CPU, caches, memory, kernel, GPUs. `slug`: its results folder."""
     cpu = cpu_name()
     memory = psutil.virtual_memory().total
@@ -67,7 +96,7 @@ def slug(cpu: str, cores: int, memory_bytes: int, gpus: Sequence[str]) -> str:
     return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")[:80]
 
 
-def conditions() -> dict[str, Any]:
+def conditions() -> dict[str, object]:
     """Conditions that may change between runs: governor, turbo, swap, load, free memory."""
     swap = psutil.swap_memory()
     return {
@@ -107,7 +136,7 @@ def last_level_cache_bytes() -> int | None:
     return sum(sizes.values()) or None
 
 
-def nvidia_gpus() -> list[dict[str, Any]]:
+def nvidia_gpus() -> list[Gpu]:
     """NVIDIA GPUs by NVML: uuid, name, memory, driver, compute capability ("8.9"). Empty without a driver."""
     import pynvml
 
@@ -161,7 +190,7 @@ def device_id(device: str, gpu: str | None) -> str:
             )
         if int(index or 0) >= len(wanted):
             raise DeviceError(f"no GPU number {index} on this machine; there are {len(wanted)}")
-        return str(wanted[int(index or 0)]["uuid"])
+        return wanted[int(index or 0)]["uuid"]
     missing = {
         "metal": platform.system() != "Darwin" and "no Metal: this is not macOS",
         "vulkan": not shutil.which("vulkaninfo") and "no vulkaninfo on this machine to show a Vulkan device",
@@ -172,24 +201,26 @@ def device_id(device: str, gpu: str | None) -> str:
     return family
 
 
-def read_bandwidth(threads: int) -> dict[str, Any]:
+def read_bandwidth(threads: int) -> ReadRate:
     """Measure this machine's read bandwidth in a separate process (about a second): see bandwidth.py.
 
     Raises ProbeError.
     """
     # BLAS must not start threads in addition to ours.
-    return _probe("bandwidth", threads, blas_threads=1, what="the read bandwidth of memory")
+    found: ReadRate = _probe("bandwidth", threads, blas_threads=1, what="the read bandwidth of memory")
+    return found
 
 
-def matrix_rate(threads: int) -> dict[str, Any]:
+def matrix_rate(threads: int) -> MatrixRate:
     """Measure this CPU's matrix rate in a separate process (about a second): see matrix.py.
 
     Raises ProbeError.
     """
-    return _probe("matrix", threads, blas_threads=threads, what="the matrix rate of the CPU")
+    found: MatrixRate = _probe("matrix", threads, blas_threads=threads, what="the matrix rate of the CPU")
+    return found
 
 
-def _probe(module: str, threads: int, blas_threads: int, what: str) -> dict[str, Any]:
+def _probe(module: str, threads: int, blas_threads: int, what: str) -> Any:
     command = [sys.executable, "-m", f"harness.machine.{module}", str(threads), str(os.getpid())]
     variables = os.environ | dict.fromkeys(BLAS_THREADS, str(blas_threads))
     folder = Path(__file__).parent.parent.parent  # `-m` searches this folder first, not the user's files
@@ -200,10 +231,9 @@ def _probe(module: str, threads: int, blas_threads: int, what: str) -> dict[str,
         if answer.returncode:
             reason = answer.stderr.strip().splitlines()[-1:] or [f"exit status {answer.returncode}"]
             raise ProbeError(f"{what} could not be measured: {reason[0]}")
-        measured: dict[str, Any] = json.loads(answer.stdout)
+        return json.loads(answer.stdout)
     except (subprocess.SubprocessError, OSError, ValueError) as failure:
         raise ProbeError(f"{what} could not be measured: {failure}") from failure
-    return measured
 
 
 def cpu_name(proc: Path = Path("/proc")) -> str:

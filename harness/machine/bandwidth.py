@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from harness.machine import last_level_cache_bytes
 from harness.machine.limits import free_memory_bytes
@@ -39,7 +40,16 @@ HOPELESS = 3.0  # a kernel this many times slower than the best runs once (musl 
 ABSENT = 0x77  # a byte that does not occur in a float32 1.0
 
 
-def measure(threads: int) -> dict[str, Any]:
+class ReadRate(TypedDict):
+    read_bytes_per_s: float
+    kernel: str
+    kernels: dict[str, float]
+    threads: int
+    rounds: int
+    working_set_bytes: int
+
+
+def measure(threads: int) -> ReadRate:
     """Read bandwidth (bytes/s) of the best kernel in its best round, and of each kernel.
 
     In each round every kernel runs once, on all threads at once, each on its own memory. Raises MemoryError,

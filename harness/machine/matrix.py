@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from harness.machine.limits import free_memory_bytes
 from harness.stacks.guard import end_with
@@ -23,7 +24,15 @@ BUDGET_S = 0.9
 FEWEST_ROUNDS = 2
 
 
-def measure(threads: int) -> dict[str, Any]:
+class MatrixRate(TypedDict):
+    flops_per_s: float
+    kernel: str
+    kernels: dict[str, float]
+    threads: int
+    cpus_busy: float
+
+
+def measure(threads: int) -> MatrixRate:
     """FLOP/s (2 N^3 per product) of the best product, and of the best at each size N.
 
     N grows until a product takes LONG_ENOUGH_S; the largest is repeated. `cpus_busy`: CPU time over wall time

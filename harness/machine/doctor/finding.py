@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 LEVELS = ("stop", "warn", "unknown", "ok")  # the worst first
 
@@ -24,7 +23,7 @@ class Finding:
         """The finding in one line."""
         return f"{self.what}: {self.found}: {self.effect}; {self.fix}"
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, str | None]:
         """The finding as stored in records and printed by --json."""
         return asdict(self)
 

@@ -6,13 +6,25 @@ import contextlib
 import threading
 import time
 from pathlib import Path
-from typing import Any
+
+from typing_extensions import TypedDict
 
 from harness.machine.sensors import nvml, rapl, sysfs, vcgencmd
 from harness.machine.sensors.source import EnergyCounter, Source
 
 INTERVAL_S = 1.0
 ROOT = Path("/")
+
+
+class Summary(TypedDict):
+    """`sources`: of each column. `missing`: sensors without readings, with the reason. `cost_ns`: CPU time of
+    the thread, including its start and the search for sensors, without vcgencmd's processes."""
+
+    sources: dict[str, str]
+    missing: dict[str, str]
+    samples: int
+    cost_ns: int
+    interval_ms: int
 
 
 class SensorSampler:
@@ -48,9 +60,7 @@ class SensorSampler:
         """Make the thread read all sensors now, including those with a longer interval."""
         self._wake.set()
 
-    def summary(self) -> dict[str, Any]:
-        """The source of each column, missing sensors with the reason, and the cost: CPU time of the thread in
-        ns, including its start and the search for sensors, without vcgencmd's processes."""
+    def summary(self) -> Summary:
         return {
             "sources": self._sources,
             "missing": self._missing,

@@ -6,12 +6,23 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+
+from typing_extensions import NotRequired, TypedDict
 
 from harness.machine.sensors import nvml, sysfs
 from harness.machine.sensors.source import Source
 
 POLL_S = 1.0
+
+
+class Cooled(TypedDict):
+    """`from_c`, `to_c`: degrees at the start and the end; or `missing`: why no temperature can be read."""
+
+    missing: NotRequired[str]
+    from_c: NotRequired[float]
+    to_c: NotRequired[float]
+    waited_s: NotRequired[float]
+    reached: NotRequired[bool]
 
 
 class Cooling:
@@ -22,9 +33,8 @@ class Cooling:
         self._to_c, self._at_most_s, self._say = to_c, at_most_s, say
         self._reported = False
 
-    def wait(self, device_id: str, root: Path = Path("/"), poll_s: float = POLL_S) -> dict[str, Any]:
-        """Wait. Returns `from_c` and `to_c` (degrees at the start and the end), `waited_s`, and `reached`; or
-        `missing`, a sentence, if no temperature can be read. `device_id`: from harness.machine.device_id.
+    def wait(self, device_id: str, root: Path = Path("/"), poll_s: float = POLL_S) -> Cooled:
+        """Wait. `device_id`: from harness.machine.device_id.
         Never uses the CPU's temperature for a GPU that NVML cannot read."""
         missing: dict[str, str] = {}
         if device_id != "cpu" and not device_id.startswith(("GPU-", "MIG-")):
@@ -54,7 +64,7 @@ class Cooling:
         reached = now_c <= self._to_c
         return {"from_c": from_c, "to_c": now_c, "waited_s": round(waited_s, 3), "reached": reached}
 
-    def _cannot(self, why: str) -> dict[str, Any]:
+    def _cannot(self, why: str) -> Cooled:
         if not self._reported:
             self._say(f"no cooling down: {why}")
         self._reported = True

@@ -9,12 +9,12 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from harness.config import Experiment, MaxCtx, Model, Variant, Weights, Workload
 from harness.config.variants import bits_of, quant_of, weights_format
 from harness.stacks.header import Header, stacks
 from harness.stacks.limits import Broken, Known, broken
+from harness.stacks.rules import Options, Value
 from harness.theory.packed import Packing, packed_bytes
 from harness.theory.shapes import Shape
 from harness.theory.tensors import of_shape
@@ -76,10 +76,10 @@ class Cell:
         """Tokens of the workload: prompt and new tokens."""
         return int(self.workload.prompt_tokens or 0) + int(self.workload.new_tokens or 0)
 
-    def options(self, threads: int) -> dict[str, Any]:
+    def options(self, threads: int) -> dict[str, Value]:
         """All options of the stack, resolved for this machine."""
         sources = {"threads": threads, "tokens": self.tokens}
-        given = self.variant.options
+        given: Options = self.variant.options
         if self.bounded:
             given = {**given, "mmap": False}  # mapped weights would not count towards the budget
         return {
@@ -139,7 +139,7 @@ def known_failures(
 
 def content_key(
     cell: Cell,
-    options: dict[str, Any],
+    options: Options,
     stack: Sequence[str],
     fingerprint: str | None,
     machine: str,
@@ -165,7 +165,7 @@ def _id(model: Model, variant: Variant, workload: Workload) -> str:
     return f"{model.name}.{variant.stack}.{name}.{workload.kind}.{digest}"
 
 
-def _request(model: Model, variant: Variant, workload: Workload) -> dict[str, Any]:
+def _request(model: Model, variant: Variant, workload: Workload) -> dict[str, object]:
     # Only the weights of its format: a new path for one format must not change the cells of the others.
     given = model.weights_for(weights_format(variant)) or model.weights
     return {

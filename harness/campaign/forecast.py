@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from harness import machine, plan
 from harness.config import Decode, Experiment
@@ -17,7 +16,7 @@ from harness.models.hub_weights import in_hub_cache
 from harness.models.weights import Ready, WeightsError
 from harness.plan import Cell
 from harness.stacks.limits import Broken
-from harness.stacks.rules import holds
+from harness.stacks.rules import Options, holds
 from harness.theory import footprint
 from harness.theory.estimate import seconds
 from harness.theory.footprint import BITSANDBYTES, LLAMA_CPP, Engine, LlamaCpp, Model, Torch
@@ -199,10 +198,10 @@ def _no_room(device: Device, memory_bytes: int) -> str:
     return f"will not fit: {has}{reserved}"
 
 
-def engine_of(cell: Cell, options: dict[str, Any], on_gpu: bool, shape: Shape) -> Engine:
+def engine_of(cell: Cell, options: Options, on_gpu: bool, shape: Shape) -> Engine:
     """The memory model of the cell's stack. `options`: resolved."""
     if cell.header.memory == LLAMA_CPP:
-        ubatch = min(options.get("n_ubatch") or 512, options.get("n_batch") or 512)
+        ubatch = min(int(options.get("n_ubatch") or 512), int(options.get("n_batch") or 512))
         return LlamaCpp(on_gpu, bool(options.get("flash_attn")), ubatch)
     scratch = 0.0
     if on_gpu and cell.header.scratch and holds(cell.header.scratch, options):
@@ -222,11 +221,12 @@ def _over_budget(device: Device, weights_bytes: float | None) -> str | None:
     return None
 
 
-def _kv_element_bytes(options: dict[str, Any]) -> float:
+def _kv_element_bytes(options: Options) -> float:
     """Mean bytes per K or V element; 16 bits if the stack has no option for it."""
     if "dtype" in options:
-        return ELEMENT_BYTES[options["dtype"]]
-    return (element_bytes(options.get("type_k", "f16")) + element_bytes(options.get("type_v", "f16"))) / 2
+        return ELEMENT_BYTES[str(options["dtype"])]
+    types = (str(options.get(name, "f16")) for name in ("type_k", "type_v"))
+    return sum(map(element_bytes, types)) / 2
 
 
 def _shape(cell: Cell, ready: Ready | None) -> Shape | None:
@@ -248,7 +248,7 @@ def packing_of(cell: Cell, shape: Shape | None, ready: Ready | None) -> Packing 
     return cell.packing
 
 
-def held_model(cell: Cell, ready: Ready | None, options: dict[str, Any]) -> Model | None:
+def held_model(cell: Cell, ready: Ready | None, options: Options) -> Model | None:
     """The weights and KV cache as the cell's stack holds them; null if neither shape nor weights are known,
     or if its header names no memory model. `options`: resolved."""
     shape = _shape(cell, ready)
@@ -298,4 +298,4 @@ def _as_loaded(cell: Cell, tensors: Sequence[Tensor]) -> float:
     if "dtype" not in options:
         return float(sum(tensor.bytes for tensor in tensors))
     quant = cell.quant if cell.header.memory == BITSANDBYTES else None
-    return loaded_bytes(tensors, options["dtype"], quant, bool(options.get("double_quant")))
+    return loaded_bytes(tensors, str(options["dtype"]), quant, bool(options.get("double_quant")))

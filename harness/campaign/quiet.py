@@ -7,18 +7,18 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
 from harness.analysis.records.disturbances import BusyProcess
 from harness.machine.doctor.sharing import BUSY_SHARE, busy_share
+from harness.results.kinds.measured import WaitedForQuiet
 
 AT_MOST_S = 30.0
 LOOK_S = 0.5  # 50 ticks a CPU of the clock that counts CPU time
 
 
-def wait(say: Callable[[str], None], at_most_s: float, look_s: float = LOOK_S) -> dict[str, Any]:
+def wait(say: Callable[[str], None], at_most_s: float, look_s: float = LOOK_S) -> WaitedForQuiet:
     """Wait until the CPUs are idle over one sample, or `at_most_s` has passed. Returns `waited_s`, and
     `busy_share`, the CPU share used by others in the last sample (null if it cannot be read)."""
     began, announced = time.monotonic(), False

@@ -13,8 +13,9 @@ from harness.machine.sensors import SensorSampler
 from harness.models.weights import Ready
 from harness.plan import Cell
 from harness.results import Draft, ResultsError, Stored, TokenTimes
-from harness.results.kinds.measured import EndFacts
+from harness.results.kinds.measured import EndFacts, Mark
 from harness.stacks.build import Interpreter
+from harness.stacks.rules import Value
 from harness.worker import launch, life
 from harness.worker.memory_limit import MemoryLimit
 from harness.worker.memory_sampler import pressure
@@ -36,11 +37,11 @@ class Inputs:
     weights: Ready | None
     prompt: list[int]
     prompt_source: str
-    options: dict[str, Any]
+    options: dict[str, Value]
     threads: int
     timeout_s: float
     sample_interval_ms: int
-    warmup: dict[str, Any]
+    warmup: dict[str, object]
 
     @property
     def nvml_uuid(self) -> str | None:
@@ -48,7 +49,7 @@ class Inputs:
         return self.device_id if self.device_id.startswith(launch.NVML_UUIDS) else None
 
     def request(
-        self, cell: Cell, job: str, workload: dict[str, Any], files: dict[str, str] | None = None
+        self, cell: Cell, job: str, workload: dict[str, object], files: dict[str, str] | None = None
     ) -> Request:
         """A job for the cell's stack, with its weights and options."""
         path = str(self.weights.path) if self.weights else None
@@ -64,7 +65,7 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, on_tokens: O
     writing an interrupted record.
     """
     lengths = {"prompt": inputs.prompt, "new_tokens": cell.workload.new_tokens}
-    workload = {"kind": cell.workload.kind, "warmup": inputs.warmup} | lengths
+    workload: dict[str, object] = {"kind": cell.workload.kind, "warmup": inputs.warmup, **lengths}
     request = inputs.request(cell, "generate", workload)
     variables = launch.worker_variables(inputs.device_id, inputs.threads)
     begun = begun | {"variables": launch.recorded_variables(variables)}
@@ -156,12 +157,12 @@ def _done_error(facts: dict[str, Any]) -> str | None:
     return None if times is None or whole else "device_ns is not a list of whole numbers"
 
 
-def _after_load(marks: list[dict[str, Any]]) -> dict[str, int | None]:
+def _after_load(marks: list[Mark]) -> dict[str, int | None]:
     """RSS and VRAM right after the model was loaded; null if it was not."""
-    loaded = next((each for each in marks if each["at"] == "loaded"), {})
-    parts = [loaded.get(f"rss_{kind}_bytes") for kind in ("anon", "file")]
-    rss = None if None in parts else sum(part or 0 for part in parts)
-    return {"after_load_rss_bytes": rss, "after_load_vram_bytes": loaded.get("vram_bytes")}
+    loaded = next((each for each in marks if each["at"] == "loaded"), None)
+    anon, files = (loaded["rss_anon_bytes"], loaded["rss_file_bytes"]) if loaded else (None, None)
+    rss = None if anon is None or files is None else anon + files
+    return {"after_load_rss_bytes": rss, "after_load_vram_bytes": loaded and loaded["vram_bytes"]}
 
 
 class WorkerReport:

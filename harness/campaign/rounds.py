@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 from harness import plan
 from harness.analysis.records.disturbances import BusyProcess, counting
@@ -16,6 +15,7 @@ from harness.campaign import quiet
 from harness.plan import Cell
 from harness.results import ResultsError, Stored
 from harness.results.kinds import done_of
+from harness.results.kinds.measured import WaitedForQuiet
 
 Attempts = Mapping[tuple[str, int], Sequence[Stored]]
 """Earlier records by content key and repeat, oldest first."""
@@ -29,7 +29,7 @@ class Due:
     cell: Cell
     repeat: int
     attempt: int = 1
-    quiet: dict[str, Any] | None = None
+    quiet: WaitedForQuiet | None = None
 
 
 def judge(stored: Stored) -> Verdict:

@@ -12,7 +12,7 @@ from harness.config.experiment import Exclude, Scalar, Variant, tokens_of
 from harness.config.forms import VariantRow
 from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
 from harness.stacks.header import stacks
-from harness.stacks.rules import Option
+from harness.stacks.rules import Option, Options, Value
 from harness.theory.packed import FORMATS
 
 EXCLUDED_BY = ("model", "stack", "variant", "workload")  # globs; other keys are values of options
@@ -106,7 +106,7 @@ def bits_of(variant: Variant) -> int | None:
     return 4 if bits is None else int(bits)
 
 
-def _option_of(variant: Variant, name: str) -> Any:
+def _option_of(variant: Variant, name: str) -> Value:
     option = stacks()[variant.stack].options.get(name)
     return variant.options.get(name, option.default if option else None)
 
@@ -115,12 +115,12 @@ def _variant_name(
     given: str | None,
     options: dict[str, Scalar],
     varying: list[str],
-    defaults: dict[str, Any],
+    defaults: Options,
     named: tuple[str, ...],
 ) -> str:
     """The given name and the options that vary; else the named options and those that are not the default."""
     keys = sorted(varying if given else [key for key in options if options[key] != defaults[key]])
-    parts = [given] if given else []
+    parts: list[Value] = [given] if given else []
     parts += [options.get(key, defaults[key]) for key in named if not given or key in varying]
     parts += [f"{key}={_word(options[key])}" for key in keys if key not in named]
     return "-".join(str(part) for part in parts if part) or "default"

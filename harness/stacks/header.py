@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,7 @@ else:
     import tomli as tomllib
 
 from harness.stacks import rules
-from harness.stacks.rules import Context, HeaderError, Limit, Option, When, holds
+from harness.stacks.rules import Context, Given, HeaderError, Limit, Option, Options, When, holds
 from harness.theory.footprint import MEMORY_MODELS
 
 # The reference pattern of PEP 723.
@@ -70,21 +69,21 @@ class Header:
     lends: tuple[str, ...] = ()
     memory: str | None = None
     scratch: When | None = None
-    reference: dict[str, Any] | None = None
-    unfused: dict[str, Any] = field(default_factory=dict)
+    reference: dict[str, Given] | None = None
+    unfused: dict[str, Given] = field(default_factory=dict)
     published: dict[str, str] = field(default_factory=dict)
 
     @property
     def formats(self) -> tuple[str, ...]:
         """The formats of weights it loads; empty for none."""
         if self.weights.startswith("{"):
-            return self.options[self.weights[1:-1]].choices
+            return tuple(map(str, self.options[self.weights[1:-1]].choices))
         return () if self.weights == "none" else (self.weights,)
 
     def environment_for(self, device: str) -> Environment | None:
         return next((e for e in self.environments.values() if e.device == device), None)
 
-    def context_of(self, options: Mapping[str, Any]) -> Context | None:
+    def context_of(self, options: Options) -> Context | None:
         """How these options (resolved) set the context length; null: the context grows, there is nothing to
         set."""
         return next((context for context in self.contexts if holds(context.when, options)), None)

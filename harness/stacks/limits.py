@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from harness.stacks.header import Header
-from harness.stacks.rules import Limit, holds
+from harness.stacks.rules import Limit, Options, holds
 from harness.system.wording import plural
 from harness.theory.packed import Packing, linears
 from harness.theory.shapes import Shape
@@ -35,7 +34,7 @@ class Broken:
     refuses: bool
 
 
-def broken(header: Header, options: Mapping[str, Any], known: Known) -> list[Broken]:
+def broken(header: Header, options: Options, known: Known) -> list[Broken]:
     """The rules that a cell breaks, each once. `options`: all of the stack's, resolved."""
     return [
         Broken(reason, limit.says, limit.refuses)
@@ -45,7 +44,7 @@ def broken(header: Header, options: Mapping[str, Any], known: Known) -> list[Bro
     ]
 
 
-def _reasons(limit: Limit, options: Mapping[str, Any], known: Known) -> Iterator[str]:
+def _reasons(limit: Limit, options: Options, known: Known) -> Iterator[str]:
     if limit.never:
         yield limit.says
     if limit.device is not None and known.device != limit.device:
@@ -61,9 +60,9 @@ def _reasons(limit: Limit, options: Mapping[str, Any], known: Known) -> Iterator
         yield from _packing(limit, known.packing)
     if limit.sharded is False and known.sharded:
         yield "its weights are in several files"
-    if limit.covers is not None and options[limit.covers] < known.tokens:
-        held = f"{limit.covers} {options[limit.covers]}"
-        yield f"{held} does not cover the {plural(known.tokens, 'token')} of prompt and decode"
+    held = options[limit.covers] if limit.covers else None
+    if isinstance(held, int) and held < known.tokens:
+        yield f"{limit.covers} {held} does not cover the {plural(known.tokens, 'token')} of prompt and decode"
 
 
 def _features(limit: Limit, shape: Shape) -> Iterator[str]:

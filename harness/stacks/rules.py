@@ -7,7 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-When = dict[str, tuple[Any, ...]]
+Given = str | int | float
+"""A value of an option, also true and false."""
+Value = Given | None
+"""Null: the stack's own."""
+Options = Mapping[str, Value]
+When = dict[str, tuple[Value, ...]]
 """The values that options must have, by option."""
 
 
@@ -23,8 +28,8 @@ class Option:
     name: str
     type: str
     help: str
-    choices: tuple[Any, ...] = ()
-    default: Any = None
+    choices: tuple[Value, ...] = ()
+    default: Value = None
     default_from: str | None = None
     minimum: float | None = None
     maximum: float | None = None
@@ -66,7 +71,7 @@ class Context:
     when: When = field(default_factory=dict)
 
 
-def holds(when: When, options: Mapping[str, Any]) -> bool:
+def holds(when: When, options: Options) -> bool:
     """Whether every option in `when` has one of its values. `options`: resolved."""
     return all(options.get(name) in values for name, values in when.items())
 

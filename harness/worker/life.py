@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from harness.machine.sensors import SensorSampler
 from harness.results import FULL
+from harness.results.kinds.measured import Mark
 from harness.stacks.build import Interpreter
 from harness.worker.launch import Worker
 from harness.worker.memory_limit import MemoryLimit
@@ -48,8 +49,8 @@ class Life:
 
     started_ns: int
     died: Died | None = None
-    marks: list[dict[str, Any]] = field(default_factory=list)
-    memory: dict[str, Any] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
+    memory: dict[str, int | None] = field(default_factory=dict)
     memory_columns: dict[str, list[int | None]] | None = None
     sensors: SensorSampler | None = None
     rusage: dict[str, float | None] | None = None

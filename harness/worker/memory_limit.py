@@ -12,9 +12,9 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from harness.machine.limits import CGROUPS, cgroups_of
+from harness.results.kinds.parts import MemoryBudget
 from harness.system.small_files import counters, text
 from harness.worker.memory_sampler import REFAULTS
 
@@ -69,7 +69,7 @@ class MemoryLimit:
             _remove(self._folder)
             self._folder = None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> MemoryBudget:
         return {"bytes": self.limit_bytes, "means": self.mechanism}
 
     def oom_kills(self) -> int:

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from harness.results.kinds.measured import Mark
 from harness.system.small_files import counters
 
 COLUMNS = ("t_ns", "rss_anon_bytes", "rss_file_bytes", "vram_bytes")
@@ -103,14 +103,14 @@ def weights_in_ram(pid: int, files: frozenset[bytes]) -> int | None:
     return sum(int(kib) * 1024 for file, kib in _MAPPED.findall(mappings) if file in files)
 
 
-def mark(at: str, pid: int | None, vram: Vram, weights: frozenset[bytes] | None) -> dict[str, Any]:
+def mark(at: str, pid: int | None, vram: Vram, weights: frozenset[bytes] | None) -> Mark:
     """Memory at a named moment: `at`, and bytes; null if there is no process. `weights`: files as returned by
     weight_files."""
     held = resident(pid) if pid is not None else None
     return {
         "at": at,
-        "rss_anon_bytes": held and held.anon_bytes,
-        "rss_file_bytes": held and held.file_bytes,
+        "rss_anon_bytes": held.anon_bytes if held else None,
+        "rss_file_bytes": held.file_bytes if held else None,
         "rss_weights_bytes": weights_in_ram(pid, weights)
         if pid is not None and weights is not None
         else None,
@@ -143,7 +143,7 @@ class MemorySampler:
         self._stop.set()
         self._thread.join()
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, int | None]:
         """Peaks over the samples, their number, and their cost: CPU time of the thread in ns, including
         wake-ups."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from harness.results.kinds import Record, loaded_of
 
@@ -57,7 +56,7 @@ def _listed(values: Sequence[Fact]) -> str:
 
 def _facts(record: Record) -> Iterator[tuple[str, Fact]]:
     machine, loaded = record["machine"], loaded_of(record)
-    conditions: Mapping[str, Any] = record.get("conditions") or {}
+    conditions: Mapping[str, object] = record.get("conditions") or {}
     yield from _as_text("machine", {name: machine.get(name) for name in MACHINE})
     yield from _as_text("", {"device": record.get("device")})
     for number, gpu in enumerate(machine.get("gpus") or []):
@@ -101,7 +100,7 @@ def _measured(record: Record) -> Iterator[tuple[str, float]]:
         yield "read bandwidth measured, MB/s", float(best) / 1e6
 
 
-def _as_text(of: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _as_text(of: str, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Known values as text, with mappings flattened."""
     for key, value in values.items():
         name = f"{of} {key}".strip().replace("_", " ")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from harness.analysis.records.flags import Limit
 from harness.results.kinds import Record, loaded_of
-from harness.results.kinds.parts import Header, StackFacts
+from harness.results.kinds.parts import Attention, Header, StackFacts
 from harness.theory import demand, floors, shapes
 from harness.theory.ggml import element_bytes
 from harness.theory.machine import Machine
@@ -61,7 +60,7 @@ def kv_bytes_per_token(record: Record) -> float | None:
     reported = loaded_of(record).get("kv_bytes_per_token")
     if reported is not None:
         return float(reported)
-    attention: Mapping[str, Any] | None = record["model"]["weights"].get("attention")
+    attention: Mapping[str, int] | Attention | None = record["model"]["weights"].get("attention")
     if not attention and (shape := _shape(record)):
         attention = shapes.attention(shape)
     if not attention:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from harness.results.kinds import Record, done_of, loaded_of
 from harness.results.kinds.measured import Counters
 from harness.results.kinds.parts import StackFacts
 from harness.results.token_times import TokenTimes
+from harness.stacks.rules import Options
 from harness.system.wording import plural
 
 # Two clocks on one run: llama.cpp's own counters and our timestamps.
@@ -89,7 +89,7 @@ def attempts_left(record: Record, found: Verdict) -> bool:
     return found.disturbed is not None and record.get("attempt", 1) <= retries
 
 
-def option_mismatches(device: str, options: Mapping[str, Any], facts: StackFacts) -> list[str]:
+def option_mismatches(device: str, options: Options, facts: StackFacts) -> list[str]:
     """Differences between what a stack loaded and what was requested, one sentence each."""
     return [*other_kernels(facts), *_placement(device, options, facts), *other_options(options, facts)]
 
@@ -213,9 +213,9 @@ def _weights(record: Record) -> list[str]:
     return reasons
 
 
-def other_options(requested: Mapping[str, Any], facts: StackFacts) -> list[str]:
+def other_options(requested: Options, facts: StackFacts) -> list[str]:
     """Switches, names and thread counts that the stack resolved differently. It may round sizes."""
-    resolved: Mapping[str, Any] = facts.get("options") or {}
+    resolved: Mapping[str, object] = facts.get("options") or {}
     given = {k: v for k, v in requested.items() if isinstance(v, bool | str) or k == "threads"}
     changed = [k for k, v in given.items() if resolved.get(k) is not None and resolved[k] != v]
     return [f"{name} {_word(given[name])} was requested but {_word(resolved[name])} ran" for name in changed]
@@ -225,7 +225,7 @@ def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _placement(device: str, options: Mapping[str, Any], facts: StackFacts) -> list[str]:
+def _placement(device: str, options: Options, facts: StackFacts) -> list[str]:
     """Weights, tables or KV cache on another device than the requested one."""
     wrong: Sequence[str]
     if device == "cpu":

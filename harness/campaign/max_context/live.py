@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -103,7 +103,7 @@ class Probing:
             return {"fits": False, "decodes": False, "reason": paged}
         return {}
 
-    def _peak_bytes(self, sampled: Found, ended: Event | Died | None) -> int | None:
+    def _peak_bytes(self, sampled: Mapping[str, int | None], ended: Event | Died | None) -> int | None:
         """The peak memory of the probe, counted the way its limit counts."""
         if self.mechanism == "RLIMIT_DATA":
             return ended.facts.get("data_bytes") if isinstance(ended, Done) else None

@@ -99,7 +99,7 @@ class Account:
         return found | {"tables": tables}
 
     def _run_account(self, contexts: Iterable[int]) -> None:
-        workload = {"kind": "account", "n_ctx": sorted(set(contexts))}
+        workload: dict[str, object] = {"kind": "account", "n_ctx": sorted(set(contexts))}
         request = self._inputs.request(self._cell, "account", workload)
         events = launch.run_job(
             request, self._inputs.interpreter, self._folder, ACCOUNT_TIMEOUT_S, self._inputs.threads

@@ -7,17 +7,27 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import itemgetter
-from typing import Any, TypeVar
+from typing import TypeVar, cast
+
+from typing_extensions import TypedDict
 
 from harness.report.table import NONE, Table, formatted
+from harness.theory.fits import Fit
 from harness.theory.footprint import IDEAL, LLAMA_CPP, TRANSFORMERS
-from harness.theory.machine import Machine
-from harness.theory.shapes import Shape, active_params, kv_elements_per_token, parameters
+from harness.theory.row_types import Chunk, Row, RowWithTensors, TensorRow
 
-Row = dict[str, Any]
 R = TypeVar("R")
-Columns = Sequence[tuple[str, Callable[[R], Any]]]
+Columns = Sequence[tuple[str, Callable[[R], object]]]
+
+
+class ChunkRow(Row, Chunk):
+    """A row cut into chunks of one size."""
+
+
+class PartRow(TypedDict):
+    part: str
+    type: str
+    bytes: float
 
 
 def short(value: float | None) -> str:
@@ -29,7 +39,7 @@ def short(value: float | None) -> str:
 
 def headroom(row: Row, stack: str) -> str:
     """`yes, 3.1 GB to spare`, `no, 1.4 GB short`, or `cannot load`."""
-    fit = row["fits"][stack]
+    fit = _fit(row, stack)
     if fit is None:
         return "cannot load"
     spare = fit["spare_bytes"]
@@ -38,8 +48,12 @@ def headroom(row: Row, stack: str) -> str:
 
 def longest(row: Row, stack: str) -> str:
     """Tokens, at most the trained context; a dash if the stack cannot load the weights, 0 if none fits."""
-    fit = row["fits"][stack]
-    return formatted(fit and (fit["longest"] or 0))
+    fit = _fit(row, stack)
+    return formatted(fit["longest"] or 0 if fit else None)
+
+
+def _fit(row: Row, stack: str) -> Fit | None:
+    return (row["fits"] or {}).get(stack)
 
 
 def reached(row: Row) -> str:
@@ -94,47 +108,24 @@ FLOORS: Columns[Row] = (
     ("compute-bound prompt: every", lambda row: span((row["prefill_knees"] or {}).get("every"))),
     ("last", lambda row: span((row["prefill_knees"] or {}).get("last"))),
 )
-CHUNKS: Columns[Row] = (
+CHUNKS: Columns[ChunkRow] = (
     *NAMED,
     ("chunk", lambda row: formatted(row["chunk"])),
     ("prefill ms", lambda row: short(row["ms"])),
     ("vs one pass", lambda row: f"{row['ratio']:.2f}x"),
 )
-PARTS: Columns[Row] = (
+PARTS: Columns[PartRow] = (
     ("part", lambda row: row["part"]),
     ("type", lambda row: row["type"]),
     ("MB", lambda row: formatted(row["bytes"], "{:,.2f}", 1e6)),
 )
-TENSORS: Columns[Row] = (
+TENSORS: Columns[TensorRow] = (
     ("tensor", lambda row: row["name"]),
     ("type", lambda row: row["type"]),
     ("shape", lambda row: " x ".join(map(str, row["dims"]))),
     ("bytes", lambda row: formatted(row["bytes"])),
     ("streamed", lambda row: formatted(row["streamed_bytes"])),
 )
-MODELS: Columns[Row] = (
-    *(
-        (key, itemgetter(key))
-        for key in ("model", "layers", "hidden_size", "heads", "kv_heads", "head_dim", "ffn", "vocab")
-    ),
-    ("tied", lambda row: "tied" if row["tied"] else ""),
-    ("window", lambda row: row["window"] or ""),
-    ("parameters", lambda row: formatted(row["total_params"])),
-    ("read/token", lambda row: formatted(row["active_params"])),
-    ("KV elements/token", lambda row: formatted(row["kv_elements_per_token"])),
-)
-MACHINES: Columns[Row] = (
-    ("machine", lambda row: row["machine"]),
-    ("GiB", lambda row: formatted(row["memory_bytes"], unit=2**30)),
-    ("GB/s", lambda row: formatted(row["bytes_per_s"], "{:,.1f}", 1e9)),
-    ("TFLOP/s", lambda row: f"{row['flops'] / 1e12:g} {row['rate']}"),
-    (
-        "other rates",
-        lambda row: ", ".join(f"{k} {v / 1e12:g}" for k, v in row["other_rates"].items()) or NONE,
-    ),
-)
-
-
 FITS_MEANING = (
     "longest: the longest context, at most the trained one. ideal: only weights and KV cache, in all of the"
     " memory; no stack reaches it. llama.cpp: without flash attention. transformers: 5.x (bf16; 8 and 4 bits"
@@ -154,15 +145,16 @@ def show(rows: Sequence[Row]) -> None:
         table(WEIGHTS, rows)
     else:
         _show_on_machines(rows)
-    speedups = {row["speculative_speedup"] for row in rows} - {None}
+    speedups = {speedup for row in rows if (speedup := row["speculative_speedup"]) is not None}
     if speedups:
         spread = " to ".join(f"{speedup:.2f}x" for speedup in sorted({min(speedups), max(speedups)}))
         _say(f"speculative decoding: {spread} expected")
-    chunked = [row | cut for row in rows for cut in row["chunked_prefill"] or []]
+    chunked: list[ChunkRow] = [{**row, **cut} for row in rows for cut in row["chunked_prefill"] or []]
     if chunked:
         print()
         table(CHUNKS, chunked)
-    for name, row in {(row["model"], row["weights"]): row for row in rows if row.get("tensors")}.items():
+    listed = [cast(RowWithTensors, row) for row in rows if row.get("tensors")]
+    for name, row in {(row["model"], row["weights"]): row for row in listed}.items():
         print(f"\n{' '.join(name)}: bytes by part and type")
         table(PARTS, _parts(row))
         print()
@@ -176,8 +168,9 @@ def _show_on_machines(rows: Sequence[Row]) -> None:
         table(FITS, shaped)
         _say(FITS_MEANING)
         for name, row in {row["machine"]: row for row in shaped}.items():
-            memory = f"{row['memory_bytes'] / 1e9:.1f} GB ({row['memory_bytes'] / 2**30:.3g} GiB)"
-            reserve = f"{row['reserve_bytes'] / 1e9:.1f} GB are reserved for {row['reserve_for']}"
+            held = row["memory_bytes"] or 0
+            memory = f"{held / 1e9:.1f} GB ({held / 2**30:.3g} GiB)"
+            reserve = f"{(row['reserve_bytes'] or 0) / 1e9:.1f} GB are reserved for {row['reserve_for']}"
             _say(f"{name}: of its {memory}, {reserve}.")
         print()
     _say("Upper bounds on speed:")
@@ -216,12 +209,12 @@ def _limits(row: Row) -> str:
     giga = _giga(row)
     prefix, tera = ("i", 2.0**40) if giga == 2**30 else ("", 1e12)
     computing = (
-        f"{row['flops'] / tera:,.4g} T{prefix}FLOP/s {row['rate']}, "
+        f"{(row['flops'] or 0) / tera:,.4g} T{prefix}FLOP/s {row['rate']}, "
         f"{row['balance_flop_per_byte']:.3g} flop/byte"
         if row["rate"]
         else "compute rate unknown: no source for its matrix units"
     )
-    return f"{row['bytes_per_s'] / giga:,.4g} G{prefix}B/s; {computing}."
+    return f"{(row['bytes_per_s'] or 0) / giga:,.4g} G{prefix}B/s; {computing}."
 
 
 def table(columns: Columns[R], rows: Sequence[R]) -> None:
@@ -236,54 +229,10 @@ def _say(text: str) -> None:
     print("\n".join(textwrap.wrap(text, min(110, width), break_on_hyphens=False)))
 
 
-def model(name: str, shape: Shape) -> Row:
-    """A shape as --list-models shows it."""
-    return {
-        "model": name,
-        "layers": shape.layers,
-        "hidden_size": shape.hidden_size,
-        "heads": shape.heads,
-        "kv_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "ffn": shape.intermediate_size,
-        "vocab": shape.vocab_size,
-        "tied": shape.tied,
-        "window": shape.window,
-        "total_params": parameters(shape),
-        "active_params": active_params(shape),
-        "kv_elements_per_token": kv_elements_per_token(shape),
-    }
-
-
-def machine(name: str, known: Machine) -> Row:
-    """A machine as --list-machines shows it, with the source of each figure."""
-    figures = {"memory": known.memory, "bandwidth": known.bandwidth, **known.rates}
-    return {
-        "machine": name,
-        "memory_bytes": known.memory_bytes,
-        "bytes_per_s": known.bandwidth_bytes_per_s,
-        "rate": known.rate,
-        "flops": known.flops,
-        "other_rates": {name: rate.value for name, rate in known.rates.items() if name != known.rate},
-        "sources": {what: figure.source for what, figure in figures.items()},
-    }
-
-
-def sources(machines: Sequence[Row]) -> None:
-    """Print the sources of the figures of each machine, grouped by source."""
-    for row in machines:
-        of_source: dict[str, list[str]] = {}
-        for what, source in row["sources"].items():
-            of_source.setdefault(source, []).append(what)
-        print(f"\n{row['machine']}")
-        for source, figures in of_source.items():
-            print(f"  {', '.join(figures)}: {source}")
-
-
-def _parts(row: Row) -> list[Row]:
-    found = [
+def _parts(row: Row) -> list[PartRow]:
+    found: list[PartRow] = [
         {"part": part, "type": type_name, "bytes": size}
-        for part, types in row["bytes_by_part"].items()
+        for part, types in (row["bytes_by_part"] or {}).items()
         for type_name, size in types.items()
     ]
     return [*found, {"part": "all", "type": "", "bytes": row["model_bytes"]}]

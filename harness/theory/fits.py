@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+from typing_extensions import TypedDict
 
 from harness.theory import footprint
 from harness.theory.floors import Demand
@@ -30,11 +31,19 @@ class Form:
     parameters: int | None = None
 
 
+class Fit(TypedDict):
+    """`spare_bytes`: negative if short. `longest`: context, at most the trained one."""
+
+    need_bytes: float
+    spare_bytes: float
+    longest: int | None
+    longest_uncapped: int | None
+
+
 def by_stack(
     shape: Shape, form: Form, needs: Demand, machine: Machine, context: int
-) -> dict[str, dict[str, Any] | None]:
-    """By stack, whether `context` tokens fit: `need_bytes`, `spare_bytes` (negative: short), `longest` (at
-    most the trained context) and `longest_uncapped`; null where the stack cannot load the form.
+) -> dict[str, Fit | None]:
+    """By stack, whether `context` tokens fit; null where the stack cannot load the form.
 
     The ideal uses all of the memory; the others subtract the machine's reserve.
     """
@@ -47,14 +56,12 @@ def by_stack(
     if (weights := _in_torch(shape, form)) is not None:
         engine = Torch(machine.compute_capability is not None)
         stacks[TRANSFORMERS] = engine, Model(shape, weights, 0.0, needs.kv_bytes_per_token)
-    found: dict[str, dict[str, Any] | None] = {
-        IDEAL: _fit(Ideal(), ideal, float(machine.memory_bytes), context)
-    }
+    found: dict[str, Fit | None] = {IDEAL: _fit(Ideal(), ideal, float(machine.memory_bytes), context)}
     available = machine.memory_bytes - machine.reserve.value
     return found | {name: each and _fit(*each, available, context) for name, each in stacks.items()}
 
 
-def _fit(engine: Engine, model: Model, available: float, context: int) -> dict[str, Any]:
+def _fit(engine: Engine, model: Model, available: float, context: int) -> Fit:
     need, uncapped = footprint.total(engine, model, context), footprint.longest(engine, model, available)
     return {
         "need_bytes": need,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from harness.theory import demand, floors
 from harness.theory.fits import Form, by_stack
 from harness.theory.floors import Ceiling, Demand
 from harness.theory.footprint import IDEAL
 from harness.theory.machine import Machine
+from harness.theory.row_types import Knees, OfShape, OnMachine, Row
 from harness.theory.shapes import (
     Shape,
     active_params,
@@ -23,7 +24,8 @@ from harness.theory.shapes import (
 from harness.theory.tensors import Tensor, bytes_by_part, streamed_bytes
 from harness.theory.units import Units
 
-Row = dict[str, Any]
+_NO_SHAPE = cast(OfShape, dict.fromkeys(OfShape.__annotations__))
+_NO_MACHINE = cast(OnMachine, dict.fromkeys(OnMachine.__annotations__))
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Ask:
 def row(
     name: str, shape: Shape, form: Form, machine_name: str | None, machine: Machine | None, ask: Ask
 ) -> Row:
-    """Counts are whole numbers, sizes bytes; values that need a machine are null without one."""
+    """Values that need a machine are null without one."""
     if form.bits is not None:
         needs = demand.of_bits(shape, form.bits, ask.kv_bits, ask.units.norms)
     else:
@@ -77,23 +79,10 @@ def row(
         "bytes_by_part": bytes_by_part(form.tensors) if form.tensors else None,
         "bytes_by_type": _by_type(form.tensors, shape.tied) if form.tensors else None,
         "flop_per_byte": needs.flops_per_token / needs.weight_bytes_per_token,
-        "speculative_speedup": ask.speculation and floors.speculative_speedup(*ask.speculation),
+        "speculative_speedup": floors.speculative_speedup(*ask.speculation) if ask.speculation else None,
+        **_NO_MACHINE,
     }
-    fields |= dict.fromkeys(ON_MACHINE)
-    return fields | (_on_machine(shape, form, needs, machine, ask) if machine else {})
-
-
-OF_SHAPE = (
-    *("layer_params", "lm_head_params", "active_params", "kv_elements_per_token", "kv_bytes_per_token"),
-    *("window", "flop_per_byte", "speculative_speedup"),
-)
-ON_MACHINE = (
-    *("bytes_per_s", "flops", "rate", "rates", "balance_flop_per_byte"),
-    *("memory_bytes", "reserve_bytes", "reserve_for", "fits", "reached"),
-    *("kv_read", "W_tokens_per_ms", "B_ms", "compute_ms", "bound", "tokens_per_s"),
-    *("context", "latency_ms_at_context", "tokens_per_s_at_context"),
-    *("compute_bound_batch", "prompt_tokens", "prefill_ms", "prefill_knees", "chunked_prefill"),
-)
+    return _on_machine(fields, shape, form, needs, machine, ask) if machine else fields
 
 
 def row_without_shape(
@@ -102,7 +91,9 @@ def row_without_shape(
     """The same for tensors of an unknown shape: bytes and B, and null for the rest."""
     size = sum(tensor.bytes for tensor in form.tensors)
     streamed = sum(streamed_bytes(tensor, tied) for tensor in form.tensors)
-    fields: Row = dict.fromkeys((*OF_SHAPE, *ON_MACHINE)) | {
+    fields: Row = {
+        **_NO_SHAPE,
+        **_NO_MACHINE,
         "model": name,
         "machine": machine_name,
         "weights": form.label,
@@ -127,7 +118,7 @@ def row_without_shape(
     }
 
 
-def _on_machine(shape: Shape, form: Form, needs: Demand, machine: Machine, ask: Ask) -> Row:
+def _on_machine(fields: Row, shape: Shape, form: Form, needs: Demand, machine: Machine, ask: Ask) -> Row:
     bits = (needs.weight_bytes_per_token + needs.embedding_bytes) * 8 / parameters(shape)
     known = machine.rate if ask.units.data_sheet_rate else machine.kernel_rate(is_quantized(bits))
     rate = ask.rate or known
@@ -135,7 +126,7 @@ def _on_machine(shape: Shape, form: Form, needs: Demand, machine: Machine, ask: 
     flops = machine.rates[rate].value * scale if rate else math.inf
     ceiling = Ceiling(machine.bandwidth_bytes_per_s * ask.units.giga / 1e9, flops)
     fits = by_stack(shape, form, needs, machine, ask.context)
-    found: Row = {
+    found = fields | {
         "bytes_per_s": ceiling.bytes_per_s,
         "flops": flops if rate else None,
         "rate": rate,
@@ -154,8 +145,8 @@ def _on_machine(shape: Shape, form: Form, needs: Demand, machine: Machine, ask: 
     held = max(fit["longest_uncapped"] or 0 for fit in counted)
     if not ask.units.data_sheet_rate and held < ask.prompt:
         return found
-    found |= _decode(needs, ceiling, ask, bool(rate), held)
-    return found | (_prefill(needs, ceiling, ask) if rate else {})
+    found = _decode(found, needs, ceiling, ask, bool(rate), held)
+    return _prefill(found, needs, ceiling, ask) if rate else found
 
 
 def is_quantized(bits_per_weight: float) -> bool:
@@ -163,7 +154,7 @@ def is_quantized(bits_per_weight: float) -> bool:
     return bits_per_weight < 15
 
 
-def _decode(needs: Demand, ceiling: Ceiling, ask: Ask, knows_rate: bool, held: int) -> Row:
+def _decode(fields: Row, needs: Demand, ceiling: Ceiling, ask: Ask, knows_rate: bool, held: int) -> Row:
     """`held`: the tokens of context that fit."""
     W = floors.W_tokens_per_s(needs, ceiling, ask.kv_read)
     B_ms = floors.B_s(needs, ceiling, ask.kv_read, ask.length) * 1e3
@@ -174,7 +165,7 @@ def _decode(needs: Demand, ceiling: Ceiling, ask: Ask, knows_rate: bool, held: i
     at_context = None  # if the context, or the static cache, is too short for it
     if ask.context <= min(held, cache):
         at_context = floors.decode_floor_s(needs, ceiling, ask.context, ask.kv_read, ask.length)
-    return {
+    return fields | {
         "W_tokens_per_ms": W and W / 1e3,
         "B_ms": B_ms,
         "compute_ms": compute_ms if knows_rate else None,
@@ -185,16 +176,16 @@ def _decode(needs: Demand, ceiling: Ceiling, ask: Ask, knows_rate: bool, held: i
     }
 
 
-def _prefill(needs: Demand, ceiling: Ceiling, ask: Ask) -> Row:
+def _prefill(fields: Row, needs: Demand, ceiling: Ceiling, ask: Ask) -> Row:
     """The fields that need a compute rate."""
 
     def prefill_ms(lm_head: str, chunk: int | None = None) -> float:
         return floors.prefill_floor_s(needs, ceiling, ask.prompt, lm_head, ask.kv_block, chunk) * 1e3
 
     whole = prefill_ms("last")
-    return {
+    return fields | {
         "compute_bound_batch": floors.compute_bound_batch(needs, ceiling),
-        "speculative_speedup": ask.speculation and _speedup(needs, ceiling, *ask.speculation),
+        "speculative_speedup": _speedup(needs, ceiling, *ask.speculation) if ask.speculation else None,
         "prefill_ms": {"every": prefill_ms("every"), "last": whole},
         "prefill_knees": knees(needs, ceiling, ask.units),
         "chunked_prefill": [
@@ -209,7 +200,7 @@ def _speedup(needs: Demand, ceiling: Ceiling, acceptance: float, length: int, co
     return floors.speculative_speedup(acceptance, length, cost, verify)
 
 
-def knees(needs: Demand, ceiling: Ceiling, units: Units) -> dict[str, list[int | None] | None]:
+def knees(needs: Demand, ceiling: Ceiling, units: Units) -> Knees:
     """By lm_head, the crossings as whole prompt lengths; null if prefill is never compute-bound."""
     crossings = {which: floors.prefill_knees(needs, ceiling, which) for which in ("every", "last")}
     return {

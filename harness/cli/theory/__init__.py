@@ -6,10 +6,10 @@ import argparse
 import csv
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from harness.cli.exits import OK, Mistake
 from harness.cli.names import printable, unknown
@@ -20,7 +20,8 @@ from harness.theory.families import SHAPES
 from harness.theory.fits import Form
 from harness.theory.machine import Figure, Machine
 from harness.theory.machines import MACHINES
-from harness.theory.rows import Ask, Row, row, row_without_shape
+from harness.theory.row_types import Row, RowWithTensors, TensorRow
+from harness.theory.rows import Ask, row, row_without_shape
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, streamed_bytes
 from harness.theory.units import PUBLISHED, UNITS
@@ -87,10 +88,10 @@ def _rows(
             raise Mistake(unknown(f"rate of {name}", ask.rate, machine.rates))
     models = [_model(given, arguments, shapes) for given in dict.fromkeys(arguments.models)]
     names_given = [model.name for model in models]
-    found = []
+    found: list[Row] = []
     for model in models:
         name = model.name if names_given.count(model.name) == 1 else model.given
-        measured: list[Row] = []
+        measured: list[reached.Unread] = []
         if model.shape and arguments.machine and ask.units.name != PUBLISHED.name:
             measured = [*reached.of_model(name, model.shape)]
         for machine_name, machine in chosen:
@@ -102,7 +103,9 @@ def _rows(
                 if measured and machine:
                     reached.add(line, measured, machine)
                 if arguments.tensors or (arguments.json and form is model.stored):
-                    line["tensors"] = [_tensor(tensor, model.tied) for tensor in form.tensors]
+                    tensors = [_tensor(tensor, model.tied) for tensor in form.tensors]
+                    listed: RowWithTensors = {**line, "tensors": tensors}
+                    line = listed
                 found.append(line)
     return found
 
@@ -201,7 +204,7 @@ def _this_machine() -> Machine:
     )
 
 
-def _tensor(tensor: Tensor, tied: bool) -> Row:
+def _tensor(tensor: Tensor, tied: bool) -> TensorRow:
     return {
         "name": printable(tensor.name),
         "part": tensor.part,
@@ -224,47 +227,50 @@ def _print(arguments: argparse.Namespace, rows: list[Row]) -> int:
     return OK
 
 
-def _flat(row: Row) -> Row:
+def _flat(row: Row) -> dict[str, object]:
     """A row for CSV: nested figures become columns, lists of objects are dropped."""
-    flat: Row = {}
+    flat: dict[str, object] = {}
     for key, value in row.items():
         if key == "prefill_knees":
             for which in ("every", "last"):
-                ends = (value or {}).get(which) or (None, None)
+                ends = (row["prefill_knees"] or {}).get(which) or (None, None)
                 flat |= {f"prefill_knee_{which}_{end}": ends[i] for i, end in enumerate(("from", "to"))}
         elif key == "prefill_ms":
-            flat |= {f"prefill_{which}_ms": (value or {}).get(which) for which in ("every", "last")}
+            flat |= {
+                f"prefill_{which}_ms": (row["prefill_ms"] or {}).get(which) for which in ("every", "last")
+            }
         elif key == "fits":
-            for stack, fit in (value or {}).items():
-                flat |= {f"{stack} {figure}": number for figure, number in (fit or {}).items()}
+            for stack, fit in (row["fits"] or {}).items():
+                flat |= {f"{stack} {figure}": number for figure, number in fit.items()} if fit else {}
         elif key not in ("bytes_by_part", "bytes_by_type", "chunked_prefill", "rates", "reached", "tensors"):
             flat[key] = value
     return flat
 
 
-def _csv(rows: list[Any]) -> None:
+def _csv(rows: Sequence[Mapping[str, object]]) -> None:
     writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
 
 
 def _list(arguments: argparse.Namespace, shapes: Mapping[str, Shape], machines: Mapping[str, Machine]) -> int:
-    from harness.report import theory
+    from harness.report import listings, theory
 
     if arguments.list_models:
-        listed = [theory.model(name, shape) for name, shape in shapes.items()]
-        columns = theory.MODELS
+        models = [listings.model(name, shape) for name, shape in shapes.items()]
+        known: Sequence[Mapping[str, object]] = models
     else:
-        listed = [theory.machine(name, machine) for name, machine in machines.items()]
-        columns = theory.MACHINES
+        rows = [listings.machine(name, machine) for name, machine in machines.items()]
+        known = rows
     if arguments.json:
-        print(json.dumps(listed, indent=1))
+        print(json.dumps(known, indent=1))
     elif arguments.csv:
-        _csv([{k: json.dumps(v) if isinstance(v, dict) else v for k, v in line.items()} for line in listed])
+        _csv([{k: json.dumps(v) if isinstance(v, dict) else v for k, v in line.items()} for line in known])
+    elif arguments.list_models:
+        theory.table(listings.MODELS, models)
     else:
-        theory.table(columns, listed)
-        if arguments.list_machines:
-            theory.sources(listed)
+        theory.table(listings.MACHINES, rows)
+        listings.sources(rows)
     return OK
 
 

@@ -11,21 +11,22 @@ from typing import Any
 from harness import shipped
 from harness.stacks.header import references
 from harness.theory.machine import Machine
+from harness.theory.row_types import Reached, Row
 from harness.theory.shapes import Shape
 
-Row = dict[str, Any]
+Unread = dict[str, Any]
+"""A record that is not held against its types: reading 60 of them in full would take seconds."""
 RESULTS = Path("results")  # relative to the working directory
 NEWEST = 60  # records of a model that are read
 _BITS = {"w16": 16, "w8": 8, "w4": 4}  # forms of the weights that stand for any type with this many bits
 
 
-def add(row: Row, records: Sequence[Row], machine: Machine) -> None:
-    """Set `reached`: tokens_per_s, `share` of the ceiling at the same context, `stack`, `variant`, `source`;
-    null without a measurement or a known ceiling. `records`: see of_model."""
+def add(row: Row, records: Sequence[Unread], machine: Machine) -> None:
+    """Set `reached`; null without a measurement or a known ceiling. `records`: see of_model."""
     B_ms, W = row["B_ms"], row["W_tokens_per_ms"]
     if B_ms is None:
         return
-    found = []
+    found: list[Reached] = []
     for record in records:
         if not _is_on(record, machine) or not _has(record, row["weights"]):
             continue
@@ -44,7 +45,7 @@ def add(row: Row, records: Sequence[Row], machine: Machine) -> None:
     row["reached"] = max(found, key=lambda each: each["share"], default=None)
 
 
-def of_model(model: str, shape: Shape) -> Iterator[Row]:
+def of_model(model: str, shape: Shape) -> Iterator[Unread]:
     """The records of a model of this name and shape, published and own. Skips unreadable ones."""
     published = (shipped.HERE / shipped.PUBLISHED).glob(f"*/{model}/*/record.json")
     own = sorted(RESULTS.glob(f"*/{model}/*/*/record.json"), key=lambda path: path.parent.name)
@@ -58,7 +59,7 @@ def of_model(model: str, shape: Shape) -> Iterator[Row]:
             continue
 
 
-def _is_on(record: Row, machine: Machine) -> bool:
+def _is_on(record: Unread, machine: Machine) -> bool:
     machines = record["machine"]
     if record.get("device") == "cpu":
         return str(machines.get("cpu")) == machine.name
@@ -66,7 +67,7 @@ def _is_on(record: Row, machine: Machine) -> bool:
     return any(name.lower().endswith(machine.name.lower()) for name in names)
 
 
-def _has(record: Row, weights: str) -> bool:
+def _has(record: Unread, weights: str) -> bool:
     """Whether its weights are those of a row. Excludes fused layers of the published study: their cache drops
     tokens past 2,048."""
     reported = record.get("reported") or {}
@@ -84,7 +85,7 @@ def _bits(quant: str | None) -> int | None:
     return nominal_bits(quant)
 
 
-def _speed(record: Row) -> tuple[float, float, str] | None:
+def _speed(record: Unread) -> tuple[float, float, str] | None:
     """Tokens per second, the context they were measured at, and the source; null if it is no measurement."""
     if reported := record.get("reported"):
         source = record["source"]["title"]

@@ -1,0 +1,96 @@
+"""The rows of `harness theory`: every key with its type; null where it is not known."""
+
+from __future__ import annotations
+
+from typing_extensions import TypedDict
+
+from harness.theory.fits import Fit
+
+Knees = dict[str, list[int | None] | None]
+
+
+class Chunk(TypedDict):
+    chunk: int
+    ms: float
+    ratio: float
+
+
+class Reached(TypedDict):
+    """The fastest measured decode; `share` of the ceiling at the same context."""
+
+    tokens_per_s: float
+    share: float
+    stack: str
+    variant: str
+    source: str
+
+
+class TensorRow(TypedDict):
+    name: str
+    part: str
+    type: str
+    dims: list[int]
+    bytes: int
+    streamed_bytes: int
+
+
+class OfShape(TypedDict):
+    """What only a known shape tells."""
+
+    layer_params: int | None
+    lm_head_params: int | None
+    active_params: int | None
+    kv_elements_per_token: int | None
+    kv_bytes_per_token: float | None
+    window: int | None
+    flop_per_byte: float | None
+    speculative_speedup: float | None
+
+
+class OnMachine(TypedDict):
+    """What only a machine tells; of an unknown shape, its bytes and B alone."""
+
+    bytes_per_s: float | None
+    flops: float | None
+    rate: str | None
+    rates: dict[str, float] | None
+    balance_flop_per_byte: float | None
+    memory_bytes: int | None
+    reserve_bytes: float | None
+    reserve_for: str | None
+    fits: dict[str, Fit | None] | None
+    reached: Reached | None
+    kv_read: str | None
+    W_tokens_per_ms: float | None
+    B_ms: float | None
+    compute_ms: float | None
+    bound: str | None
+    tokens_per_s: float | None
+    context: int | None
+    latency_ms_at_context: float | None
+    tokens_per_s_at_context: float | None
+    compute_bound_batch: float | None
+    prompt_tokens: int | None
+    prefill_ms: dict[str, float] | None
+    prefill_knees: Knees | None
+    chunked_prefill: list[Chunk] | None
+
+
+class Row(OfShape, OnMachine):
+    """Counts are whole numbers, sizes bytes; a value that is not known is null."""
+
+    model: str
+    machine: str | None
+    weights: str
+    weight_bits: float | None
+    units: str
+    total_params: int | None
+    kv_bits: float
+    model_bytes: float
+    weight_bytes_per_token: float
+    bytes_by_part: dict[str, dict[str, int]] | None
+    bytes_by_type: dict[str, dict[str, int]] | None
+
+
+class RowWithTensors(Row):
+    tensors: list[TensorRow]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from harness.analysis.series.steps import SHORTEST
 from harness.history.nights import History, Series
 from harness.history.steps import Step, changes, day, levels_of, long, shown
 from harness.report import markup
-from harness.report.drawing import COLOURS, Figure, layout, plain, upright
+from harness.report.drawing import COLOURS, Figure, Trace, layout, plain, upright
 from harness.report.table import Table
 from harness.system.wording import plural
 
@@ -86,7 +85,7 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
         if place and night.began - nights[place - 1].began > most:
             drawn.append((None, None))  # break the line across a gap
         drawn.append((dates[place], None if night.value is None else night.value / per))
-    data: list[dict[str, Any]] = [
+    data: list[Trace] = [
         {
             "type": "scatter",
             "mode": "lines+markers",

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any
 
 from harness import results
 from harness.analysis.records.metrics import Metric
@@ -17,7 +16,6 @@ from harness.analysis.series.steps import Level, levels
 from harness.history.nights import History, Night, Series
 from harness.results import Record
 
-Row = dict[str, Any]
 COMPARED_NIGHTS = 2  # nights on either side of a step whose surroundings are compared: its date is +- 1 night
 LONG = 2.0  # times the usual interval between nights: a longer one is a gap
 CHANGES_SHOWN = 3
@@ -68,7 +66,7 @@ def levels_of(series: Series) -> list[Level]:
     return levels([night.value for night in series.nights], series.spread)
 
 
-def row(step: Step) -> Row:
+def row(step: Step) -> dict[str, object]:
     """A step as a flat row. Times are UTC; `before` and `after` are medians over the nights of a level."""
     return {
         "name": step.series.name,

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import harness
 from harness import machine
@@ -65,7 +64,7 @@ def of_repeat(cell: Cell, repeat: int, content_key: str, device: str, gpu: str |
 def of_inputs(cell: Cell, inputs: Inputs, begun: Draft) -> Draft:
     """Fields known once a cell is ready: resolved options, prompt, environment, and the weights by their
     headers (`revision`: the commit on the hub that the requested branch or tag stood for)."""
-    model: dict[str, Any] = dict(begun["model"])
+    model: Draft = dict(begun["model"])
     if inputs.weights is not None:
         ready = inputs.weights
         model["weights"] = model["weights"] | {

@@ -13,6 +13,7 @@ from typing import BinaryIO, cast
 
 from harness.results.files import ResultsError, write_columns, write_whole
 from harness.results.kinds import Begun, Record, wrong_with
+from harness.results.kinds.searched import Probe
 from harness.results.kinds.values import clause
 from harness.results.reading import SCHEMA, Draft, Stored
 from harness.results.token_times import NO_TOKENS, TokenTimes
@@ -35,7 +36,7 @@ class Running:
         fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
         write_whole(folder / "begun.json", json.dumps(begun).encode())
 
-    def note(self, probe: Draft) -> None:
+    def note(self, probe: Probe) -> None:
         """Store a probe of a search at once, so that it can be recovered. Raises ResultsError."""
         try:
             with (self.folder / "probes.jsonl").open("a", encoding="utf-8") as lines:

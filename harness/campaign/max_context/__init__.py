@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from harness import results
 from harness.analysis.records.disturbances import CONTENTION_TOLERANCE
@@ -19,6 +20,7 @@ from harness.campaign.repeat import Inputs
 from harness.config import MaxCtx
 from harness.plan import Cell
 from harness.results import Draft, Running, Stored
+from harness.results.kinds.searched import Probe
 from harness.stacks.rules import Context
 from harness.worker import launch
 
@@ -69,7 +71,7 @@ def find(
     Raises ResultsError if the record cannot be written, and KeyboardInterrupt after writing an interrupted
     record.
     """
-    probes: list[Draft] = list(map(dict, before.record["search"]["probes"])) if before else []
+    probes = [probe.copy() for probe in before.record["search"]["probes"]] if before else []
     begun = begun | {"kind": "searched", "search": {"probes": probes}}
     running = results.begin(given.folder / cell.model.name / cell.id, begun)
     began, search_run = time.monotonic(), _Search(cell, given, running, probes)
@@ -105,7 +107,7 @@ class _Search:
     """One running search. `result`: the `search` part of its record; `budget`: how its memory is limited;
     `loaded`: facts of the last probe that loaded."""
 
-    def __init__(self, cell: Cell, given: Searching, running: Running, probes: Sequence[Found]) -> None:
+    def __init__(self, cell: Cell, given: Searching, running: Running, probes: Sequence[Probe]) -> None:
         self._cell, self._given, self._running = cell, given, running
         self._fill = isinstance(cell.workload, MaxCtx) and cell.workload.fill
         self.budget: Draft = {}
@@ -146,7 +148,7 @@ class _Search:
     def _as_before(self, headroom: MemoryHeadroom) -> MemoryHeadroom:
         """The headroom, with the memory limit of the earlier probes if that much is still free. Drops probes
         that had another limit."""
-        probes = self.result["probes"]
+        probes: list[Probe] = self.result["probes"]
         if probes:
             before = replace(headroom, limit_bytes=int(probes[-1]["limit_bytes"]))
             if headroom.stated or not before.missing(headroom.free()):
@@ -229,7 +231,7 @@ class _Search:
 
     def _note_progress(self, space: Space, tries: Sequence[Try], fill: bool) -> None:
         """Add the state of the search to the result, in case it ends here."""
-        probes = self.result["probes"]
+        probes: list[Probe] = self.result["probes"]
         verified = search.longest(space, tries)
         allocated = [probe["n_ctx"] for probe in probes if probe["allocates"]]
         least = min((each.n_ctx for each in tries if not each.fits), default=None)
@@ -242,11 +244,11 @@ class _Search:
             "limit_reason": why or (MOST if verified == space.highest else None),
         }
 
-    def _probe(self, probing: Probing, n_ctx: int, fill: bool) -> Found:
+    def _probe(self, probing: Probing, n_ctx: int, fill: bool) -> Probe:
         """Try one context, and store the probe at once."""
         self._given.say(f"{self._cell.id} tries {n_ctx} tokens: {'fill' if fill else 'allocate only'}")
-        held_to: Found = {"filled": fill, "limit_bytes": probing.headroom.limit_bytes}
-        found = held_to | probing.run(n_ctx, fill)
+        held_to = {"filled": fill, "limit_bytes": probing.headroom.limit_bytes}
+        found = cast(Probe, held_to | probing.run(n_ctx, fill))
         self.result["probes"].append(found)
         self._running.note(found)
         fits: bool | None = found["fits"]
@@ -268,7 +270,7 @@ def _space(cell: Cell, context: Context) -> Space:
     return Space(context.granule, context.granule, most // context.granule * context.granule)
 
 
-def _tries(probes: Sequence[Found], fill: bool) -> list[Try]:
+def _tries(probes: Sequence[Probe], fill: bool) -> list[Try]:
     """The tries of contexts that are filled, or only allocated. A context that cannot be allocated cannot be
     filled; the peak of a filled one is not that of an allocated one."""
     tries = {}
@@ -285,12 +287,12 @@ def _tries(probes: Sequence[Found], fill: bool) -> list[Try]:
     return list(tries.values())
 
 
-def _slow(probe: Found) -> bool:
+def _slow(probe: Probe) -> bool:
     """Whether the context was filled to its end, and was too slow there or paged."""
     return probe["fits"] is False and bool(probe["held"])
 
 
-def _once(probes: Sequence[Found], n_ctx: int) -> bool:
+def _once(probes: Sequence[Probe], n_ctx: int) -> bool:
     """Whether a context was slow only once. Other processes may have disturbed it, so it is tried again."""
     tried = [probe for probe in probes if probe["n_ctx"] == n_ctx]
     return sum(map(_slow, tried)) == 1 and _slow(tried[-1])

@@ -3,6 +3,7 @@
 Keys that no type names are welcome: nobody reads them.
 """
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 from typing_extensions import TypedDict
@@ -56,7 +57,7 @@ class Begun(TypedDict):
     workload: _Prompt
 
 
-def wrong_with(record: dict[str, Any]) -> str | None:
+def wrong_with(record: Mapping[str, object]) -> str | None:
     """Why readers could not use this record, as a clause; null when they can."""
     kind = record.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:

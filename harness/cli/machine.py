@@ -21,6 +21,7 @@ from harness.stacks.header import references, stacks
 from harness.system.wording import plural
 
 Row = dict[str, Any]
+Rate = Mapping[str, object]
 
 FACTS = (
     *("architecture", "physical_cores", "logical_cpus", "usable_cpus", "last_level_cache_bytes"),
@@ -81,17 +82,19 @@ def cpu() -> Row:
 def _devices() -> Iterator[Row]:
     """One row per device, without rates. `device`: as in a record; `family`: as in a config."""
     empty: Row = dict.fromkeys(("device", "family", "name", "memory_bytes", *FACTS, *RATES, "note"))
-    facts: Mapping[str, Any] = machine.facts()
+    facts = machine.facts()
+    known: Mapping[str, object] = facts
     system = {
         "device": "cpu",
         "family": "cpu",
         "name": facts["cpu"],
         "os": f"{facts['os']} {facts['kernel']}",
     }
-    yield empty | {key: facts[key] for key in empty if key in facts} | system
+    yield empty | {key: known[key] for key in empty if key in known} | system
     for gpu in facts["gpus"]:
-        seen = {"device": gpu["uuid"], "family": "cuda", "name": gpu["name"]}
-        yield empty | seen | {key: gpu[key] for key in ("memory_bytes", "driver", "compute_capability")}
+        seen: Row = {"device": gpu["uuid"], "family": "cuda", "name": gpu["name"]}
+        seen |= {"driver": gpu["driver"], "compute_capability": gpu["compute_capability"]}
+        yield empty | seen | {"memory_bytes": gpu["memory_bytes"]}
     if facts["gpus"]:
         return
     for family in ("metal", "hip", "vulkan"):
@@ -133,7 +136,7 @@ def _built(family: str) -> Iterator[Interpreter]:
             yield found
 
 
-def _fill(row: Row, read: Mapping[str, Any] | None = None, matrix: Mapping[str, Any] | None = None) -> None:
+def _fill(row: Row, read: Rate | None = None, matrix: Rate | None = None) -> None:
     if read:
         row.update({key: read[key] for key in ("read_bytes_per_s", "working_set_bytes", "threads")})
         row.update(read_kernel=read["kernel"], read_kernels=read["kernels"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from harness.campaign.prepare import NotReady, Preparation
 from harness.cli.exits import NOT_OK, OK, Mistake, say
@@ -116,7 +115,7 @@ def _built(names: Sequence[str]) -> str:
     return names[0]
 
 
-def _row(ready: Ready) -> dict[str, Any]:
+def _row(ready: Ready) -> dict[str, object]:
     sizes = ready.sizes
     bpw = sizes["model_bytes"] * 8 / sizes["parameters"]
     return {"format": ready.format, "quant": ready.quant, "path": str(ready.path), "bpw": bpw, **sizes}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.models import safetensors_header
 from harness.theory.hf_config import ConfigJsonError, NoShape, quantization_of, shape_of
@@ -72,7 +71,7 @@ def separate_packing(folder: Path) -> tuple[Path, Packing] | None:
     return None
 
 
-def object_of(path: Path, longest: int) -> dict[str, Any]:
+def object_of(path: Path, longest: int) -> dict[str, object]:
     """A JSON object of a file. Raises ConfigFileError, OSError."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ConfigFileError(f"{path}: is not a regular file")

@@ -24,8 +24,6 @@ class FlagRow(TypedDict):
 
 
 class Flagged(TypedDict):
-    """What a flag of several rows is found by."""
-
     mode_changes_at: int | None
     flags: list[FlagRow]
 
@@ -186,7 +184,6 @@ class Repeat(Result, Figures, Growth, EnergyFigures, SensorFigures, Sizes, Limit
     prefill_knees: dict[str, list[int | None] | None] | None
     series: str | None
     weights_check: str | None
-    """set by records.agreement"""
 
 
 class TimeSplit(TypedDict):

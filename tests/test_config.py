@@ -742,3 +742,17 @@ def test_the_schema_refuses_what_the_loader_refuses(tmp_path: Path, old: str, ne
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(yaml.safe_load(text), schema())
     assert mistake(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("models:\n\t- shape: tiny-qwen2\n", "2: is not valid YAML: a tab; YAML is indented by spaces"),
+        ("models: [{shape: tiny-qwen2}]\n", "1: variants: is missing, such as variants: [{stack: llamacpp,"),
+    ],
+)
+def test_a_mistake_says_what_to_write_instead(harness, tmp_path, text, said):
+    (tmp_path / "c.yaml").write_text(text)
+    ran = harness("validate", "c.yaml")
+    assert ran.code == 2
+    assert said in ran.err

@@ -106,7 +106,7 @@ def _state(environment: Environment, check: bool) -> dict[str, Any]:
 
 def _lines(line: dict[str, Any]) -> Iterator[str]:
     """An environment as text: its state, and which compiled modules and kernels work here."""
-    yield f"{line['stack']}/{line['environment']}: {line['state']}"
+    yield f"{line['stack']}/{line['environment']}: {line['state']} ({stacks()[line['stack']].summary})"
     for key in ("python", "devices", "system_info", "problem"):
         if line.get(key):
             yield f"    {key}: {line[key]}"

@@ -30,6 +30,10 @@ _EXPECTED = {
     "model_type": "a mapping (key: value)",
     "model_attributes_type": "a mapping (key: value)",
 }
+_EXAMPLES: dict[Loc, str] = {
+    ("models",): ", such as models: [{shape: qwen1.5-0.5b, weights: synthetic}]",
+    ("variants",): ", such as variants: [{stack: llamacpp, quant: q4_0}]",
+}
 _BOUNDS = {
     "greater_than": ("more than", "gt"),
     "greater_than_equal": ("at least", "ge"),
@@ -115,7 +119,7 @@ def _sentence(kind: type[BaseModel], error: Any) -> str:
     if name == "extra_forbidden":
         return "unknown key" + suggestion(error["loc"][-1], _keys(kind, error["loc"][:-1]))
     if name == "missing":
-        return "is missing"
+        return "is missing" + _EXAMPLES.get(error["loc"], "")
     if name in _EXPECTED:
         return expected(_EXPECTED[name], given)
     if name in _BOUNDS:

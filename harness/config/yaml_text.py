@@ -91,6 +91,8 @@ def parse(text: str, place: Callable[[int], str]) -> tuple[Any, dict[Loc, int]]:
     except yaml.MarkedYAMLError as wrong:
         mark = wrong.problem_mark or wrong.context_mark
         reason = shortened(", ".join(part for part in (wrong.context, wrong.problem) if part), 160)
+        if "'\\t'" in (wrong.problem or ""):
+            reason = "a tab; YAML is indented by spaces"
         raise ConfigError(f"{place(mark.line + 1 if mark else 1)}: is not valid YAML: {reason}") from None
     except (ValueError, OverflowError) as wrong:  # of "\UFFFFFFFF", which PyYAML lets through
         raise ConfigError(f"{place(1)}: is not valid YAML: {shortened(str(wrong), 160)}") from None

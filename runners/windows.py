@@ -12,7 +12,8 @@ from typing import Any
 from runners.protocol import Instruments, Session
 
 Clock = Callable[[], int]
-CONTROL_LEAST, CONTROL_MOST = 32, 128  # tokens of the control window
+CONTROL_LEAST, CONTROL_MOST = 64, 128  # tokens of the control window
+CONTROL_SHARE = 8  # times as many are timed, at least
 NOISY = 0.05  # quartiles of the warm-up further apart than this share of the median: a longer control window
 
 
@@ -60,16 +61,18 @@ def warm_up(
 
 def control(
     session: Session, prompt: list[int], new_tokens: int, warmup: dict[str, Any], instruments: Instruments
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Decode the first tokens again after the timed part: the same work, so what differs is the machine's.
 
-    An eighth of the tokens, at most 128; twice as many where those of the warm-up were noisy. `latency_ns`
-    is without the first token (prefill)."""
-    count = min(new_tokens, max(CONTROL_LEAST, min(CONTROL_MOST, new_tokens // 8)))
+    An eighth of the tokens, at most 128; twice as many where those of the warm-up were noisy; null where an
+    eighth is fewer than 64. `latency_ns` is without the first token (prefill)."""
+    count = min(CONTROL_MOST, new_tokens // CONTROL_SHARE)
+    if count < CONTROL_LEAST:
+        return None
     noise = warmup["windows_ns"][-1] if warmup["windows_ns"] else []
     if len(noise) > 1:
         low, middle, high = statistics.quantiles(noise, n=4)
-        count = min(new_tokens, count * (2 if high - low > NOISY * middle else 1))
+        count *= 2 if high - low > NOISY * middle else 1
     with uncollected():
         waited_ns = instruments.cpu_wait_ns()
         clock = instruments.clock_ns

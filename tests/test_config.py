@@ -745,7 +745,7 @@ def test_the_schema_refuses_what_the_loader_refuses(tmp_path: Path, old: str, ne
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    ("text", "said"),
     [
         ("models:\n\t- shape: tiny-qwen2\n", "2: is not valid YAML: a tab; YAML is indented by spaces"),
         ("models: [{shape: tiny-qwen2}]\n", "1: variants: is missing, such as variants: [{stack: llamacpp,"),

@@ -184,6 +184,9 @@ class Repeat(Result, Figures, Growth, EnergyFigures, SensorFigures, Sizes, Limit
     prefill_knees: dict[str, list[int | None] | None] | None
     series: str | None
     weights_check: str | None
+    drift: float | None
+    """rise of latency from before to after the run, at the same tokens"""
+    drift_ci95: list[float] | None
 
 
 class TimeSplit(TypedDict):

@@ -32,6 +32,7 @@ Median = Literal[
     "robust_B_ms",
     "robust_W_tokens_per_ms",
     "slow_from_n",
+    "drift",
     "median_ms",
     "joules_per_token",
     "hottest_c",

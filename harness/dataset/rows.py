@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from harness.analysis.records import energy, grow_results, sensor_summary, traffic
 from harness.analysis.records.flags import Flag, Limit, flags, identical, published, same_changes
 from harness.analysis.records.identity import device, identity, weights
 from harness.analysis.records.verdicts import USABLE, notes, verdict
 from harness.analysis.rows import Figures, Flagged, Growth, Limits, Repeat, Sizes
+from harness.analysis.series import drift as drifts
 from harness.analysis.series import latency
+from harness.analysis.series.drift import Drift
 from harness.analysis.series.latency import Analysis, Unusable
 from harness.analysis.series.line import Floats
 from harness.results.kinds import Record, done_of, loaded_of, memory_of
 from harness.results.kinds.parts import StackFacts
 from harness.results.kinds.reported import Reported
 from harness.results.token_times import NO_TOKENS, TokenTimes
+
+WAITED = 0.05  # of the time of each thread, in the control window
+DRIFTED = 0.01  # a drift below this is no news
 
 
 def row(record: Record, times: TokenTimes, series_path: str | None, ceiling: float | None) -> Repeat:
@@ -26,13 +33,16 @@ def row(record: Record, times: TokenTimes, series_path: str | None, ceiling: flo
     judged = verdict(record, ceiling, has_series=bool(times), times=times)
     state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
     # A `grow` run that ran out of memory gives a length; its latencies are not valid.
-    found, unusable = _analysis(NO_TOKENS if grow_results.ended_by_memory(record) else times)
+    ended = grow_results.ended_by_memory(record)
+    found, drift, unusable = _analysis(NO_TOKENS if ended else times, _control_ms(record))
     if unusable:
         state, reasons, disturbed = "invalid", [*reasons, f"its series is unusable: {unusable}"], None
     figures = latency.row(found)
     limits = traffic.limits(record, ceiling)
     loaded = loaded_of(record)
     raised = notes(record)
+    if drift and drift.significant and abs(drift.share) > DRIFTED:
+        raised.append(_drifted(drift))
     if times and not unusable:
         raised += flags(found, _higher(limits), _expected(record), loaded.get("kv_read"))
     # A fault of the slope alone keeps B of published figures, but invalidates our measurements.
@@ -102,7 +112,15 @@ def row(record: Record, times: TokenTimes, series_path: str | None, ceiling: flo
         "series": series_path,
         **_against(figures, limits, loaded.get("kv_read"), traffic.bpw(record)),
         "weights_check": None,
+        "drift": drift.share if drift else None,
+        "drift_ci95": drift.ends if drift else None,
     }
+
+
+def _drifted(drift: Drift) -> Flag:
+    longer = "longer" if drift.share > 0 else "less"
+    detail = f"the same tokens took {abs(drift.share):.1%} {longer} after the run: the machine changed"
+    return Flag("machine_drift", f"{detail}; B and W are without it", invalidates=None)
 
 
 def _sizes(loaded: StackFacts, reported: Reported | None) -> Sizes:
@@ -134,14 +152,22 @@ def _sizes(loaded: StackFacts, reported: Reported | None) -> Sizes:
     return found
 
 
-def _analysis(times: TokenTimes) -> tuple[Analysis, str | None]:
+def _analysis(times: TokenTimes, control_ms: Floats) -> tuple[Analysis, Drift | None, str | None]:
     if not times:
-        return Analysis(n_tokens=0), None
+        return Analysis(n_tokens=0), None, None
     n, ms, _ = latency.without_end(times.n.astype(float), times.ms)
     try:
-        return latency.analyse(n, ms), None
+        return *drifts.analyse(n, ms, control_ms), None
     except Unusable as reason:
-        return Analysis(n_tokens=0), str(reason)
+        return Analysis(n_tokens=0), None, str(reason)
+
+
+def _control_ms(record: Record) -> Floats:
+    """Latencies of the first tokens decoded again; empty if they were not, or if threads waited for a CPU."""
+    control = done_of(record).get("control")
+    if not control or (control["cpu_wait_ns"] or 0) > WAITED * sum(control["latency_ns"]) * record["threads"]:
+        return np.empty(0)
+    return np.array(control["latency_ns"]) / 1e6
 
 
 def _expected(record: Record) -> int | None:

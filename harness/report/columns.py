@@ -284,6 +284,12 @@ SHAPE: tuple[Column, ...] = (
         "the larger part of B: fixed cost, or reading bytes",
         numeric=False,
     ),
+    _number(
+        "drift",
+        "drift",
+        "{:+.1%}",
+        "by how much longer the first tokens took when decoded again after the run; B and W are without it",
+    ),
     _number("MBU", "bandwidth_share", "{:.0%}", "bytes read per second over the bandwidth measured here"),
     _number(
         "J/token",

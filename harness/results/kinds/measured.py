@@ -67,7 +67,7 @@ class EndFacts(TypedDict):
     facts_changed: NotRequired[StackFacts]
     """facts of `loaded` that differ after the run"""
     control: NotRequired[Control | None]
-    """missing in older records, and of a workload that grows"""
+    """missing in older records, and of a workload that grows; null below 512 tokens"""
     warmup: NotRequired[Any]
     """the windows of the warm-up, and whether they agreed"""
     major_faults: NotRequired[Count]

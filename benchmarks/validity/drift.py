@@ -1,0 +1,76 @@
+"""How far off are B and W of a machine that slows down along a run, with and without a control window?
+
+Series of B = 20 ms beside token noise of rho 0.7; latencies rise linearly in time by the drift. W 1,000 is a
+model whose cache doubles the latency of 20 ms within 20,000 tokens; W 8,000 has grouped queries, so that
+latency rises by 6% within the run.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy.signal import lfilter
+
+from benchmarks.validity.row import Row
+from harness.analysis.series import drift, latency
+from harness.analysis.series.line import Floats
+
+B_MS, TOKENS, PROMPT, RHO = 20.0, 9975, 25, 0.7
+WINDOW = 128
+CASES = [(W, share, noise) for W in (1000, 8000) for share in (0.0, 0.01, 0.02, 0.05) for noise in (0.01,)]
+CASES += [(8000, 0.01, 0.03), (8000, 0.0, 0.03)]
+
+
+class Seen(NamedTuple):
+    """Shares: bias of the slope over the slope, coverage, and how often W is identifiable."""
+
+    bias: float
+    covered_slope: float
+    covered_B: float
+    identifiable: float
+
+    def __str__(self) -> str:
+        covered = f"covered {self.covered_slope:.1%}, B {self.covered_B:.1%}"
+        return f"slope {self.bias:+.1%}; {covered}; W shown {self.identifiable:.0%}"
+
+
+def rates(campaigns: int) -> list[Row]:
+    """Of as many series as `campaigns` in each case."""
+    found = []
+    for W, share, noise in CASES:
+        before, after = simulated(W, share, noise, campaigns)
+        case = f"W {W:,}, drift {share:.0%}, tokens {noise:.0%}"
+        found.append(Row(2, case, str(before), str(after), "bias 3%, covered 90 to 97%"))
+    return found
+
+
+def simulated(W: float, share: float, noise: float, draws: int, seed: int = 0) -> tuple[Seen, Seen]:
+    """As the series is, and freed of drift."""
+    chance = np.random.default_rng(seed)
+    n = np.arange(PROMPT + 1.0, PROMPT + 1 + TOKENS)
+    plain = B_MS + (n - 1) / W
+    seen: tuple[list[Floats], list[Floats]] = ([], [])
+    for _ in range(draws):
+        ms = plain * (1 + share * np.cumsum(plain) / plain.sum()) * (1 + noise * _noise(chance, TOKENS))
+        again = plain[1:WINDOW] * (1 + share) * (1 + noise * _noise(chance, WINDOW - 1))
+        for found, kept in zip((latency.analyse(n, ms), drift.analyse(n, ms, again)[0]), seen, strict=True):
+            known = found.interval
+            assert known is not None
+            off_B, off = known.centre.B_ms - B_MS, known.centre.slope_ms - 1 / W
+            inside = abs(off) <= known.slope_half_ms, abs(off_B) <= known.B_half_ms
+            kept.append(np.array([off * W, *inside, found.W_identifiable]))
+    before, after = (Seen(*np.mean(kept, axis=0)) for kept in seen)
+    return before, after
+
+
+def _noise(chance: np.random.Generator, count: int) -> Floats:
+    drawn = chance.normal(size=count) * math.sqrt(1 - RHO**2)
+    drawn[0] = chance.normal()
+    return np.asarray(lfilter([1], [1, -RHO], drawn))
+
+
+if __name__ == "__main__":
+    for row in rates(300):
+        print(f"{row.case}: {row.before} -> {row.after}", flush=True)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import stat
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -81,6 +82,11 @@ def converted_path(source: str, quant: str, quantizer: str) -> Path:
 def quantized_path(source: str, quant: str, quantizer: str) -> Path:
     """The cache path of a quantized copy of a 16- or 32-bit GGUF of this fingerprint."""
     return cache_folder() / "weights" / digest([source, quantizer]) / f"{quant}.gguf"
+
+
+def dequantized_path(source: str, options: Mapping[str, Any]) -> Path:
+    """The cache folder of weights dequantized for one check, by the identity and options of their source."""
+    return cache_folder() / "weights" / "dequantized" / digest([source, dict(options)])
 
 
 def local(path: Path) -> Ready:

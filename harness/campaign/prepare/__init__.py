@@ -12,7 +12,7 @@ from harness.campaign.prepare.produce import Producer, synthetic_name
 from harness.config import Weights
 from harness.models import packed, tokenizer, weights
 from harness.models.hub_weights import from_hub
-from harness.models.weights import Ready, WeightsError
+from harness.models.weights import Ready, WeightsError, WeightsRefused
 from harness.plan import Cell
 from harness.results import Record
 from harness.stacks import build
@@ -46,7 +46,8 @@ def _not_ready() -> Iterator[None]:
     try:
         yield
     except WeightsError as failure:
-        raise NotReady("error", str(failure)) from failure
+        outcome = "refused" if isinstance(failure, WeightsRefused) else "error"
+        raise NotReady(outcome, str(failure)) from failure
 
 
 class Preparation:

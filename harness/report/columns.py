@@ -284,7 +284,7 @@ SHAPE: tuple[Column, ...] = (
         "the larger part of B: fixed cost, or reading bytes",
         numeric=False,
     ),
-    _number("MBU", "bandwidth_share", "{:.0%}", "bytes read per second over the bandwidth measured here"),
+    _number("MBU", "bandwidth_share", "{:.0%}", "all bytes read per second over the bandwidth measured here"),
     _number(
         "J/token",
         "joules_per_token",

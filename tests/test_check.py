@@ -195,7 +195,7 @@ def loaded_by(folder: Path, variant: str) -> Path:
 
 
 def test_without_16_bit_weights_a_file_is_compared_with_its_own_weights_dequantized(
-    harness, of, llamacpp_interpreter, hf_interpreter, tmp_path
+    harness, of, llamacpp_interpreter, hf_interpreter, cache
 ):
     path = harness("synth", "tiny-llama", "--quant", "q4_0").out.strip()
     ran = harness("check-weights", of({"name": "mine", "weights": path}, {"stack": "llamacpp"}), "--json")
@@ -205,7 +205,8 @@ def test_without_16_bit_weights_a_file_is_compared_with_its_own_weights_dequanti
     assert check["reference"] == "hf fp32, unpacked"
     assert check["depths"] == check["own"]
     assert max(depth["relative_error"] for depth in check["own"]) < check["allowed_error"] == 0.1
-    assert list((tmp_path / "cache").rglob("dequantized/*/config.json")) == []
+    assert list(cache.rglob("dequantized/*.lock"))
+    assert list(cache.rglob("dequantized/*/config.json")) == []
 
 
 def test_a_file_that_is_neither_16_bits_nor_can_be_dequantized_is_unchecked(

@@ -174,6 +174,21 @@ def test_a_file_whose_values_its_type_does_not_explain_is_wrong(quant: str, valu
     assert said is None or str(reason).startswith(said)
 
 
+def test_the_table_shows_the_own_error_with_what_is_allowed_and_why_there_is_none():
+    logits, noise = drawn(), drawn(seed=1)
+    own = {"depths": compared(logits, logits + np.float32(0.04) * noise), "settings": [], "values": None}
+    known, failed = (record(compared(logits, logits), {"quant": "q4_k_m"}) for _ in range(2))
+    known["check"]["own"] = own
+    failed["check"]["own_failure"] = "is gemma2, which is not dequantized here"
+    rows = [agreement.row(each) | {"name": name} for name, each in (("a", known), ("b", failed))]
+    at = report.headings(rows).index("own weights")
+    assert [report.cells(each, rows)[at] for each in rows] == ["4.00% (20%)", "-"]
+    assert report.notes(rows) == [
+        "b: not compared with its own weights: is gemma2, which is not dequantized here"
+    ]
+    assert "own weights" not in report.headings(rows[1:])
+
+
 def test_settings_are_compared_but_for_the_window():
     shape = asdict(SHAPES["tiny-llama"])
     assert own_weights.other_settings(shape | {"window": 4096, "rope_theta": 10000.0000001}, shape) == []

@@ -89,7 +89,7 @@ def quantized_path(source: str, quant: str, quantizer: str) -> Path:
     return cache_folder() / "weights" / digest([source, quantizer]) / f"{quant}.gguf"
 
 
-def dequantized_path(source: str, options: Mapping[str, Any]) -> Path:
+def dequantized_path(source: str, options: Mapping[str, object]) -> Path:
     """The cache folder of weights dequantized for one check, by the identity and options of their source."""
     return cache_folder() / "weights" / "dequantized" / digest([source, dict(options)])
 

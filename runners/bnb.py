@@ -47,19 +47,38 @@
 from __future__ import annotations
 
 import logging
+import time
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import bitsandbytes
+import numpy as np
+import torch
+from bitsandbytes.functional import dequantize_4bit
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 
 from runners import hf, hf_loaded
 from runners.hf import DOES_NOT_FIT, HfSession
-from runners.protocol import Request
+from runners.protocol import Request, Say
+from runners.safetensors_folder import (
+    SHARD_BYTES,
+    Entry,
+    Piece,
+    in_float16,
+    json_object,
+    narrowed,
+    new_folder,
+    put_made,
+    write_pieces,
+)
 from runners.torch_device import DTYPES
 from runners.torch_probe import probe
 
-__all__ = ["DOES_NOT_FIT", "load", "probe"]
+__all__ = ["DOES_NOT_FIT", "dequantize", "load", "probe"]
+
+INT8_LARGEST = 127
 
 CLASSES = {
     "int8": bitsandbytes.nn.Linear8bitLt,
@@ -74,6 +93,50 @@ INT8_ON_RANDOM_WEIGHTS = (
 
 def load(request: Request) -> HfSession:
     """Load a checkpoint, quantizing its linear layers. Raises the errors of transformers and bitsandbytes."""
+    model, quant = _quantized(request), request.options["quant"]
+    session = HfSession(request, model, lambda: _facts(model, quant))
+    session.settle()
+    return session
+
+
+def dequantize(request: Request, say: Say) -> dict[str, Any]:
+    """Make the folder files["target"]: the checkpoint, its linear layers quantized as `load` does it and
+    dequantized again, all of it in float16. Options: as for `load`."""
+    began = time.monotonic()
+    source, target = Path(request.model["path"]), Path(request.files["target"])
+    config = json_object(source / "config.json")
+    model = _quantized(request)  # not decoded: a CPU's kernel would repack the weights
+    layers = {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, _LAYERS)}
+    held = dict(model.named_parameters())  # a tied lm_head once
+    written = [Entry(name, "F16", _size(layers.get(name), tensor)) for name, tensor in held.items()]
+    with new_folder(target, written, {"config.json": in_float16(config)}, SHARD_BYTES) as places:
+        pieces = []
+        for number, (name, tensor) in enumerate(held.items(), 1):
+            make = partial(_in_half, name, layers.get(name), tensor)
+            pieces.append(Piece(number, partial(put_made, *places[name], make)))
+        write_pieces(pieces, len(pieces), 1, say)
+    versions = hf_loaded.versions("bitsandbytes")
+    return {"tensors": len(written), "seconds": time.monotonic() - began, "versions": versions}
+
+
+_LAYERS = tuple(set(CLASSES.values()))
+
+
+def _size(layer: nn.Module | None, tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape) if layer is None else (layer.out_features, layer.in_features)
+
+
+@torch.inference_mode()
+def _in_half(name: str, layer: nn.Module | None, tensor: Tensor) -> np.ndarray:
+    """One tensor in float16, a quantized layer's dequantized."""
+    if isinstance(layer, bitsandbytes.nn.Linear8bitLt):
+        tensor = layer.weight.data.float() * (layer.weight.SCB.float()[:, None] / INT8_LARGEST)
+    elif layer is not None:
+        tensor = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+    return narrowed(tensor.detach().float().cpu().numpy(), name)
+
+
+def _quantized(request: Request) -> nn.Module:
     # int8 writes a line for every product of 16-bit activations that are not fp16: 168 a token at 0.5B.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     options = request.options
@@ -89,10 +152,7 @@ def load(request: Request) -> HfSession:
             bnb_4bit_use_double_quant=double,
             bnb_4bit_compute_dtype=DTYPES[options["dtype"]],
         )
-    model = hf.load_model(request, quantization_config=quantization)
-    session = HfSession(request, model, lambda: _facts(model, quant))
-    session.settle()
-    return session
+    return hf.load_model(request, quantization_config=quantization)
 
 
 def _facts(model: nn.Module, quant: str) -> dict[str, Any]:

@@ -146,6 +146,7 @@ import numpy as np
 
 from runners.llamacpp_account import CHUNK, account
 from runners.llamacpp_convert import convert
+from runners.llamacpp_dequantize import dequantize
 from runners.llamacpp_lib import (
     LOG,
     RESOLUTION_BYTES,
@@ -164,7 +165,7 @@ from runners.llamacpp_weights import quantize
 from runners.protocol import Request, Say
 
 __all__ = ["DOES_NOT_FIT", "load", "probe", "tokenize"]
-__all__ += ["account", "convert", "quantize"]  # jobs of other files
+__all__ += ["account", "convert", "dequantize", "quantize"]  # jobs of other files
 
 DOES_NOT_FIT: tuple[type[BaseException], ...] = (DoesNotFit, MemoryError)
 

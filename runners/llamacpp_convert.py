@@ -62,7 +62,6 @@ def convert(request: Request, say: Say) -> dict[str, Any]:
     factors = _rope_factors(shape, scaling)
     name = request.model["name"] + " (synthetic, random weights)" * bool(config.get("harness_synthetic"))
     places, size = write_header(target, name, shape, dtype, scaling)
-    heads = {"q": shape["heads"], "k": shape["kv_heads"]} if shape["arch"] == "llama" else {}
     pieces, opened_files = [], {}
     out = os.open(target, os.O_WRONLY)
     try:
@@ -74,8 +73,7 @@ def convert(request: Request, say: Say) -> dict[str, Any]:
             if tensor.path not in opened_files:
                 opened_files[tensor.path] = os.open(tensor.path, os.O_RDONLY)
             file = opened_files[tensor.path]
-            projection = there.rsplit(".", 2)[-2].removesuffix("_proj")
-            split = heads.get(projection, 0)
+            split = heads_rotated(there, shape)
             step = _step(tensor, split)
             for first in range(0, tensor.elements, step):
                 make = partial(_converted, there, tensor, file, first, step, split, kind)
@@ -182,9 +180,7 @@ def write_header(
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(scaling["factor"])
 
-    arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == shape["arch"])
-    ours = gguf.get_tensor_name_map(arch, shape["layers"])
-    planned = [(t.name, ours.get_name(t.name, (".weight", ".bias")), t.shape) for t in tensors(dict(shape))]
+    planned = named(shape)
     if scaling and scaling["rope_type"] == "llama3":
         planned.insert(0, ("rope_freqs.weight", "rope_freqs.weight", (shape["head_dim"] // 2,)))
     places, end = {}, 0
@@ -202,6 +198,22 @@ def write_header(
     start = writer.ggml_pad(target.stat().st_size, writer.data_alignment)
     os.truncate(target, start + end)
     return {name: (start + offset, kind) for name, (offset, kind) in places.items()}, start + end
+
+
+def named(shape: Mapping[str, Any]) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Each tensor's name in transformers and in llama.cpp, and its size, rows first."""
+    import gguf
+
+    arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == shape["arch"])
+    ours = gguf.get_tensor_name_map(arch, shape["layers"])
+    return [(t.name, str(ours.get_name(t.name, (".weight", ".bias"))), t.shape) for t in tensors(dict(shape))]
+
+
+def heads_rotated(name: str, shape: Mapping[str, Any]) -> int:
+    """The heads of a tensor, named as in transformers, whose rows llama.cpp orders differently; 0: same
+    order."""
+    heads = {"q": shape["heads"], "k": shape["kv_heads"]} if shape["arch"] == "llama" else {}
+    return heads.get(name.rsplit(".", 2)[-2].removesuffix("_proj"), 0)
 
 
 def _bytes_of(kind: str) -> int:

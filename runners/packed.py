@@ -26,8 +26,10 @@ from runners.safetensors_folder import (
     Piece,
     Stored,
     floats,
+    in_float16,
     ints,
     json_object,
+    narrowed,
     new_folder,
     put,
     put_made,
@@ -62,7 +64,7 @@ def pack(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> dict[str
         else:
             written.append(Entry(name, "F16", tensor.shape))
     described, quantize_config = packing.described()
-    files = {"config.json": _in_float16(config) | {"quantization_config": described}}
+    files = {"config.json": in_float16(config) | {"quantization_config": described}}
     if quantize_config:
         files["quantize_config.json"] = quantize_config
     with new_folder(target, written, files, shard_bytes) as places:
@@ -96,7 +98,7 @@ def unpack(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> dict[s
         shapes[name] = tensor.shape
     written = [Entry(name, "F16", shape) for name, shape in shapes.items()]
     config.pop("quantization_config", None)
-    with new_folder(target, written, {"config.json": _in_float16(config)}, shard_bytes) as places:
+    with new_folder(target, written, {"config.json": in_float16(config)}, shard_bytes) as places:
         pieces = []
         for number, (layer, parts) in enumerate(layers.items(), 1):
             place = places[f"{layer}.weight"]
@@ -114,10 +116,6 @@ def _weights(source: Path) -> dict[str, Stored]:
 
 def _is_linear(name: str) -> bool:
     return name.startswith("model.layers.") and name.endswith("_proj.weight")
-
-
-def _in_float16(config: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key != "dtype"} | {"torch_dtype": "float16"}
 
 
 def _packable(source: Path, config: Mapping[str, Any], packing: Packing) -> dict[str, Stored]:
@@ -204,15 +202,7 @@ def _narrowing(number: int, name: str, tensor: Stored, place: tuple[int, int]) -
 
 def _in_half(name: str, tensor: Stored, first: int) -> np.ndarray:
     with tensor.path.open("rb", buffering=0) as file:
-        return _narrowed(floats(tensor, file.fileno(), first, CHUNK), f"{tensor.path}: {name}")
-
-
-def _narrowed(values: np.ndarray, what: str) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        narrow = values.astype(np.float16)
-    if not np.isfinite(narrow).all():
-        raise ValueError(f"{what} holds {np.abs(values).max():g}; expected finite values in float16")
-    return narrow
+        return narrowed(floats(tensor, file.fileno(), first, CHUNK), f"{tensor.path}: {name}")
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:
@@ -282,4 +272,4 @@ def _write_unpacked(
         values = fields.astype(np.float32, order="C")
         values -= zeros[:, first:last].T.take(group, axis=1)
         values *= scales[:, first:last].T.take(group, axis=1)
-        put(file_out, at + 2 * first * n_in, _narrowed(values, f"{parts['scales'].path}: {layer}.weight"))
+        put(file_out, at + 2 * first * n_in, narrowed(values, f"{parts['scales'].path}: {layer}.weight"))

@@ -19,7 +19,7 @@ SCHEMA = 1
 
 JOBS = (
     *("generate", "fit", "tokenize", "logits", "account", "probe"),
-    *("synthesize", "convert", "quantize", "pack", "unpack"),
+    *("synthesize", "convert", "quantize", "pack", "unpack", "dequantize", "differences"),
 )
 
 ACCOUNTED = "accounted"  # the last phase of an account: all of its memory is allocated now

@@ -71,6 +71,20 @@ def floats(tensor: Stored, file: int, first: int, count: int) -> np.ndarray:
     return np.frombuffer(data, np.float16 if tensor.dtype == "F16" else np.float32).astype(np.float32)
 
 
+def narrowed(values: np.ndarray, what: str) -> np.ndarray:
+    """In float16. Raises ValueError for values that are not finite there."""
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float16)
+    if not np.isfinite(narrow).all():
+        raise ValueError(f"{what} holds {np.abs(values).max():g}; expected finite values in float16")
+    return narrow
+
+
+def in_float16(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of the same model, its weights in float16."""
+    return {key: value for key, value in config.items() if key != "dtype"} | {"torch_dtype": "float16"}
+
+
 def ints(tensor: Stored, file: int) -> np.ndarray:
     """All of an I32 tensor, as uint32 (whose shifts fill with zeros); `file`: tensor.path, opened."""
     return np.frombuffer(_read(tensor, file, 0, tensor.elements), np.uint32).reshape(tensor.shape)

@@ -25,7 +25,7 @@ from runners.protocol import Done, Event, Failed, Instruments, Loaded, Phase, Re
 Emit = Callable[[Event], None]
 Clock = Callable[[], int]
 # Jobs on files alone, by the module that does them under the interpreter of any stack.
-MODULES = {"synthesize": "synthetic", "pack": "packed", "unpack": "packed"}
+MODULES = {"synthesize": "synthetic", "pack": "packed", "unpack": "packed", "differences": "differences"}
 PR_SET_PDEATHSIG = 1
 CALIBRATION_TOKENS = 10_000
 RESERVE_BYTES = 8 * 2**20  # 1 MiB is enough to look up the versions of four packages

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
-from harness.analysis.records import agreement
+from harness.analysis.records import agreement, own_weights
 from harness.report import agreement as report
+from harness.theory.families import SHAPES
 
 PROMPT = [0, 25]
 
@@ -83,8 +85,8 @@ def test_two_models_with_nothing_in_common_are_wrong_whatever_their_types():
     [(0.03, "bf16", None), (0.1, "q8_0", "f16"), (0.1, "int8", "fp32"), (0.3, "nf4", "q8_0")],
 )
 def test_an_error_is_judged_by_the_bits_there_are(off: float, right: str, wrong: str | None):
-    logits = drawn()
-    depths = compared(logits, logits * np.float32(1 + off))
+    logits, noise = drawn(), drawn(seed=1)
+    depths = compared(logits, np.float32((1 - off**2) ** 0.5) * logits + np.float32(off) * noise)
     assert agreement.verdict(record(depths, {"quant": right})) == ("agrees", None)
     if wrong:
         assert agreement.verdict(record(depths, {"dtype": wrong}))[0] == "wrong"
@@ -107,6 +109,93 @@ def test_the_coarsest_type_counts_the_cache_included_and_the_file_where_none_is_
     of = record([], options)
     of["model"]["weights"]["quant"] = "q8_0"
     assert agreement.bits(of) == bits
+
+
+def test_logits_of_the_same_weights_may_not_be_larger_than_theirs():
+    logits = drawn(50)
+    for by, word in ((1.0, "agrees"), (1.005, "agrees"), (1.02, "wrong"), (0.98, "wrong")):
+        depths = compared(logits, logits * np.float32(by))
+        assert agreement.verdict(record(depths, {"dtype": "bf16"}))[0] == word
+        own = {"depths": depths, "settings": [], "values": None}
+        told = record(compared(logits, logits), {"quant": "q2_k"})
+        told["check"]["own"] = own
+        assert agreement.verdict(told)[0] == word
+        assert agreement.verdict(record(depths, {"quant": "q2_k"})) == ("agrees", None)
+    assert "logits are 2.0% smaller than those of its own weights" in str(agreement.verdict(told)[1])
+    without = [{key: value for key, value in depth.items() if key != "scale"} for depth in depths]
+    assert agreement.verdict(record(without, {"dtype": "bf16"})) == ("agrees", None)  # an older record
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [
+        ({"quant": "q4_0"}, 0.1),
+        ({"quant": "q4_k_m"}, 0.2),
+        ({"quant": "iq2_xxs"}, 0.2),
+        ({"quant": "int8"}, 0.15),
+        ({"quant": "nf4"}, 0.06),
+        ({"quant": "q4_0", "type_k": "q8_0", "type_v": "f16"}, 0.15),
+        ({"quant": "nf4", "type_v": "q4_0"}, 0.6),
+        ({"quant": None}, 0.1),
+    ],
+)
+def test_against_its_own_weights_arithmetic_alone_explains_an_error(options: dict, allowed: float):
+    of = record([], options)
+    of["model"]["weights"]["quant"] = "q8_0"
+    assert own_weights.allowed(of) == allowed
+    logits, noise = drawn(), drawn(seed=1)
+    for off, word in ((allowed * 0.9, "agrees"), (allowed * 1.1, "wrong")):
+        depths = compared(logits, np.float32((1 - off**2) ** 0.5) * logits + np.float32(off) * noise)
+        of["check"] |= {"depths": compared(logits, logits), "own": {"depths": depths, "settings": []}}
+        assert agreement.verdict(of)[0] == word
+
+
+@pytest.mark.parametrize(
+    ("quant", "values", "said"),
+    [
+        ("q4_0", {"row_error": 0.3}, None),
+        ("q4_0", {"row_error": 1.41}, "a row of m is 141% off the 16-bit weights, and q4_0 explains 70%"),
+        ("q8_0", {"row_error": 0.3}, "a row of m is 30% off the 16-bit weights, and q8_0 explains 20%"),
+        ("q2_k", {"error": 0.02}, "v is 2% off the 16-bit weights, and q2_k explains 1%"),
+        ("q2_k", {"missing": ["b"]}, "its file lacks b of the 16-bit weights"),
+    ],
+)
+def test_a_file_whose_values_its_type_does_not_explain_is_wrong(quant: str, values: dict, said: str | None):
+    logits = drawn()
+    of = record(compared(logits, logits), {"quant": quant})
+    found = {
+        "matrices": [{"name": "m", "error": 0.0, "row_error": values.get("row_error", 0.0)}],
+        "vectors": [{"name": "v", "error": values.get("error", 0.0)}],
+        "missing": values.get("missing", []),
+    }
+    of["check"]["own"] = {"depths": compared(logits, logits), "settings": [], "values": found}
+    word, reason = agreement.verdict(of)
+    assert word == ("wrong" if said else "agrees")
+    assert said is None or str(reason).startswith(said)
+
+
+def test_the_table_shows_the_own_error_with_what_is_allowed_and_why_there_is_none():
+    logits, noise = drawn(), drawn(seed=1)
+    own = {"depths": compared(logits, logits + np.float32(0.04) * noise), "settings": [], "values": None}
+    known, failed = (record(compared(logits, logits), {"quant": "q4_k_m"}) for _ in range(2))
+    known["check"]["own"] = own
+    failed["check"]["own_failure"] = "is gemma2, which is not dequantized here"
+    rows = [agreement.row(each) | {"name": name} for name, each in (("a", known), ("b", failed))]
+    at = report.headings(rows).index("own weights")
+    assert [report.cells(each, rows)[at] for each in rows] == ["4.00% (20%)", "-"]
+    assert report.notes(rows) == [
+        "b: not compared with its own weights: is gemma2, which is not dequantized here"
+    ]
+    assert "own weights" not in report.headings(rows[1:])
+
+
+def test_settings_are_compared_but_for_the_window():
+    shape = asdict(SHAPES["tiny-llama"])
+    assert own_weights.other_settings(shape | {"window": 4096, "rope_theta": 10000.0000001}, shape) == []
+    assert own_weights.other_settings(shape | {"rope_theta": 1e6, "layers": 1}, shape) == [
+        "layers is 1, and 2 in the 16-bit weights",
+        "rope_theta is 1000000.0, and 10000.0 in the 16-bit weights",
+    ]
 
 
 def test_one_wrong_depth_is_enough():
@@ -188,7 +277,7 @@ def test_past_2100_each_depth_is_at_most_twice_the_one_before_it_and_a_window():
 
 def test_a_table_shows_the_prompt_two_fixed_depths_and_the_deepest_of_each_check():
     def check(*compared: int) -> dict:
-        return {"depths": [{"n": n} for n in compared]}
+        return {"depths": [{"n": n} for n in compared], "own": []}
 
     deep = check(25, 300, 2_100, 4_200, 8_400, 10_000)
     shown = [25, 300, 2_100, 10_000]

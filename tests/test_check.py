@@ -17,7 +17,8 @@ from harness import config as configs
 from harness import plan, results
 from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import Inputs
-from harness.campaign.weights_check.reference import NoLogits, Reference, free_bytes, logits_of, precision
+from harness.campaign.weights_check.logits import NoLogits, logits_of
+from harness.campaign.weights_check.reference import Reference, free_bytes, precision
 from harness.models import weights
 from harness.stacks.build import Interpreter
 from harness.stacks.header import stacks
@@ -172,25 +173,65 @@ def test_rows_of_q_that_a_conversion_left_unpermuted_are_seen(harness, of, hf_in
     assert 0 < errors["bf16-dynamic"] < 0.03
 
 
+def test_a_setting_that_the_logits_hardly_show_is_seen_in_the_files_header(harness, of, file, tmp_path):
+    path = of({"name": "mine", "weights": str(file)}, {"stack": "llamacpp", "quant": "q4_0"})
+    ran = harness("check-weights", path, "--json")
+    assert verdicts(ran) == {"q4_0": "agrees"}
+    assert ran.json[0]["own"]
+    reader = gguf.GGUFReader(loaded_by(tmp_path, "q4_0"), "r+")
+    reader.fields["llama.attention.layer_norm_rms_epsilon"].parts[-1][0] = 1e-3
+    reader.data.flush()
+    ran = harness("check-weights", path, "--json", "--fresh")
+    assert verdicts(ran) == {"q4_0": "wrong"}
+    assert ran.json[0]["reason"] == (
+        "norm_eps is 0.001, and 1e-05 in the 16-bit weights: it is not the same model"
+    )
+
+
 def loaded_by(folder: Path, variant: str) -> Path:
     """The file that a variant's check read."""
     found = {s.record["variant"]: s.record for s in results.records(folder / "results", pytest.fail)}
     return Path(found[variant]["model"]["weights"]["file"])
 
 
-def test_without_16_bit_weights_a_variant_is_unchecked_and_nothing_is_held_against_it(
-    harness, of, llamacpp_interpreter, tmp_path
+def test_without_16_bit_weights_a_file_is_compared_with_its_own_weights_dequantized(
+    harness, of, llamacpp_interpreter, hf_interpreter, cache
 ):
     path = harness("synth", "tiny-llama", "--quant", "q4_0").out.strip()
     ran = harness("check-weights", of({"name": "mine", "weights": path}, {"stack": "llamacpp"}), "--json")
     assert ran.code == 0
     (check,) = ran.json
+    assert check["verdict"] == "agrees"
+    assert check["reference"] == "hf fp32, unpacked"
+    assert check["depths"] == check["own"]
+    assert max(depth["relative_error"] for depth in check["own"]) < check["allowed_error"] == 0.1
+    assert list(cache.rglob("dequantized/*.lock"))
+    assert list(cache.rglob("dequantized/*/config.json")) == []
+
+
+def test_a_file_that_is_neither_16_bits_nor_can_be_dequantized_is_unchecked(
+    harness, of, checkpoint, llamacpp_interpreter, tmp_path
+):
+    """Rope scaling, which without the model's config.json is known to llama.cpp alone."""
+    source = Path(shutil.copytree(checkpoint("tiny-llama"), tmp_path / "scaled"))
+    config = json.loads((source / "config.json").read_text())
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    (source / "config.json").write_text(json.dumps(config | {"rope_scaling": scaling}))
+    path = of({"name": "mine", "weights": str(source)}, {"stack": "llamacpp", "quant": "q4_0"})
+    assert verdicts(harness("check-weights", path, "--json")) == {"q4_0": "agrees"}
+    alone = shutil.copy(loaded_by(tmp_path, "q4_0"), tmp_path / "alone.gguf")
+    ran = harness(
+        "check-weights", of({"name": "alone", "weights": str(alone)}, {"stack": "llamacpp"}), "--json"
+    )
+    assert ran.code == 0
+    (check,) = [each for each in ran.json if each["model"] == "alone"]
     assert check["verdict"] == "unchecked"
     assert "no 16-bit weights to compare with" in check["reason"]
     assert "the weights are q4_0" in check["reason"]
+    assert "rope scaling, which needs the model's config.json" in check["reason"]
     again = harness("check-weights", tmp_path / "check.yaml", "--json")
     assert (again.code, again.json) == (0, ran.json)
-    assert len(list(results.records(tmp_path / "results", pytest.fail))) == 1
+    assert len(list(results.records(tmp_path / "results", pytest.fail))) == 2
 
 
 def test_a_variant_that_gives_no_logits_has_failed_and_the_others_go_on(harness, of, file):

@@ -18,7 +18,7 @@ import pytest
 from jinja2 import UndefinedError
 
 from harness.dataset.study import Curve, MemoryCurve, Study, failure, labels
-from harness.report import (
+from harness.report import cell_text, (
     bars,
     columns,
     comparisons,
@@ -83,9 +83,9 @@ def test_a_cell_tells_its_figure_or_what_became_of_it(heading: str, figures: Any
 
 
 def test_a_reported_row_says_so_and_a_measured_one_how_many_repeats_were_ok():
-    assert columns.state(row(kind="reported")) == "reported"
-    assert columns.state(row(kind="reported", status="oom")) == "reported oom"
-    assert columns.state(row()) == "ok 3/3"
+    assert cell_text.state(row(kind="reported")) == "reported"
+    assert cell_text.state(row(kind="reported", status="oom")) == "reported oom"
+    assert cell_text.state(row()) == "ok 3/3"
 
 
 def test_the_summary_names_the_fastest_smallest_longest_and_what_failed():

@@ -13,7 +13,7 @@ import pytest
 from harness.analysis.records import traffic
 from harness.analysis.records.verdicts import invalid_because, status
 from harness.dataset import rows
-from harness.report import columns, tables
+from harness.report import cell_text, columns, tables
 from harness.results import TokenTimes
 from harness.results.kinds import wrong_with
 
@@ -120,6 +120,27 @@ def test_no_honest_run_on_a_cpu_reads_more_than_memory_gives(kv_read):
     assert "faster than memory allows" in " ".join(invalid_because(made, RATE * 0.45))
 
 
+def test_mbu_counts_all_bytes_and_the_verdict_only_those_past_the_cache():
+    ms = honest("grows", 0) - 0.4 * WEIGHTS / RATE * 1e3  # of the weights, which are 4.0 of 6.5 GB on average
+    made = record(ms, "cpu", kv_read="grows")
+    made["bandwidth_probes"] = [{"read_bytes_per_s": rate} for rate in (RATE * 0.9, RATE)]
+    (reason,) = invalid_because(made, RATE)
+    assert reason == (
+        "faster than memory allows: past the CPU's cache it reads 131% of 1008 GB/s, the highest read "
+        "bandwidth measured here (probes read 907 to 1008 GB/s)"
+    )
+    made["machine"]["last_level_cache_bytes"] = WEIGHTS // 2
+    said = row(made, ms, RATE)
+    assert (said["status"], said["flags"]) == ("ok", [])
+    assert said["bandwidth_share"] == pytest.approx(6.5 / 4.9, rel=0.02)
+    assert said["past_cache_share"] == pytest.approx(4.5 / 4.9, rel=0.02)
+    assert said["B_measured_theory_ms"] == pytest.approx(WEIGHTS / RATE * 1e3)
+    made["machine"]["last_level_cache_bytes"] = WEIGHTS
+    assert traffic.past_cache_share(made, RATE) is None
+    assert traffic.bandwidth_share(made, RATE) == said["bandwidth_share"]
+    assert tables.bandwidth([said]).endswith("(probes read 907 to 1008 GB/s)")
+
+
 def test_what_no_machine_does_is_still_seen():
     ms = honest("full", 0)
     said = row(record(ms, kv_read="full"), ms * 0.9)
@@ -151,7 +172,7 @@ def test_a_static_cache_is_a_floor_of_weights_and_all_of_it_and_has_no_W():
     assert said["B_ratio"] == pytest.approx(1, abs=0.02)
     assert not said["W_identifiable"]
     assert (said["W_theory_tokens_per_ms"], said["W_ratio"], said["W_declared_ratio"]) == (None, None, None)
-    assert columns.W(said, "W_tokens_per_ms") == "not applicable"
+    assert cell_text.W(said, "W_tokens_per_ms") == "not applicable"
     assert tables.shown(said, "W_tokens_per_ms", "{:.0f}") == "not applicable"
     (shown,) = (c for c in columns.SPEED if c.key == "W_declared_ratio")
     assert columns.cell(said, shown) == columns.NONE

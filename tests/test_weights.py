@@ -17,6 +17,8 @@ from test_checkpoint import (
     TINY,
     config_of,
     entries,
+    gguf_writer,
+    write,
     write_config,
     write_gguf,
     write_safetensors,
@@ -410,3 +412,26 @@ def test_a_7b_in_4_bits_takes_what_is_known_of_it():
     assert loaded_bytes(of_shape(shape), "bf16", "nf4") == matrices // 2 + matrices // 64 * 4 + 2 * rest
     assert loaded_bytes(of_shape(shape), "bf16") == 2 * shapes.parameters(shape)
     assert np.isclose(loaded_bytes(of_shape(shape), "bf16", "nf4") / 1e9, 6.1, atol=0.1)
+
+
+def test_a_mixture_of_experts_in_a_gguf_is_refused_before_it_is_measured(
+    harness, llamacpp_interpreter, tmp_path
+):
+    """A token reads a part of it: all of it as read would be several times what memory gives."""
+    writer = gguf_writer(tmp_path / "mixture.gguf", TINY)
+    writer.add_expert_count(8)
+    write(writer, of_shape(TINY))
+    experiment = {
+        "protocol": {"new_tokens": 8, "repeats": 1, "measure_bandwidth": False},
+        "models": [{"name": "mixture", "weights": str(tmp_path / "mixture.gguf")}],
+        "variants": [{"stack": "llamacpp"}],
+    }
+    path = tmp_path / "mixture.yaml"
+    path.write_text(json.dumps(experiment))
+    ran = harness("run", path, "--json")
+    assert ran.code == 1
+    (row,) = ran.json
+    assert row["status"] == "refused"
+    assert "is a mixture of experts, of which a token reads only some" in " ".join(row["reasons"])
+    assert "is a mixture of experts" in harness("run", path, "--dry-run").out
+    assert [check["verdict"] for check in harness("check-weights", path, "--json").json] == ["failed"]

@@ -175,6 +175,7 @@ class Repeat(Result, Figures, Growth, EnergyFigures, SensorFigures, Sizes, Limit
     bpw: float | None
     nominal_bits: float | None
     bandwidth_share: float | None
+    past_cache_share: float | None
     bandwidth_bytes_per_s: float | None
     bandwidth_probes_bytes_per_s: list[float]
     peak_rss_bytes: int | None
@@ -258,6 +259,9 @@ class Check(Identity):
     reference: str | None
     unpacked: bool
     unfused: list[Depth]
+    own: list[Depth]
+    own_allowed_error: float | None
+    own_failure: str | None
     allowed_error: float | None
     depths: list[Depth]
     left_out_n: list[int]

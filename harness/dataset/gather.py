@@ -187,10 +187,14 @@ def _methods(stored: Sequence[Stored]) -> dict[str, object]:
     records = [each.record for each in stored]
     ours = [record for record in records if record["kind"] != "reported"]
     loaded = [record for record in ours if record["kind"] == "measured" or record.get("loaded")]
+    probed: dict[str, list[float]] = {}
+    for record in ours:
+        probed.setdefault(record["machine"]["slug"], []).extend(traffic.probed_bytes_per_s([record]))
     methods: dict[str, object] = {
         "Sources": distinct([_source(record) for record in records if record.get("source")]),
         "Protocol": distinct([record.get("protocol") for record in ours]),
         "Stacks": distinct([_versions(record) for record in loaded]),
+        "Read bandwidth": [f"{slug}: {traffic.spread(rates)}" for slug, rates in probed.items() if rates],
         "Harness": distinct([record.get("harness") for record in ours]),
         "To repeat it": distinct([" ".join(r["campaign"].get("command_line") or []) for r in ours]),
     }

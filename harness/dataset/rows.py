@@ -39,12 +39,13 @@ def row(record: Record, times: TokenTimes, series_path: str | None, ceiling: flo
         state, reasons, disturbed = "invalid", [*reasons, f"its series is unusable: {unusable}"], None
     figures = latency.row(found)
     limits = traffic.limits(record, ceiling)
+    least = _higher(traffic.limits(record, ceiling, past_cache=True))
     loaded = loaded_of(record)
     raised = notes(record)
     if drift and drift.significant and abs(drift.share) > DRIFTED:
         raised.append(_drifted(drift))
     if times and not unusable:
-        raised += flags(found, _higher(limits), _expected(record), loaded.get("kv_read"))
+        raised += flags(found, least, _expected(record), loaded.get("kv_read"))
     # A fault of the slope alone keeps B of published figures, but invalidates our measurements.
     invalidating = [
         f for f in raised if f.invalidates == "all" or (f.invalidates == "W" and record["kind"] == "measured")
@@ -58,9 +59,7 @@ def row(record: Record, times: TokenTimes, series_path: str | None, ceiling: flo
     if found.line is None and reported:
         figures["B_ms"], figures["W_tokens_per_ms"] = reported["B_ms"], reported["W_tokens_per_ms"]
         figures["first_token_ms"] = reported["prefill_ms"]
-        raised = published(
-            reported["B_ms"], reported["W_tokens_per_ms"], reported["prefill_ms"], _higher(limits)
-        )
+        raised = published(reported["B_ms"], reported["W_tokens_per_ms"], reported["prefill_ms"], least)
         figures["W_identifiable"] = reported["W_tokens_per_ms"] is not None and not any(
             flag.code == "slope_faster_than_limit" for flag in raised
         )
@@ -98,6 +97,7 @@ def row(record: Record, times: TokenTimes, series_path: str | None, ceiling: flo
         "weight_bytes_per_token": traffic.weight_bytes_per_token(record),
         "kv_bytes_per_token": traffic.kv_bytes_per_token(record),
         "bandwidth_share": traffic.bandwidth_share(record, ceiling),
+        "past_cache_share": traffic.past_cache_share(record, ceiling),
         "bandwidth_bytes_per_s": ceiling,
         "bandwidth_probes_bytes_per_s": [p["read_bytes_per_s"] for p in record.get("bandwidth_probes", [])],
         "peak_rss_bytes": peak_rss_bytes(record),

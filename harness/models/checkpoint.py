@@ -15,6 +15,7 @@ from pathlib import Path
 from harness.models import config_json, gguf_split, safetensors_header
 from harness.models.config_json import ConfigFileError, ConfigJson
 from harness.models.gguf_header import GgufError
+from harness.models.gguf_shape import is_mixture
 from harness.models.gguf_shape import shape_of as gguf_shape_of
 from harness.models.safetensors_header import SafetensorsError
 from harness.theory import shapes
@@ -181,8 +182,7 @@ def _folder(folder: Path, needs_shape: bool) -> Checkpoint:
 
 def _gguf(path: Path) -> Checkpoint:
     header = gguf_split.read_whole(path)
-    experts = header.metadata.get(f"{header.architecture}.expert_count")
-    if experts or any("_exps." in name for name in header.tensors):
+    if is_mixture(header):
         raise CheckpointError(f"{path}: is a mixture of experts; only dense models are known")
     if "token_embd.weight" not in header.tensors:
         raise CheckpointError(f"{path}: has no input embedding, so it is not a complete language model")

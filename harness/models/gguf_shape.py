@@ -71,6 +71,12 @@ def shape_of(header: GgufHeader) -> Shape | None:
     )
 
 
+def is_mixture(header: GgufHeader) -> bool:
+    """Whether it is a mixture of experts, of which a token reads only some."""
+    named = bool(header.metadata.get(f"{header.architecture}.expert_count"))
+    return named or any("_exps." in name for name in header.tensors)
+
+
 def _dims(header: GgufHeader, name: str) -> tuple[int, ...]:
     """Dimensions of a tensor, rows first; empty if it is missing."""
     tensor = header.tensors.get(name)

@@ -6,12 +6,14 @@ import hashlib
 import json
 import shutil
 import stat
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from harness.models import checkpoint, gguf_header
 from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
 from harness.models.config_json import PACKING_FILES
+from harness.models.gguf_shape import is_mixture
 from harness.system.cache import cache_folder
 from harness.theory import gguf_types
 from harness.theory.packed import KINDS, Packing
@@ -30,6 +32,10 @@ _TOKENIZER = "tokenizer.json"
 
 class WeightsError(RuntimeError):
     """The weights of a cell are unavailable; the message is one sentence."""
+
+
+class WeightsRefused(WeightsError):
+    """The weights are there, and what would be measured with them would be wrong."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,11 @@ def quantized_path(source: str, quant: str, quantizer: str) -> Path:
     return cache_folder() / "weights" / digest([source, quantizer]) / f"{quant}.gguf"
 
 
+def dequantized_path(source: str, options: Mapping[str, object]) -> Path:
+    """The cache folder of weights dequantized for one check, by the identity and options of their source."""
+    return cache_folder() / "weights" / "dequantized" / digest([source, dict(options)])
+
+
 def local(path: Path) -> Ready:
     """Open a GGUF file, a checkpoint's folder, or a folder with one GGUF in it. Raises WeightsError."""
     try:
@@ -106,6 +117,11 @@ def _gguf(path: Path) -> Ready:
     header = gguf_header.read(path)
     if header.metadata.get("split.count", 0) > 1:
         raise WeightsError(f"{path}: is one part of a split model; merge it first (llama-gguf-split --merge)")
+    if is_mixture(header):
+        raise WeightsRefused(
+            f"{path}: is a mixture of experts, of which a token reads only some; the harness does not count "
+            "those bytes yet, so every limit would be wrong: name a dense model"
+        )
     return Ready(
         path=path,
         format="gguf",

@@ -17,7 +17,9 @@ MEANING = (
     " (a GPTQ or AWQ checkpoint: with those of its own weights, unpacked). Logits are taken after each of the"
     " last tokens of the prompt and after each of the last tokens before a depth n; the latter are fed one by"
     " one, as in decoding. Error: norm of the difference over norm of the reference, mean over the positions;"
-    " two unrelated models differ by 141%. Top-1: share of positions where both rank the same token first."
+    " two unrelated models differ by 141%. Own weights: the worst error of a quantized variant against its"
+    " own weights, dequantized and run in float32, which only arithmetic explains; in brackets the largest"
+    " that it explains. Top-1: share of positions where both rank the same token first."
     " Near tie: a position where they do not, but the reference itself hardly prefers one token. Allowed: the"
     " error that the coarsest type of the variant explains; a larger one means a different model. The verdict"
     " covers all depths compared; the table shows the prompt, n = 300, n = 2,100 and the deepest."
@@ -26,7 +28,8 @@ MEANING = (
 
 def headings(checks: Sequence[Check]) -> list[str]:
     depths = [f"{metric} n={n:,}" for n in _depths(checks) for metric in ("error", "top-1")]
-    return ["cell", "reference", *depths, "allowed", "verdict"]
+    own = ["own weights"] if any(check["own"] for check in checks) else []
+    return ["cell", "reference", *depths, "allowed", *own, "verdict"]
 
 
 def cells(check: Check, checks: Sequence[Check]) -> list[str]:
@@ -38,6 +41,7 @@ def cells(check: Check, checks: Sequence[Check]) -> list[str]:
         str(check["reference"] or NONE),
         *metrics,
         formatted(figure(check, "allowed_error"), "{:.0%}"),
+        *([_own(check)] if any(each["own"] for each in checks) else []),
         str(check["verdict"]),
     ]
 
@@ -56,6 +60,11 @@ def notes(checks: Sequence[Check]) -> list[str]:
     limited = [check for check in checks if check["left_out_n"]]
     skipped = [
         f"{check['name']}: n = {', '.join(f'{n:,}' for n in check['left_out_n'])}" for check in limited
+    ]
+    reasons += [
+        f"{check['name']}: not compared with its own weights: {check['own_failure']}"
+        for check in checks
+        if check["own_failure"]
     ]
     reasons += [f"{check['name']}: {_unfused(check)}" for check in checks if check["unfused"]]
     return reasons + [f"not compared, over the time limit: {depths}" for depths in skipped]
@@ -82,6 +91,14 @@ def _top1(depth: Depth | None) -> str:
     return f"{share:.0%}" + (
         f" ({plural(round(ties), 'near tie')})" if (ties := figure(depth, "near_ties")) else ""
     )
+
+
+def _own(check: Check) -> str:
+    """`4.1% (10%)`."""
+    if not check["own"]:
+        return NONE
+    worst = max(check["own"], key=lambda depth: figure(depth, "relative_error") or 0.0)
+    return f"{_error(worst)} ({formatted(figure(check, 'own_allowed_error'), '{:.0%}')})"
 
 
 def _unfused(check: Check) -> str:

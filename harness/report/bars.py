@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from harness.analysis.rows import ShownCell
 from harness.dataset.study import bounds, failure, figure
-from harness.report.columns import hidden, interval
+from harness.report.cell_text import hidden, interval
 from harness.report.drawing import (
     INK,
     NO_COLOUR,

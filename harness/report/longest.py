@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from harness.dataset.study import Row, Study, failure, figure, labels, ok
-from harness.report import chapters, columns, contexts
+from harness.report import cell_text, chapters, columns, contexts
+from harness.report.cell_text import NOT_HELD
 from harness.report.chapters import Chapter
-from harness.report.columns import NOT_HELD, Column
+from harness.report.columns import Column
 from harness.report.drawing import COLOURS, FAINT, INK, Figure, Mark, Trace, layout, named_axis, plain, words
 from harness.report.table import NONE
 
@@ -60,58 +61,60 @@ def _here(row: Row, name: str) -> str:
     """`36,096`, `100,000+`, or the status of the search; a dash for a variant that was only published."""
     if figure(row, name) is None:
         return NONE if row.get("kind") == "reported" else failure(row) or NONE
-    length = columns.number(row, name, "{:,.0f}") + "+" * bool(row.get("is_target"))
+    length = cell_text.number(row, name, "{:,.0f}") + "+" * bool(row.get("is_target"))
     return length + NOT_HELD * _beyond(row, "share")
 
 
 def _published(row: Row, name: str) -> str:
     if figure(row, name) is None:
         return str(row.get("published_failure") or NONE)
-    length = columns.number(row, name, "{:,.0f}") + "+" * bool(row.get("published_is_target"))
+    length = cell_text.number(row, name, "{:,.0f}") + "+" * bool(row.get("published_is_target"))
     return length + NOT_HELD * _beyond(row, "published_share")
 
 
 def _allocated(row: Row, name: str) -> str:
     """Shown where it differs from the verified length."""
-    return NONE if figure(row, name) == figure(row, "n_ctx") else columns.number(row, name, "{:,.0f}")
+    return NONE if figure(row, name) == figure(row, "n_ctx") else cell_text.number(row, name, "{:,.0f}")
 
 
 def _theory(row: Row, name: str) -> str:
-    return "none" if figure(row, name) == 0 else columns.number(row, name, "{:,.0f}")
+    return "none" if figure(row, name) == 0 else cell_text.number(row, name, "{:,.0f}")
 
 
 def _share(row: Row, name: str) -> str:
-    return columns.number(row, name, "{:.1%}") + NOT_HELD * _beyond(row, name)
+    return cell_text.number(row, name, "{:.1%}") + NOT_HELD * _beyond(row, name)
 
 
-_GIB = partial(columns.number, unit=2**30)
-_TOKENS = partial(columns.number, form="{:,.0f}")
+_GIB = partial(cell_text.number, unit=2**30)
+_TOKENS = partial(cell_text.number, form="{:,.0f}")
 COLUMNS: tuple[Column, ...] = (
     Column("longest here", "n_ctx", _here, "tokens of context that fit; +: stopped at a target"),
-    Column("verified by", "how", columns.word, "decoding at its end, allocation, or growing", numeric=False),
+    Column(
+        "verified by", "how", cell_text.word, "decoding at its end, allocation, or growing", numeric=False
+    ),
     Column("memory GiB", "memory_bytes", _GIB, "memory available here"),
     Column(
-        "which", "memory_is", columns.word, "a stated budget, the free memory, or all memory", numeric=False
+        "which", "memory_is", cell_text.word, "a stated budget, the free memory, or all memory", numeric=False
     ),
     Column("theory", "theory_n_ctx", _theory, "tokens that fit in this memory together with the weights"),
     Column("of theory", "share", _share, "longest here over theory"),
     Column("published", "published_n_ctx", _published, "tokens, as published; +: stopped at a target"),
     Column("published GiB", "published_memory_bytes", _GIB, "memory of the device of the published figure"),
-    Column("published on", "published_memory_is", columns.word, "that device", numeric=False),
+    Column("published on", "published_memory_is", cell_text.word, "that device", numeric=False),
     Column("published theory", "published_theory_n_ctx", _theory, "tokens that fit there with the weights"),
     Column("published of theory", "published_share", _share, "published over published theory"),
     Column("predicted", "predicted_n_ctx", _TOKENS, "tokens predicted before allocating that many"),
     Column(
         "predicted from",
         "predicted_from",
-        columns.word,
+        cell_text.word,
         "memory estimate of the stack before any allocation, or the first probe",
         numeric=False,
     ),
     Column(
         "prediction error",
         "prediction_off",
-        partial(columns.number, form="{:+.1%}"),
+        partial(cell_text.number, form="{:+.1%}"),
         "predicted over longest, minus one",
     ),
     Column(
@@ -123,12 +126,12 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         "of free",
         "kv_share_of_free",
-        partial(columns.number, form="{:.0%}"),
+        partial(cell_text.number, form="{:.0%}"),
         "size of a grown cache over the memory free after the model was loaded",
     ),
     Column("probes", "live_probes", _TOKENS, "contexts actually allocated"),
-    Column("search s", "search_s", partial(columns.number, form="{:,.1f}"), "seconds, without filling"),
-    Column("filling s", "fill_s", partial(columns.number, form="{:,.1f}"), "seconds, of all probes"),
+    Column("search s", "search_s", partial(cell_text.number, form="{:,.1f}"), "seconds, without filling"),
+    Column("filling s", "fill_s", partial(cell_text.number, form="{:,.1f}"), "seconds, of all probes"),
 )
 
 

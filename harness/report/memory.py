@@ -10,7 +10,7 @@ from functools import partial
 
 from harness.dataset.baseline_match import matched
 from harness.dataset.study import Row, Study, figure, labels, part
-from harness.report import chapters, columns
+from harness.report import cell_text, chapters
 from harness.report.chapters import Chapter
 from harness.report.columns import Column
 from harness.report.drawing import COLOURS, FAINT, NO_COLOUR, Figure, Mark, Trace, layout, named_axis, plain
@@ -92,7 +92,7 @@ def _mb(row: Row, name: str) -> str:
     """With one decimal below 10 MB."""
     value = figure(row, name)
     form = "{:,.0f}" if value is None or abs(value) >= 10e6 else "{:,.1f}"
-    return columns.number(row, name, form, 1e6)
+    return cell_text.number(row, name, form, 1e6)
 
 
 def _part(row: Row, name: str) -> str:
@@ -104,13 +104,13 @@ def _part(row: Row, name: str) -> str:
 
 def _rest(row: Row, name: str) -> str:
     """`12 (1.5%)`."""
-    share = columns.number(row, name.replace("_bytes", "_share"), "{:.1%}")
+    share = cell_text.number(row, name.replace("_bytes", "_share"), "{:.1%}")
     return _mb(row, name) + (f" ({share})" if share != NONE else "")
 
 
 def _theory(row: Row, name: str) -> str:
     """A dash for a cell that did not run."""
-    return columns.number(row, name, "{:,.0f}") if row.get("peak_total_bytes") is not None else NONE
+    return cell_text.number(row, name, "{:,.0f}") if row.get("peak_total_bytes") is not None else NONE
 
 
 def _parts(moment: str) -> tuple[Column, ...]:
@@ -154,11 +154,11 @@ TABLES: Mapping[str, Sequence[Column]] = {
         Column(
             "B/token",
             "measured_bytes_per_token",
-            partial(columns.number, form="{:,.0f}"),
+            partial(cell_text.number, form="{:,.0f}"),
             "measured memory growth per token of context",
         ),
         Column("B/token by theory", "kv_bytes_per_token", _theory, "KV cache per token for its data type"),
-        Column("of theory", "slope_ratio", partial(columns.number, form="{:.2f}x"), "measured over theory"),
+        Column("of theory", "slope_ratio", partial(cell_text.number, form="{:.2f}x"), "measured over theory"),
     ),
 }
 

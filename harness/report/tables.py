@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from harness.analysis.records.traffic import spread
 from harness.analysis.rows import Cell, Repeat, Search
 from harness.dataset.study import Row, ok
-from harness.report.columns import Column, cell, state
+from harness.report.cell_text import state
+from harness.report.columns import Column, cell
 from harness.report.table import NONE, Table, formatted
 from harness.system.wording import plural
 
@@ -42,8 +44,7 @@ def bandwidth(rows: Sequence[Repeat]) -> str:
     probes = [rate for row in on_cpu for rate in row["bandwidth_probes_bytes_per_s"]]
     if not probes:
         return ""
-    spread = f"probes read {min(probes) / 1e9:.0f} to {max(probes) / 1e9:.0f} GB/s"
-    return f"MBU: share of {max(probes) / 1e9:.0f} GB/s, the highest read bandwidth measured here ({spread})"
+    return f"MBU: share of {spread(probes)}"
 
 
 def growth(row: Cell) -> str:

@@ -1,6 +1,7 @@
 """Compare a variant's logits with those of the 16-bit reference: is it still the same model? Pure.
 
-A quantized type explains an error of a known size. A larger error means another model.
+A quantized type explains an error of a known size. A larger error means another model. Smaller faults of a
+quantized variant show against its own weights: see own_weights.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.records import own_weights
 from harness.analysis.records.identity import identity
+from harness.analysis.records.own_weights import CACHE_TYPES
 from harness.analysis.records.traffic import nominal_bits
 from harness.analysis.records.verdicts import USABLE, other_kernels, other_options
 from harness.analysis.rows import Check, Repeat
@@ -26,10 +29,9 @@ DEPTHS = (300, 2_100)  # past llama.cpp's first padding of its cache, and past 2
 # (bits of the coarsest type, bound): a mean relative error above the bound is another model's. Worst window
 # measured at n = 25 to 2,100, on random weights (harsher than trained ones), 2 to 24 layers of qwen1.5-0.5b:
 # f16 and f32 0.002, bf16 0.015; 8 bits 0.044; 5 bits 0.19; 4 bits 0.37, fp4 0.42; 3 bits 0.57; 2 bits 0.84.
-# Two unrelated models: 1.41, the square root of two. Rows of one matrix in another order, in a model of two
-# layers: 0.5 to 0.8 in the last layer, 0.8 to 1.3 in the first. So such a fault is always found down to
-# 8 bits and mostly at 4 bits; below that only an unrelated model is found.
+# Two unrelated models: 1.41, the square root of two. Below 8 bits this finds little else.
 WRONG_ABOVE: tuple[tuple[int, float], ...] = ((16, 0.06), (8, 0.15), (5, 0.4), (4, 0.6), (1, 1.1))
+FULL_BITS = 16  # or more
 NEAR_TIE = 1e-3  # of the spread of a position's logits: below this, rounding decides which token comes first
 
 
@@ -95,6 +97,7 @@ class _Position:
     reference_holds: bool
     variant_holds: bool
     error: float = 0.0
+    scale: float = 0.0
     same: bool = False
     tied: bool = False
     kl_nats: float = 0.0
@@ -111,6 +114,7 @@ def _position(reference: NDArray[np.float32], variant: NDArray[np.float32]) -> _
     return _Position(
         *holds,
         error=float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)),
+        scale=float(np.linalg.norm(ours) / np.linalg.norm(theirs)),
         same=bool(theirs.argmax() == ours.argmax()),
         tied=bool(first - second <= NEAR_TIE * (first - theirs.min())),
         kl_nats=float((np.exp(log_p) * (log_p - log_q)).sum()),
@@ -127,6 +131,7 @@ def _window(n: int, positions: Sequence[_Position]) -> Depth:
         "reference_not_finite": sum(not each.reference_holds for each in positions),
         "relative_error": None,
         "relative_error_max": None,
+        "scale": None,
         "top1_agreement": None,
         "near_ties": None,
         "kl_nats": None,
@@ -136,6 +141,7 @@ def _window(n: int, positions: Sequence[_Position]) -> Depth:
     return row | {
         "relative_error": sum(each.error for each in positions) / many,
         "relative_error_max": max(each.error for each in positions),
+        "scale": sum(each.scale for each in positions) / many,
         "top1_agreement": sum(each.same for each in positions) / many,
         "near_ties": sum(each.tied and not each.same for each in positions),
         # Rounding may make it negative for equal logits.
@@ -162,11 +168,10 @@ def bits(record: Record) -> int:
     return min(nominal_bits(str(name)) or 1 for name in named)
 
 
-CACHE_TYPES = ("type_k", "type_v")
-
-
 def allowed(record: Record) -> float:
     """The largest mean relative error that the variant's types explain."""
+    if _unpacked(record) and record["check"].get("own"):
+        return own_weights.allowed(record)
     of = bits(record)
     return next(bound for least, bound in WRONG_ABOVE if of >= least)
 
@@ -188,15 +193,23 @@ def verdict(record: Record) -> tuple[str, str | None]:
             return "wrong", f"NaN or infinite logits at {many}"
         if depth["reference_not_finite"]:
             return "unchecked", f"the reference has NaN or infinite logits up to n = {depth['n']}"
-    worst = max(check["depths"], key=lambda depth: depth["relative_error"] or 0.0)
-    error, bound = worst["relative_error"] or 0.0, allowed(record)
-    if error <= bound:
-        return "agrees", None
-    of, why = "the 16-bit reference", "its types explain"
+    reason = own_weights.wrong(record) or _depths_wrong(record)
+    return ("agrees", None) if reason is None else ("wrong", reason)
+
+
+def _depths_wrong(record: Record) -> str | None:
+    """Why the logits are another model's; null if the types explain the difference."""
+    depths, bound = record["check"]["depths"], allowed(record)
     if _unpacked(record):
-        of, why = "its own weights, unpacked,", "arithmetic explains"
+        return own_weights.depths_wrong(depths, bound, "its own weights, unpacked")
+    of = "the 16-bit reference"
+    if bits(record) == FULL_BITS:
+        return own_weights.depths_wrong(depths, bound, of)
+    worst = max(depths, key=lambda depth: depth["relative_error"] or 0.0)
+    if (error := worst["relative_error"] or 0.0) <= bound:
+        return None
     detail = f"logits are {error:.0%} off {of} up to n = {worst['n']}"
-    return "wrong", f"{detail}, and {why} {bound:.0%} at most: it is not the same model"
+    return f"{detail}, and its types explain {bound:.0%} at most: it is not the same model"
 
 
 def _mismatches(record: Record) -> list[str]:
@@ -215,7 +228,7 @@ def row(record: Record) -> Check:
     """One check as lists and reports show it. Missing values are null."""
     word, reason = verdict(record)
     check = record["check"]
-    reference = check.get("reference")
+    reference, own = check.get("reference"), check.get("own")
     return {
         **identity(record),
         "speaks_for": check["speaks_for"],
@@ -225,6 +238,9 @@ def row(record: Record) -> Check:
         "reference": reference and reference["name"],
         "unpacked": _unpacked(record),
         "unfused": check.get("unfused") or [],
+        "own": own["depths"] if own else [],
+        "own_allowed_error": own_weights.allowed(record) if own else None,
+        "own_failure": check.get("own_failure"),
         "allowed_error": allowed(record) if record["outcome"] == "ok" else None,
         "depths": check.get("depths") or [],
         "left_out_n": [end for _, end in check.get("left_out") or []],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from harness.analysis.records.flags import Limit
 from harness.results.kinds import Record, loaded_of
@@ -70,10 +70,20 @@ def kv_bytes_per_token(record: Record) -> float | None:
     return float(attention["layers"] * attention["kv_heads"] * attention["head_dim"] * element)
 
 
+def probed_bytes_per_s(records: Iterable[Record]) -> list[float]:
+    """All read bandwidths measured on this machine in these records' campaigns."""
+    return [float(p["read_bytes_per_s"]) for r in records for p in r.get("bandwidth_probes", [])]
+
+
 def ceiling_bytes_per_s(records: Iterable[Record]) -> float | None:
-    """The best read bandwidth measured on this machine in these records' campaigns; null: not measured."""
-    rates = [float(p["read_bytes_per_s"]) for r in records for p in r.get("bandwidth_probes", [])]
-    return max(rates, default=None)
+    """The best of them; null: not measured."""
+    return max(probed_bytes_per_s(records), default=None)
+
+
+def spread(rates: Sequence[float]) -> str:
+    """`25 GB/s, the highest read bandwidth measured here (probes read 24 to 25 GB/s)`."""
+    low, high = (f"{rate / 1e9:.0f}" for rate in (min(rates), max(rates)))
+    return f"{high} GB/s, the highest read bandwidth measured here (probes read {low} to {high} GB/s)"
 
 
 def data_sheet(record: Record) -> Machine | None:
@@ -107,16 +117,17 @@ def prefill_knees(record: Record) -> dict[str, list[int | None] | None] | None:
     return knees(demand.of_bits(shape, bits), ceiling, SI)
 
 
-def limits(record: Record, ceiling: float | None) -> dict[str, Limit]:
+def limits(record: Record, ceiling: float | None, past_cache: bool = False) -> dict[str, Limit]:
     """Limits by the data sheet's bandwidth and by the measured one, by name, where known.
 
-    Bytes that fit a CPU's last-level cache do not count. A KV cache that is read in full is part of B but not
+    `past_cache`: without the bytes that fit a CPU's last-level cache, which need not be read from memory
+    again: nothing is faster than that. A KV cache that is read in full is part of B but not
     of the first token: prefill need not attend to empty cells.
     """
     step, (kv_read, length) = _step(record), _reading(record)
     if step is None:
         return {}
-    cached = (record["machine"].get("last_level_cache_bytes") or 0) if record.get("device") == "cpu" else 0
+    cached = _cache_bytes(record) if past_cache else 0
     machine = data_sheet(record)
     found = {}
     for name, rate in (
@@ -137,24 +148,37 @@ def limits(record: Record, ceiling: float | None) -> dict[str, Limit]:
 
 
 def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
-    """MBU on a CPU: bytes per mean decode step over its time, as a share of ceiling.
+    """MBU on a CPU: bytes per mean decode step over its time, as a share of ceiling. Null on a GPU.
 
     A step reads the weights, and the context so far once: a static KV cache in full, a sliding one up to its
-    window. Bytes that fit the last-level cache do not count: they need not be read from memory again. Null
-    where all weights fit, and on a GPU.
+    window. All of these bytes count, so a model that fits the CPU's cache may exceed 100%.
     """
+    return _share(record, ceiling, cached=0)
+
+
+def past_cache_share(record: Record, ceiling: float | None) -> float | None:
+    """The same without the bytes that fit the last-level cache, which need not be read from memory again: no
+    honest run exceeds 100%. Null where all weights fit."""
+    step, cached = _step(record), _cache_bytes(record)
+    if step is None or step.weight_bytes_per_token <= cached:
+        return None
+    return _share(record, ceiling, cached)
+
+
+def _share(record: Record, ceiling: float | None, cached: int) -> float | None:
     timing, step = record.get("timing", {}), _step(record)
     steps = record["tokens"] - 1
     on_cpu = record.get("device") == "cpu"
     if ceiling is None or step is None or steps < 1 or "last_token_ns" not in timing or not on_cpu:
         return None
-    read = step.weight_bytes_per_token + step.kv_bytes_per_token * _mean_attended(record, step)
-    cached = record["machine"]["last_level_cache_bytes"] or 0
-    if step.weight_bytes_per_token <= cached:
-        return None
-    read -= cached
+    read = step.weight_bytes_per_token + step.kv_bytes_per_token * _mean_attended(record, step) - cached
     seconds = (timing["last_token_ns"] - timing["first_token_ns"]) / 1e9 / steps
     return float(read / seconds / ceiling)
+
+
+def _cache_bytes(record: Record) -> int:
+    """Of a CPU's last-level cache; 0 on a GPU, or where it is not known."""
+    return (record["machine"].get("last_level_cache_bytes") or 0) if record.get("device") == "cpu" else 0
 
 
 def _step(record: Record) -> floors.Demand | None:

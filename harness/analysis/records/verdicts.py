@@ -10,7 +10,12 @@ import numpy as np
 from harness.analysis.records import disturbances, grow_results, throttling
 from harness.analysis.records.disturbances import Reason
 from harness.analysis.records.flags import Flag
-from harness.analysis.records.traffic import bandwidth_share, ceiling_bytes_per_s
+from harness.analysis.records.traffic import (
+    ceiling_bytes_per_s,
+    past_cache_share,
+    probed_bytes_per_s,
+    spread,
+)
 from harness.analysis.rows import Disturbance
 from harness.results.kinds import Record, done_of, loaded_of
 from harness.results.kinds.measured import Counters
@@ -128,11 +133,10 @@ def _stack_faults(record: Record, ceiling: float | None) -> list[str]:
     if compiled := done["counters"].get("compilations"):
         reasons.append(f"{plural(compiled, 'compilation')} while timing")
     reasons += _second_clock(record)
-    share = bandwidth_share(record, ceiling)
-    if share is not None and share > CEILING_TOLERANCE:
-        reasons.append(
-            f"faster than memory allows: {share:.0%} of the read bandwidth measured on this machine"
-        )
+    share = past_cache_share(record, ceiling)
+    if ceiling is not None and share is not None and share > CEILING_TOLERANCE:
+        measured = spread([*probed_bytes_per_s([record]), ceiling])
+        reasons.append(f"faster than memory allows: past the CPU's cache it reads {share:.0%} of {measured}")
     return reasons
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from harness import machine
 from harness.campaign.prepare.produce import Producer, synthetic_name
 from harness.config import Weights
 from harness.models import packed, tokenizer, weights
 from harness.models.hub_weights import from_hub
-from harness.models.weights import Ready, WeightsError
+from harness.models.weights import Ready, WeightsError, WeightsRefused
 from harness.plan import Cell
 from harness.results import Record
 from harness.stacks import build
@@ -45,7 +46,8 @@ def _not_ready() -> Iterator[None]:
     try:
         yield
     except WeightsError as failure:
-        raise NotReady("error", str(failure)) from failure
+        outcome = "refused" if isinstance(failure, WeightsRefused) else "error"
+        raise NotReady(outcome, str(failure)) from failure
 
 
 class Preparation:
@@ -138,6 +140,25 @@ class Preparation:
         assert ready is not None  # these stacks load weights
         with _not_ready():
             return self._producer.unpacked(cell, ready)
+
+    @contextmanager
+    def dequantized(self, cell: Cell, given: Ready, original: Ready | None) -> Iterator[Ready]:
+        """The weights of a quantized cell in 16 bits, removed after the block. `original`: the 16-bit weights
+        that they were made of; null: not known. Raises NotReady."""
+        with _not_ready():
+            made = self._producer.dequantized(cell, given, original)
+        try:
+            yield made
+        finally:
+            weights.drop(made.path)
+
+    def differences(self, cell: Cell, folder: Path, original: Ready) -> dict[str, Any]:
+        """A checkpoint's tensors against those of the 16-bit weights. Raises NotReady."""
+        with ExitStack() as stack:
+            if original.format == "gguf":
+                original = stack.enter_context(self.dequantized(cell, original, None))
+            with _not_ready():
+                return self._producer.differences(cell, folder, original.path)
 
     def know_prompts(self, records: Iterable[Record]) -> None:
         """Remember the prompts of kept records: every source of a model must tokenize the same."""

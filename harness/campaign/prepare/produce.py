@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.models import checkpoint, packed, weights
+from harness.models import checkpoint, gguf_shape, packed, weights
 from harness.models.weights import Ready, WeightsError
 from harness.plan import Cell
 from harness.stacks.build import Interpreter
@@ -107,6 +107,30 @@ class Producer:
             made = self._make(cell, "unpack", options, ready.path, target, expected)
         return replace(made, tokenizer=ready.tokenizer, revision=ready.revision)
 
+    def dequantized(self, cell: Cell, given: Ready, original: Ready | None) -> Ready:
+        """`given`, which the cell's stack holds quantized, dequantized to 16 bits; for the caller to remove.
+
+        `original`: the 16-bit weights, whose config.json or header describes the model. Raises WeightsError,
+        CacheError.
+        """
+        described, options = original or given, cell.options(self.threads)
+        files: dict[str, str] = {}
+        shape: Shape | None = None
+        if given.format == "gguf" and described.format == "hf":
+            files["config"] = str(described.path / "config.json")
+        elif given.format == "gguf":
+            shape = gguf_shape.shape_of(described.header) if described.header else None
+            if shape is None:
+                raise WeightsError(f"{given.path}: is {given.architecture}, which is not dequantized here")
+        target = weights.dequantized_path(given.fingerprint, {"stack": cell.variant.stack, **options})
+        expected = given.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
+        return self._make(cell, "dequantize", options, given.path, target, expected, files, shape)
+
+    def differences(self, cell: Cell, folder: Path, original: Path) -> dict[str, Any]:
+        """Two checkpoints, tensor by tensor: see runners/differences.py. Raises WeightsError."""
+        files = {"source": str(folder), "original": str(original)}
+        return self.run(cell, self.request(cell, "differences", None, files=files))
+
     def quantizer(self, cell: Cell) -> str:
         """Identifies the program that quantizes a cell's weights: the exact package versions of its stack."""
         return " ".join(self.interpreter(cell.header).lock)
@@ -140,9 +164,12 @@ class Producer:
         source: Path | None,
         target: Path,
         expected_bytes: float,
+        more: Mapping[str, str] | None = None,
+        shape: Shape | None = None,
     ) -> Ready:
         """Run a job that writes a large file or folder. Checks the free disk space first, and writes to a
-        temporary name that is renamed once complete."""
+        temporary name that is renamed once complete. `more`: files besides source and target; `shape`: null
+        for that of the cell's model."""
         with exclusive(target.with_suffix(".lock")):
             if ready := weights.cached(target):  # another campaign made it while this one waited
                 return ready
@@ -156,8 +183,8 @@ class Producer:
                     f"{free / 1e9:.1f} GB is free in {target.parent}"
                 )
             partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
-            files = {"target": str(partial)} | ({"source": str(source)} if source else {})
-            request = self.request(cell, job, source, options=options, files=files)
+            files = {"target": str(partial)} | ({"source": str(source)} if source else {}) | dict(more or {})
+            request = self.request(cell, job, source, shape, options=options, files=files)
             try:
                 self.run(cell, request, f"{cell.model.name} {target.stem}")
                 partial.replace(target)
@@ -165,10 +192,14 @@ class Producer:
                 weights.drop(partial)
             return weights.local(target)
 
-    def request(self, cell: Cell, job: str, path: Path | None, **fields: Any) -> Request:
-        """A job for the cell's stack and model. `path`: the weights that it loads or reads."""
-        shape = asdict(cell.model.shape) if cell.model.shape else None
-        model = {"name": cell.model.name, "path": str(path) if path else None, "shape": shape}
+    def request(
+        self, cell: Cell, job: str, path: Path | None, shape: Shape | None = None, **fields: Any
+    ) -> Request:
+        """A job for the cell's stack and model. `path`: the weights that it loads or reads; `shape`: null for
+        that of the model."""
+        shape = shape or cell.model.shape
+        described = asdict(shape) if shape else None
+        model = {"name": cell.model.name, "path": str(path) if path else None, "shape": described}
         return Request(job, cell.variant.stack, self.device_id, model, **fields)
 
     def run(self, cell: Cell, request: Request, what: str = "") -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Compare every variant's logits with the 16-bit reference of its model: fast but wrong is worthless.
 
-Writes one record per variant; finished checks are kept.
+A quantized variant is compared with its own weights, dequantized, as well: see `own`. Writes one record per
+variant; finished checks are kept.
 """
 
 from __future__ import annotations
@@ -16,15 +17,9 @@ from harness.analysis.records import agreement
 from harness.campaign import facts
 from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.repeat import Inputs
-from harness.campaign.weights_check.reference import (
-    Logits,
-    NoLogits,
-    NoReference,
-    Reference,
-    lengthened,
-    logits_of,
-    windows_of,
-)
+from harness.campaign.weights_check import own
+from harness.campaign.weights_check.logits import Logits, NoLogits, logits_of
+from harness.campaign.weights_check.reference import NoReference, Reference, lengthened, windows_of
 from harness.config import Experiment
 from harness.plan import Cell
 from harness.results import Draft, Record, Stored
@@ -67,6 +62,7 @@ def check(cells: Sequence[Cell], given: Checking, before: Sequence[Stored]) -> l
                     "windows": reference.windows,
                     "seconds": given.seconds,
                     "reference": reference.identity,
+                    "own": own.identity(cell, given.preparation),
                 }
                 kept = _kept(before, given.keys[cell.id], settings, speaks_for)
                 if kept and plan.is_done(_worth(kept.record), given.fresh, given.retry_failed):
@@ -123,9 +119,7 @@ def _check(cell: Cell, given: Checking, reference: Reference, check_facts: Draft
             raise inputs
         if inputs.weights is None:
             raise NoReference(NO_WEIGHTS)
-        theirs = reference.logits()
-        check["reference"] = reference.description
-        check |= _compared(cell, given, inputs, reference, theirs, running.folder)
+        check |= _compared(cell, given, inputs, reference, running.folder)
     except NoReference as lack:
         outcome, reason = "unavailable", str(lack)
         check["unchecked"] = reason
@@ -180,27 +174,61 @@ def _unfused(
         return {"unfused_failure": str(failure)}
 
 
-def _compared(
-    cell: Cell, given: Checking, inputs: Inputs, reference: Reference, theirs: Logits, folder: Path
-) -> Draft:
-    """Compare the variant's logits with the reference's, per window. Raises NoLogits, NotReady."""
-    ids = given.preparation.prompt(lengthened(cell), inputs.weights)[0]
-    if ids != reference.ids or ids[: len(inputs.prompt)] != inputs.prompt:
-        raise NoLogits("error", "its token ids for the text differ from the reference's")
-    windows = [window for window in reference.windows if window[1] - 1 in theirs[1]]
-    ours, job_facts = logits_of(cell, inputs, ids, windows, given.seconds, folder, reference.folder)
+def _compared(cell: Cell, given: Checking, inputs: Inputs, reference: Reference, folder: Path) -> Draft:
+    """Compare the variant's logits with the reference's, per window, and with those of its own weights.
+
+    Raises NoReference, NoLogits, NotReady.
+    """
+    theirs, lack = None, None
     try:
-        depths = agreement.compare(*theirs, *ours, windows)
+        theirs = reference.logits()
+    except NoReference as missing:
+        if not own.is_quantized(cell, inputs):
+            raise
+        lack = missing
+    ids = given.preparation.prompt(lengthened(cell), inputs.weights)[0]
+    if ids[: len(inputs.prompt)] != inputs.prompt or (theirs and ids != reference.ids):
+        raise NoLogits("error", "its token ids for the text differ from the reference's")
+    windows = [window for window in reference.windows if not theirs or window[1] - 1 in theirs[1]]
+    ours, job_facts = logits_of(cell, inputs, ids, windows, given.seconds, folder, reference.folder)
+    found: Draft = {}
+    try:
+        if theirs:
+            found = {"reference": reference.description, "depths": agreement.compare(*theirs, *ours, windows)}
+        if own.is_quantized(cell, inputs):
+            found |= _own(cell, given, reference, ids, ours, windows)
     except ValueError as mismatch:
         raise NoLogits("error", str(mismatch)) from mismatch
     except MemoryError as full:
         raise NoLogits("oom", f"the controller ran out of memory comparing logits: {full}") from full
-    compared, ran = [depth["n"] for depth in depths], job_facts.get("ran")
-    return {
-        "depths": depths,
+    if lack and "own" not in found:
+        raise NoReference(f"{lack}; nor with its own weights: {found['own_failure']}") from lack
+    if lack:  # its own weights are all there is to compare with
+        found |= {key: found["own"][key] for key in ("reference", "depths")}
+    compared, ran = [depth["n"] for depth in found["depths"]], job_facts.get("ran")
+    return found | {
         "ran": ran,
         **(_unfused(cell, given, ids, ours, windows, folder, reference.folder) if _fused(cell, ran) else {}),
         "left_out": [window for window in reference.windows if window[1] not in compared],
         "seconds": job_facts.get("seconds"),
         "versions": job_facts.get("versions"),
     }
+
+
+def _own(
+    cell: Cell,
+    given: Checking,
+    reference: Reference,
+    ids: list[int],
+    ours: Logits,
+    windows: Sequence[Sequence[int]],
+) -> Draft:
+    """Compare with the variant's own weights. Returns `own`, or the reason why that failed in
+    `own_failure`."""
+    given.preparation.say(f"its own weights, dequantized: {cell.id}")
+    try:
+        original = reference.original()
+        arguments = (given.preparation, given.inputs, given.seconds, reference.folder, original)
+        return {"own": own.compare(cell, *arguments, ids, ours, windows)}
+    except own.FAILURES as failure:
+        return {"own_failure": str(failure)}

@@ -1,7 +1,7 @@
-"""The reference weights of a model, and the job that computes logits.
+"""The reference weights of a model, and their logits.
 
-The reference is the model's 16-bit weights. For a GPTQ or AWQ checkpoint it is the checkpoint itself,
-unpacked, so that only the kernel differs.
+The reference is the model's 16-bit weights, or a variant's own weights, unpacked, so that only the kernels
+differ: of a GPTQ or AWQ checkpoint, and of a quantized variant besides (`own`).
 """
 
 from __future__ import annotations
@@ -14,38 +14,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from harness import machine
 from harness.analysis.records import agreement
 from harness.campaign import facts
 from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.repeat import Inputs
+from harness.campaign.weights_check.logits import Logits, NoLogits, logits_of
 from harness.config import Variant, Weights
 from harness.machine.limits import free_memory_bytes
-from harness.models.weights import FULL_TYPES
+from harness.models.weights import FULL_TYPES, Ready
 from harness.plan import Cell
 from harness.results import Draft
+from harness.stacks.build import Interpreter
 from harness.stacks.header import references
 from harness.system.cache import CacheError
 from harness.theory.ggml import element_bytes
-from harness.worker import launch
 from harness.worker.memory_sampler import vram_reader
-from runners.protocol import Died, Done, Failed
 
 FREE_SHARE = 0.6  # of the free memory: the most that a float32 reference's weights may use
-
-Logits = tuple[NDArray[np.float32], list[int]]
-"""Logits (positions, vocabulary), and the positions."""
-
-
-class NoLogits(RuntimeError):
-    """A job ended without logits: `outcome`, and the reason in one sentence."""
-
-    def __init__(self, outcome: str, reason: str) -> None:
-        super().__init__(reason)
-        self.outcome = outcome
 
 
 class NoReference(RuntimeError):
@@ -79,11 +65,14 @@ class Reference:
         inputs: Callable[[Cell], Inputs | NotReady],
         seconds: float,
         folder: Path,
+        own: tuple[Path, list[int]] | None = None,
     ) -> None:
         """`cells`: of one model, with the same length and packing; `inputs`: the Inputs of a cell, or why it
-        cannot run; `seconds`: compute time; `folder`: for arrays, as long as the reference is used."""
+        cannot run; `seconds`: compute time; `folder`: for arrays, as long as the reference is used; `own`: a
+        checkpoint with the cells' own weights, dequantized, as the reference, and the token ids."""
         self.windows = windows_of(cells[0])
-        self.unpacked = cells[0].packing is not None
+        self.own = own
+        self.unpacked = own is not None or cells[0].packing is not None
         self.folder = folder
         self.description: Draft | None = None
         self.ids: list[int] = []
@@ -100,9 +89,15 @@ class Reference:
         return {
             "stack": self._cell.variant.stack,
             "variant": self._cell.variant.name,
-            "lock": hashlib.sha256(" ".join(interpreter.lock).encode()).hexdigest()[:12],
+            "lock": digest_of(interpreter),
             "weights": self._preparation.fingerprint(self._cell),
         }
+
+    def original(self) -> Ready | None:
+        """The model's 16-bit weights; null if there are none. Raises NotReady."""
+        if self._cell is None or self.unpacked:
+            return None
+        return self._preparation.weights(self._cell)
 
     def logits(self) -> Logits:
         """Raises NoReference: there is none; NoLogits: it failed (it is not tried again)."""
@@ -137,7 +132,7 @@ class Reference:
         inputs = self._inputs(cell)
         if isinstance(inputs, NotReady):
             raise inputs
-        self.ids = preparation.prompt(lengthened(cell), inputs.weights)[0]
+        self.ids = self.own[1] if self.own else preparation.prompt(lengthened(cell), inputs.weights)[0]
         with tempfile.TemporaryDirectory(prefix="harness-check-") as folder:
             log = Path(folder)
             found, job_facts = logits_of(
@@ -183,7 +178,7 @@ class Reference:
             self._why.append("no stack is the reference of checkpoints")
             return None
         try:
-            path = self._preparation.unpacked(cell).path
+            path = self.own[0] if self.own else self._preparation.unpacked(cell).path
         except (NotReady, CacheError, OSError) as failure:
             self._why.append(str(failure))
             return None
@@ -200,6 +195,10 @@ class Reference:
         assert ready is not None  # its stack loads weights
         dtype, why = precision(ready.sizes["parameters"], free_bytes(self._preparation.device_id))
         return _in(cell, dtype), why
+
+
+def digest_of(interpreter: Interpreter) -> str:
+    return hashlib.sha256(" ".join(interpreter.lock).encode()).hexdigest()[:12]
 
 
 def precision(parameters: int, free: int | None) -> tuple[str, str]:
@@ -247,44 +246,3 @@ def free_bytes(device_id: str) -> int | None:
             return None if all_bytes is None else int(all_bytes) - int(used_bytes())
     except pynvml.NVMLError:
         return None
-
-
-def logits_of(
-    cell: Cell,
-    inputs: Inputs,
-    ids: list[int],
-    windows: Sequence[Sequence[int]],
-    seconds: float,
-    folder: Path,
-    arrays: Path,
-) -> tuple[Logits, Draft]:
-    """Run a `logits` job. Returns its logits and the facts of Done. `folder`: log; `arrays`: logits.
-
-    Raises NoLogits.
-    """
-    (first, prompt_tokens), *deeper = windows
-    file = arrays / "logits.npy"
-    workload = {
-        "ids": ids[: windows[-1][1]],
-        "prompt_tokens": prompt_tokens,
-        "prompt_keep": prompt_tokens - first,
-        "windows": [list(window) for window in deeper],
-        "seconds": seconds,
-    }
-    request = inputs.request(cell, "logits", workload, {"logits": str(file)})
-    try:
-        ended = None
-        for event in launch.run_job(request, inputs.interpreter, folder, inputs.timeout_s, inputs.threads):
-            ended = event
-        if isinstance(ended, (Failed, Died)):
-            raise NoLogits(ended.outcome, ended.reason)
-        if not isinstance(ended, Done) or not isinstance(ended.facts.get("positions"), list):
-            raise NoLogits("error", "worker protocol error: a logits job without positions")
-        # Loaded now, because the next job may overwrite the file.
-        return (np.load(file), ended.facts["positions"]), ended.facts
-    except (OSError, ValueError) as damage:
-        raise NoLogits("error", f"the job's logits cannot be read: {damage}") from damage
-    except MemoryError as full:
-        raise NoLogits("oom", f"the job's logits do not fit the controller's memory: {full}") from full
-    finally:
-        file.unlink(missing_ok=True)

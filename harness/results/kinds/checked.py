@@ -30,6 +30,9 @@ class CheckAsked(TypedDict):
     """its time limit"""
     reference: ReferenceAsked | None
     """null without one"""
+    own: NotRequired[Any]
+    """what identifies the comparison with the variant's own weights; null for one not quantized; missing in
+    older records"""
 
 
 @with_config(DESCRIBED)
@@ -40,7 +43,7 @@ class Reference(TypedDict):
     why: Text
     """this precision, or not transformers"""
     unpacked: NotRequired[Any]
-    """whether it has the weights of a packed checkpoint, unpacked"""
+    """whether it has the variant's own weights, unpacked or dequantized"""
 
 
 @with_config(DESCRIBED)
@@ -57,11 +60,26 @@ class Depth(TypedDict):
     relative_error: From0 | None
     """length of the difference over the reference's, mean over positions"""
     relative_error_max: From0 | None
+    scale: NotRequired[From0 | None]
+    """norm of the logits over the reference's, mean over positions; missing in older records"""
     top1_agreement: From0 | None
     kl_nats: From0 | None
     near_ties: Count | None
     """positions where another token comes first and the reference's first two are within 0.001 of its
     spread"""
+
+
+@with_config(DESCRIBED)
+class OwnWeights(TypedDict):
+    """A quantized variant against its own weights, dequantized and run in float32."""
+
+    settings: list[Text]
+    """settings of the file that differ from those of the 16-bit weights, a sentence each"""
+    values: NotRequired[Any]
+    """the file against the 16-bit weights: the worst `matrices`, by their worst row, and `vectors`, with
+    their relative errors, and names that are `missing`; null without 16-bit weights"""
+    reference: Reference
+    depths: list[Depth]
 
 
 @with_config(DESCRIBED)
@@ -77,6 +95,10 @@ class Check(TypedDict):
     depths: NotRequired[list[Depth]]
     ran: NotRequired[StackFacts | None]
     """facts of the variant's job that the verdict reads: kernels, options"""
+    own: NotRequired[OwnWeights]
+    """of a quantized variant"""
+    own_failure: NotRequired[Text]
+    """why that comparison failed; the verdict is from the 16-bit reference alone"""
     unfused: NotRequired[Any]
     """depths of fused layers against the unfused"""
     unfused_failure: NotRequired[Any]

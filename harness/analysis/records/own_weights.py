@@ -1,0 +1,113 @@
+"""A variant's logits against those of its own weights, dequantized: are kernels and file right? Pure.
+
+Both have the same weights, so only arithmetic may differ, which is far less than what a quantized type
+loses. The file itself is held against the 16-bit weights, tensor by tensor and setting by setting.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.analysis.records.traffic import nominal_bits
+from harness.results.kinds import Record
+from harness.results.kinds.checked import Depth
+
+Row = dict[str, Any]
+
+CACHE_TYPES = ("type_k", "type_v")
+# (types by name, bound): the mean relative error that arithmetic explains. Kernels of llama.cpp round
+# activations to 8 bits, in blocks of 32 or, for k- and i-quants, of 256. Worst window measured on random
+# weights (docs/measuring.md): 16-bit arithmetic 0.015, blocks of 32 0.055, of 256 0.12.
+SIXTEEN_BITS = 0.06
+ARITHMETIC: tuple[tuple[str, float], ...] = (
+    (r"q(8_0|5_[01]|4_[01])|iq4_nl|mxfp4", 0.1),
+    (r"(q|iq|tq)\d.*", 0.2),
+    (r"int8", 0.15),
+    (r".*", SIXTEEN_BITS),
+)
+CACHE = ((16, 0.0), (8, 0.15), (5, 0.4), (1, 0.6))  # the same for the KV cache, by bits
+# The norm of logits over that of the reference's, minus 1: rounding leaves the norm as it is.
+SCALE_16_BITS, SCALE = 0.01, 0.0125
+# (bits of the file's type, bound): relative error of a row of a matrix. Unrelated rows are off by 1.41,
+# zeroed ones by 1. Rounded to nearest, the worst of random weights: 8 bits 0.012, 4 bits 0.12, 2 bits 0.37.
+ROW_WRONG_ABOVE: tuple[tuple[int, float], ...] = ((16, 0.01), (8, 0.2), (1, 0.7))
+VECTOR_WRONG_ABOVE = 0.01  # norms and biases stay in 16 or 32 bits
+SETTINGS = (
+    *("vocab_size", "hidden_size", "layers", "intermediate_size", "heads", "kv_heads", "head_dim"),
+    *("qkv_bias", "qk_norm", "rope_theta", "norm_eps"),
+)
+
+
+def other_settings(file: Mapping[str, Any], original: Mapping[str, Any]) -> list[str]:
+    """Settings of a file, fields of a Shape, that differ from those of the 16-bit weights, a sentence each.
+
+    The window is not among them: converters leave it out, and it matters only beyond it.
+    """
+    return [
+        f"{key} is {file[key]}, and {original[key]} in the 16-bit weights"
+        for key in SETTINGS
+        if not math.isclose(file[key], original[key], rel_tol=1e-5)
+    ]
+
+
+def weights_type(record: Record) -> str:
+    """The type of the weights by name, as requested or as stored."""
+    options, stored = record.get("options") or {}, record["model"]["weights"].get("quant")
+    return str(options.get("quant") or stored or options.get("dtype"))
+
+
+def allowed(record: Record) -> float:
+    """The largest mean relative error that arithmetic explains."""
+    named = weights_type(record)
+    of_weights = next(bound for types, bound in ARITHMETIC if re.fullmatch(types, named))
+    options = record.get("options") or {}
+    bits = min(nominal_bits(str(options.get(key, "f16"))) or 1 for key in CACHE_TYPES)
+    return max(of_weights, next(bound for least, bound in CACHE if bits >= least))
+
+
+def wrong(record: Record) -> str | None:
+    """Why a variant is another model, from its own weights; null: nothing found, or not compared."""
+    own = record["check"].get("own")
+    if not own:
+        return None
+    if own["settings"]:
+        return f"{own['settings'][0]}: it is not the same model"
+    return _values(own.get("values"), weights_type(record)) or depths_wrong(
+        own["depths"], allowed(record), "its own weights, dequantized"
+    )
+
+
+def _values(values: Mapping[str, Any] | None, named: str) -> str | None:
+    if values is None:
+        return None
+    if values["missing"]:
+        return f"its file lacks {values['missing'][0]} of the 16-bit weights: it is not the same model"
+    bits = nominal_bits(named) or 1
+    bound = next(bound for least, bound in ROW_WRONG_ABOVE if bits >= least)
+    for kind, error, most in (("matrices", "row_error", bound), ("vectors", "error", VECTOR_WRONG_ABOVE)):
+        for tensor in values[kind]:
+            if not tensor[error] <= most:
+                what = f"a row of {tensor['name']}" if kind == "matrices" else str(tensor["name"])
+                detail = f"{what} is {tensor[error]:.0%} off the 16-bit weights"
+                return f"{detail}, and {named} explains {most:.0%} at most: it is not the same model"
+    return None
+
+
+def depths_wrong(depths: Sequence[Depth], bound: float, of: str) -> str | None:
+    """Why logits are not those of the same weights; null if arithmetic explains the difference."""
+    worst = max(depths, key=lambda depth: depth["relative_error"] or 0.0)
+    if (error := worst["relative_error"] or 0.0) > bound:
+        detail = f"logits are {error:.0%} off {of} up to n = {worst['n']}"
+        return f"{detail}, and arithmetic explains {bound:.0%} at most: it is not the same model"
+    known = [(scale, depth["positions"]) for depth in depths if (scale := depth.get("scale")) is not None]
+    if not known:  # an older record
+        return None
+    most = SCALE_16_BITS if bound <= SIXTEEN_BITS else SCALE
+    off = sum(scale * many for scale, many in known) / sum(many for _, many in known) - 1
+    if abs(off) <= most:
+        return None
+    detail = f"logits are {abs(off):.1%} {'larger' if off > 0 else 'smaller'} than those of {of}"
+    return f"{detail}, and arithmetic explains {most:.2%} at most: it is not the same model"

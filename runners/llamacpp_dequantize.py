@@ -1,0 +1,94 @@
+"""A GGUF of any type as a Hugging Face checkpoint in float16, dequantized by the gguf package.
+
+The inverse of llamacpp_convert: a reference with the same weights for the kernels of quantized types. A
+rounding to float16 is 2^-12 of a value, far below what the arithmetic of any quantized kernel loses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runners.llamacpp_convert import heads_rotated, named, shape_of
+from runners.protocol import Request, Say
+from runners.safetensors_folder import (
+    CHUNK,
+    SHARD_BYTES,
+    Entry,
+    Piece,
+    in_float16,
+    json_object,
+    narrowed,
+    new_folder,
+    put_made,
+    write_pieces,
+)
+from runners.synthetic import config_of
+
+
+def dequantize(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> dict[str, Any]:
+    """files["source"], a GGUF -> files["target"], a folder. Options: `threads`.
+
+    files["config"]: the config.json of the model; without it, one of the request's shape. Raises ValueError
+    if the GGUF does not have the tensors of that model.
+    """
+    import gguf  # not at the top: a process that measures should not hold it in memory
+
+    began = time.monotonic()
+    source, target = Path(request.files["source"]), Path(request.files["target"])
+    given = request.files.get("config")
+    config = json_object(Path(given)) if given else _config_of(request.model["shape"])
+    shape, _ = shape_of(config, Path(given) if given else source)
+    reader = gguf.GGUFReader(source)
+    held = {tensor.name: tensor for tensor in reader.tensors}
+    scaling = reader.fields.get(f"{shape['arch']}.rope.scaling.type")
+    scaled = "rope_freqs.weight" in held or (scaling and scaling.contents() != "none")
+    if scaled and not given:
+        raise ValueError(f"{source}: has rope scaling, which needs the model's config.json")
+    planned = named(shape)
+    for _, here, dims in planned:
+        if here not in held:
+            raise ValueError(f"{source}: has no {here}, which its model requires")
+        if tuple(held[here].shape[::-1]) != dims:
+            sizes = " x ".join(map(str, held[here].shape[::-1])), " x ".join(map(str, dims))
+            raise ValueError(f"{source}: {here} is {sizes[0]}; in its model it is {sizes[1]}")
+    written = [Entry(there, "F16", dims) for there, _, dims in planned]
+    with new_folder(target, written, {"config.json": in_float16(config)}, shard_bytes) as places:
+        pieces = []
+        for number, (there, here, dims) in enumerate(planned, 1):
+            file, at = places[there]
+            rows, columns = dims if len(dims) == 2 else (dims[0], 1)
+            heads = heads_rotated(there, shape)
+            whole = rows // heads if heads else 1
+            step = whole * max(1, CHUNK // columns // whole)
+            for first in range(0, rows, step):
+                make = partial(_values, held[here], first, step, whole if heads else 0, f"{source}: {here}")
+                pieces.append(Piece(number, partial(put_made, file, at + 2 * first * columns, make)))
+        write_pieces(pieces, len(planned), request.options.get("threads"), say)
+    return {
+        "bytes": sum(path.stat().st_size for path in target.iterdir()),
+        "tensors": len(written),
+        "seconds": time.monotonic() - began,
+        "versions": {"numpy": np.__version__},
+    }
+
+
+def _config_of(shape: Mapping[str, Any]) -> dict[str, Any]:
+    made = config_of(dict(shape), 0)
+    return {key: value for key, value in made.items() if not key.startswith("harness_")}
+
+
+def _values(tensor: Any, first: int, step: int, head: int, what: str) -> np.ndarray:
+    """Rows from `first` on in float16. `head`: rows of a head, whose order is turned back to that of
+    transformers; 0: the order is the same."""
+    import gguf
+
+    values = gguf.dequantize(tensor.data[first : first + step], tensor.tensor_type).astype(np.float32)
+    if head:
+        values = values.reshape(-1, head // 2, 2, values[0].size).swapaxes(1, 2)
+    return narrowed(values.ravel(), what)

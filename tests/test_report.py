@@ -18,8 +18,9 @@ import pytest
 from jinja2 import UndefinedError
 
 from harness.dataset.study import Curve, MemoryCurve, Study, failure, labels
-from harness.report import cell_text, (
+from harness.report import (
     bars,
+    cell_text,
     columns,
     comparisons,
     curves,

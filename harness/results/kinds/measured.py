@@ -69,7 +69,7 @@ class EndFacts(TypedDict):
     control: NotRequired[Control | None]
     """missing in older records, and of a workload that grows; null below 512 tokens"""
     warmup: NotRequired[Any]
-    """the windows of the warm-up, and whether they agreed"""
+    """windows of the warm-up, whether they agreed, and the last one's change from four before (`trend`)"""
     major_faults: NotRequired[Count]
     cpu_wait_ns: NotRequired[Count | None]
     """time in which its threads waited for a CPU"""

@@ -26,6 +26,8 @@ class Counters(TypedDict):
     """decode time by the stack's own clock"""
     sampling_ms: NotRequired[Number]
     """our time between its steps"""
+    steps_ms: NotRequired[Number]
+    """what `stack_decode_ms` times, by our clock"""
     device_tokens: NotRequired[Count | None]
     """tokens timed by the device's own clock (`device_ns` in the series)"""
     compilations: NotRequired[Count | None]

@@ -264,8 +264,8 @@ def _second_clock(record: Record) -> list[str]:
     for ours, more in compared:
         allowed = CLOCK_TOLERANCE * theirs + CLOCK_TOLERANCE_MS_PER_TOKEN * steps
         if theirs - ours > allowed or ours - theirs > allowed + more + waited:
-            both = f"{ours / steps:.3f} ms/token here, {theirs / steps:.3f} by the stack's own"
-            return [f"two clocks differ: {both}"]
+            both = f"{ours / steps:.3f} ms/token here, {theirs / steps:.3f}"
+            return [f"two clocks differ: {both} by the stack's own"]
     return []
 
 

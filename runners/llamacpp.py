@@ -200,6 +200,7 @@ class LlamaSession:
         self._after_prefill: Any = None
         self._wait_ns: list[int] = []
         self._argmax_ns: list[int] = []
+        self._steps_ns = 0
 
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         """Clears the cache now, outside TTFT; the rest runs when iterated."""
@@ -211,7 +212,7 @@ class LlamaSession:
         lib.llama_memory_clear(self._memory, True)
         lib.llama_perf_context_reset(self._context)
         self._after_prefill = None
-        self._wait_ns, self._argmax_ns = [], []
+        self._wait_ns, self._argmax_ns, self._steps_ns = [], [], 0
 
     def _decode(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         context, batch, clock = self._context, self._batch, time.perf_counter_ns
@@ -227,8 +228,11 @@ class LlamaSession:
 
         batch.n_tokens = 1
         batch.logits[0] = 1
+        began = None
         for position in range(len(prompt), len(prompt) + new_tokens):
             lib.llama_synchronize(context)
+            if began is not None:
+                self._steps_ns += clock() - began
             row = self._logits(-1)
             ready = clock()
             token = int(row.argmax())
@@ -242,6 +246,7 @@ class LlamaSession:
                 return  # the last token is never fed back
             batch.token[0] = token
             batch.pos[0] = position
+            began = clock()
             refused = lib.llama_decode(context, batch)
             decoded = clock()
             if refused:
@@ -290,9 +295,10 @@ class LlamaSession:
         """llama.cpp's own figures for the last generate.
 
         `stack_decode_ms` sums the times from each llama_decode to the end of its computation: without
-        argmax and our loop. `wait` is from the return of llama_decode to logits on the host: near zero on a
-        CPU, where llama_decode computes and copies before it returns. `argmax` and `wait` per token would
-        take another 10 KB each per 10,000 tokens; hence only their spread.
+        argmax and our loop. `steps_ms` is the same by our clock. `wait` is from the return of llama_decode to
+        logits on the host: near zero on a CPU, where llama_decode computes and copies before it returns.
+        `argmax` and `wait` per token would take another 10 KB each per 10,000 tokens; hence only their
+        spread.
         """
         first, last = self._after_prefill, lib.llama_perf_context(self._context)
         prompt = _evaluated(first)
@@ -305,6 +311,7 @@ class LlamaSession:
             "stack_decode_ms": last.t_p_eval_ms + last.t_eval_ms - first.t_p_eval_ms - first.t_eval_ms,
             "reused_graphs": last.n_reused,
             "sampling_ms": sum(self._argmax_ns) / 1e6,
+            "steps_ms": self._steps_ns / 1e6,
             "argmax": _spread(self._argmax_ns),
             "wait": _spread(self._wait_ns),
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import statistics
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from runners.protocol import Instruments, Session
 
 Clock = Callable[[], int]
+FAR_WINDOW = 4  # an excess that falls by 2% in four windows falls by 0.5% from one to the next
 CONTROL_LEAST, CONTROL_MOST = 64, 128  # tokens of the control window
 CONTROL_SHARE = 8  # times as many are timed, at least
 NOISY = 0.05  # quartiles of the warm-up further apart than this share of the median: a longer control window
@@ -38,25 +40,33 @@ def warm_up(
     max_windows: int,
     tolerance: float,
     clock: Clock,
+    at_least_s: float = 0.0,
 ) -> dict[str, Any]:
-    """Generate short windows on the timed path until two in a row agree, at most `max_windows`.
+    """Generate short windows on the timed path until the last agrees with the one before and with the one
+    four before: for at least `at_least_s`, then at most `max_windows` more.
 
     Two windows agree when their median decode latencies differ by at most `tolerance` (a fraction).
-    The first token of a window is prefill and excluded.
+    The first token of a window is prefill and excluded. `trend`: the last median over the one four windows
+    before, less one. `windows_ns`: of the last `max_windows`.
     """
     count = min(window_tokens, new_tokens)
-    windows: list[list[int]] = []
+    far = max(1, min(FAR_WINDOW, max_windows - 1))
+    windows: deque[list[int]] = deque(maxlen=max_windows)
     medians: list[float] = []
-    while len(windows) < max_windows:
+    agreed, trend, began, late = False, None, clock(), 0
+    while (short := clock() - began < at_least_s * 1e9) or (not agreed and late < max_windows):
+        late += not short
         stamps = [clock() for _ in itertools.islice(session.generate(prompt, count), count)]
         gaps = [later - earlier for earlier, later in itertools.pairwise(stamps)]
         if not gaps:  # one token requested: no decode to warm up after the prefill
-            return {"agreed": True, "windows_ns": []}
+            return {"agreed": True, "windows_ns": [], "trend": None}
         windows.append(gaps)
         medians.append(statistics.median(gaps))
-        if len(medians) > 1 and abs(medians[-1] - medians[-2]) <= tolerance * medians[-2]:
-            return {"agreed": True, "windows_ns": windows}
-    return {"agreed": False, "windows_ns": windows}
+        if len(medians) > far:
+            last, *compared = (medians[-1 - back] for back in (0, 1, far))
+            agreed = all(abs(last - other) <= tolerance * other for other in compared)
+            trend = last / compared[-1] - 1 if compared[-1] else None
+    return {"agreed": agreed, "windows_ns": list(windows), "trend": trend}
 
 
 def control(

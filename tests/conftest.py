@@ -208,7 +208,8 @@ def config(tmp_path: Path) -> Callable[..., Path]:
 
     def write(*variants: dict[str, Any], name: str = "fake", **protocol: Any) -> Path:
         settings = {"new_tokens": 40, "repeats": 1, "timeout_s": 60, "measure_bandwidth": False}
-        settings |= {"retry_disturbed": 0} | protocol  # a busy machine must not add records
+        settings |= {"retry_disturbed": 0}  # a busy machine must not add records
+        settings |= {"warmup": {"at_least_s": 0}} | protocol
         rows = [{"stack": "fake", "name": f"v{i}"} | variant for i, variant in enumerate(variants)]
         experiment = {"protocol": settings, "models": [{"shape": "tiny-qwen2"}], "variants": rows}
         path = tmp_path / f"{name}.yaml"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.validity import one_series
 from harness.analysis.records.flags import Limit, flags, identical, same_changes
 from harness.analysis.series import budget
 from harness.analysis.series.latency import Unusable, analyse, change_of_mode, row
@@ -59,6 +60,28 @@ def test_intervals_cover_the_truth_as_often_as_they_say(count, deviation):
         )
     assert (hits / draws >= 0.93).all(), hits
     assert (hits / draws <= 0.98).all(), hits
+
+
+@pytest.mark.parametrize(
+    ("case", "length"),
+    [("tokens 2%, rho 0", 2048), ("tokens 2%, rho 0.99", 9975), ("walk of 1%", 2048)],
+)
+def test_intervals_cover_the_truth_though_errors_correlate(case, length):
+    covered, _ = one_series.coverage(*one_series.CASES[case], length, draws=200)
+    assert all(0.91 <= share <= 0.985 for share in covered), covered  # 93 to 97%, of 200 draws
+
+
+def test_halves_that_differ_are_noted():
+    n, ms = drawn()
+    assert analyse(n, ms).halves is None
+    bent = ms + 1.5e-8 * (n - 5000) ** 2  # 2% at the ends
+    found = analyse(n, bent)
+    first, second = found.halves
+    assert first.B_ms > second.B_ms + 0.2
+    assert first.slope_ms < second.slope_ms
+    (flag,) = flags(found)
+    assert (flag.code, flag.invalidates) == ("halves_differ", None)
+    assert f"B {first.B_ms:.2f} ms, the second {second.B_ms:.2f}" in flag.detail
 
 
 def test_a_line_a_staircase_and_no_slope_are_told_apart():

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.validity import nights as simulated
 from harness.analysis.series.steps import Level, levels
 
 NIGHTS = 60
@@ -45,6 +46,16 @@ def test_neither_do_short_or_long_histories(nights: int):
     share = with_any([quiet(chance, nights) for _ in range(300)])
     print(f"{share:.1%} of 300 quiet histories of {nights} nights show a step")
     assert share <= 0.05
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.6, 0.8])
+def test_correlated_nights_are_no_steps(rho: float):
+    assert simulated.false_steps(60, rho, draws=150) <= 0.06  # 5%, of 150
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.6, 0.8])
+def test_a_step_of_3_percent_is_found_within_five_nights(rho: float):
+    assert simulated.found(rho, spread=0.005, draws=100) >= 0.9
 
 
 @pytest.mark.parametrize("share", [0.05, -0.05])

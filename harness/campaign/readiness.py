@@ -38,7 +38,7 @@ def inputs(cell: Cell, experiment: Experiment, preparation: Preparation, device:
         threads=int(options.get("threads") or preparation.threads),
         timeout_s=protocol.timeout_s,
         sample_interval_ms=protocol.sample_interval_ms,
-        warmup=protocol.warmup.model_dump(),
+        warmup=protocol.warmup.on(preparation.device_id),
     )
 
 

@@ -57,7 +57,8 @@ def reasons(record: Record) -> list[Reason]:
     """Each disturbance that makes a finished repeat invalid."""
     found = []
     if not done_of(record)["warmup"]["agreed"]:
-        found.append(Reason("warm-up never settled: no two consecutive windows agreed", "warmup"))
+        detail = "no window agreed with the one before and the one four before"
+        found.append(Reason(f"warm-up never settled: {detail}", "warmup"))
     found += _paging(record)
     found += _quota(record)
     found += _contention(record)

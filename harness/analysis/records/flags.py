@@ -19,6 +19,7 @@ CEILING_TOLERANCE = 1.05  # faster than the ceiling by more than this is a measu
 DATA_SHEET_TOLERANCE = 1.02
 UNSYNCHRONISED = 0.9  # prefill reads all weights too, so it cannot take less than this share of a later step
 NAMED = 8  # of series that are equal
+ONE_LINE = ("line", "staircase", "flat")  # shapes that one line describes
 SAME_N = 3  # tokens: how precisely the position of a change is known
 SECOND_TOKEN = 5.0  # times a later step: an unsynchronised first token's time shows up here
 
@@ -163,6 +164,12 @@ def _shape(found: Analysis, slides: bool) -> list[Flag]:
         return [
             Flag("drift", f"{detail}: the machine or the kernel changed, not the workload", invalidates=None)
         ]
+    if found.halves and found.shape.name in ONE_LINE:
+        first, second = found.halves
+        detail = f"the first half gives B {first.B_ms:.2f} ms, the second {second.B_ms:.2f}"
+        rises = f"{first.slope_ms * 1e3:.3g} and {second.slope_ms * 1e3:.3g} ms"
+        detail += f"; latency rises by {rises} per 1,000 tokens"
+        return [Flag("halves_differ", f"{detail}: noise is slow here, and the intervals allow for it", None)]
     return []
 
 

@@ -75,6 +75,7 @@ def analyse(n: Floats, ms: Floats, control_ms: Floats) -> tuple[Analysis, Drift 
         robust=found.robust,
         shape=found.shape,
         bends_up=found.bends_up,
+        halves=found.halves,
         W_identifiable=found.W_identifiable and certain and not explained,
     ), drift
 

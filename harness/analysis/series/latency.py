@@ -18,16 +18,15 @@ from harness.analysis.series.line import (
     Interval,
     Line,
     blocks,
+    differing_halves,
     interval,
     least_squares,
     robust,
 )
 from harness.analysis.series.shapes import FLAT, Segment, Shape, is_flat, shape_of
+from harness.analysis.series.spikes import Spikes, running_median, spikes_of
 
 EDGE_TOKENS = 128  # tokens averaged at the start and at the end, as in llama-bench's tg128
-NEIGHBOURS = 65  # a spike stands out from the median of this many tokens
-SPIKE_SHARE, SPIKE_SIGMAS = 0.5, 10.0  # above that median by half of it and by ten robust standard deviations
-LEAST_SPIKES = 4  # to estimate a period
 SLOW_MS = 50.0  # 20 tokens/s; slower feels slow to a reader
 SETTLED = slice(1, 65)  # the 64 tokens after the second
 JUMP, SAME_SLOPE = 0.05, 0.2  # shares of the level and of the slope
@@ -42,19 +41,11 @@ class Unusable(ValueError):
 
 
 @dataclass(frozen=True)
-class Spikes:
-    """Single tokens far above their neighbours: number, median height, and period in tokens."""
-
-    count: int = 0
-    size_ms: float | None = None
-    period_tokens: float | None = None
-
-
-@dataclass(frozen=True)
 class Analysis:
     """`W_identifiable`: the slope is distinguishable from zero, and not caused by a jump or a plateau.
     `interval`: within the series. `robust`: a line insensitive to spikes, where it differs from `line`.
-    `bends_up`: the slope grows along the series.
+    `bends_up`: the slope grows along the series. `halves`: the lines through its halves, where they differ
+    beyond noise and by as much as `robust` does.
     """
 
     n_tokens: int
@@ -67,6 +58,7 @@ class Analysis:
     shape: Shape | None = None
     W_identifiable: bool = False
     bends_up: bool = False
+    halves: tuple[Line, Line] | None = None
     spikes: Spikes = field(default_factory=Spikes)
     tokens_per_s: float | None = None
     start_tokens_per_s: float | None = None
@@ -159,7 +151,8 @@ def analyse(n: Floats, ms: Floats) -> Analysis:
     line, known, steady = least_squares(x, ms), interval(x, ms), robust(x, ms)
     shape = shape_of(n, ms)
     edge = min(EDGE_TOKENS, len(ms))
-    usual, level = _running_median(ms), float(np.median(ms))
+    halves = differing_halves(x, ms)
+    usual, level = running_median(ms), float(np.median(ms))
     return Analysis(
         n_tokens=len(ms) + 1,
         first_token_ms=first,
@@ -171,7 +164,8 @@ def analyse(n: Floats, ms: Floats) -> Analysis:
         shape=shape,
         W_identifiable=_identifiable(known, shape, level),
         bends_up=_bends_up(x, ms),
-        spikes=_spikes(ms, usual),
+        halves=halves if halves and _differ(*halves) else None,
+        spikes=spikes_of(ms, usual),
         tokens_per_s=float(1e3 / ms.mean()),
         start_tokens_per_s=float(1e3 / ms[:edge].mean()),
         end_tokens_per_s=float(1e3 / ms[-edge:].mean()),
@@ -277,27 +271,6 @@ def change_of_mode(found: Analysis) -> int | None:
 def _differ(line: Line, steady: Line) -> bool:
     slope = abs(steady.slope_ms - line.slope_ms) > DIFFERS_W * abs(line.slope_ms)
     return slope or abs(steady.B_ms - line.B_ms) > DIFFERS_B * abs(line.B_ms)
-
-
-def _running_median(ms: Floats) -> Floats | None:
-    """Median of the window around each token, padded at both ends; null: shorter than a window."""
-    if len(ms) < NEIGHBOURS:
-        return None
-    windows = np.lib.stride_tricks.sliding_window_view(ms, NEIGHBOURS)
-    return np.pad(np.median(windows, axis=1), NEIGHBOURS // 2, mode="edge")
-
-
-def _spikes(ms: Floats, usual: Floats | None) -> Spikes:
-    if usual is None:
-        return Spikes()
-    above = ms - usual
-    spread = 1.4826 * float(np.median(np.abs(above)))
-    at = np.flatnonzero((above > SPIKE_SHARE * usual) & (above > SPIKE_SIGMAS * spread))
-    at = at[at > 0]  # a slow second token is handled in flags.py
-    if len(at) == 0:
-        return Spikes()
-    period = float(np.median(np.diff(at))) if len(at) >= LEAST_SPIKES else None
-    return Spikes(len(at), float(np.median(above[at])), period)
 
 
 def _lasting(n: Floats, usual: Floats) -> int | None:

@@ -5,26 +5,26 @@ B is TPOT extrapolated to zero context; W is tokens of context per added ms.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
+from scipy.special import fdtrc, stdtrit
 
+from harness.analysis.series.autocorrelation import half_widths
 from harness.analysis.series.spread import Spread
 
 Floats = NDArray[np.float64]
 Numbers = TypeVar("Numbers", float, Floats)
 
-# Errors of neighbouring tokens correlate (rho 0.7, and llama.cpp has a staircase of 256 tokens). Treated as
-# independent, their 95% intervals covered 60%. Means of 256 tokens are nearly independent, and a block covers
-# exactly one stair.
-BLOCK = 256
-FEWEST_BLOCKS = 3  # a line alone needs two
+BLOCK = 256  # tokens that share a stair of llama.cpp's staircase
+FEWEST_BLOCKS = 3  # of an interval
+SHORTEST_MEAN, MOST_MEANS = 16, 160  # tokens of a mean; means of a series, which cost their number cubed
 ROBUST_BLOCK = 64  # a median of this many tokens ignores spikes
 CONFIDENCE = 0.95
+HALVES_DIFFER = 0.01  # p-value below which the halves of a series differ
+FEWEST_FREEDOM = 4  # of that test: eight blocks
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,58 @@ class Interval:
 
 
 def interval(x: Floats, ms: Floats) -> Interval | None:
-    """Least squares through block means, with Student's t of blocks - 2 degrees of freedom; null for fewer
-    than three blocks. It is centred on this line: a partial last stair tilts the line through all tokens.
+    """Least squares through means of some tokens, with an interval for correlated noise (see
+    autocorrelation.py); null for fewer than 768 tokens.
+
+    What recurs every 256 tokens is fitted too: a partial last stair does not tilt the line.
+    """
+    if len(ms) < FEWEST_BLOCKS * BLOCK:
+        return None
+    size = _mean_tokens(len(ms))
+    centres, means = blocks(x, size).mean(axis=1), blocks(ms, size).mean(axis=1)
+    length = float(np.ptp(centres))
+    terms = np.column_stack([np.ones(len(centres)), centres / length, _recurring(len(centres), size)])
+    fitted = np.linalg.pinv(terms)
+    figures = np.stack([fitted[0], fitted[1] / length, np.full(len(means), 1 / len(means))])
+    B_ms, slope_ms, _ = map(float, figures @ means)
+    halves = map(float, half_widths(means, terms, figures, size, CONFIDENCE))
+    return Interval(Line(B_ms, slope_ms), *halves)
+
+
+def differing_halves(x: Floats, ms: Floats) -> tuple[Line, Line] | None:
+    """The lines through the two halves of a series, where they explain its block means significantly better
+    than one line does (Chow 1960, doi:10.2307/1910133); null: they do not, or there are too few blocks.
+
+    The test takes blocks to be independent, so it also finds noise that is slower than they are long.
     """
     centres, means = blocks(x).mean(axis=1), blocks(ms).mean(axis=1)
-    count = len(centres)
-    if count < FEWEST_BLOCKS:
+    middle, freedom = len(centres) // 2, len(centres) - 4
+    if freedom < FEWEST_FREEDOM:
         return None
-    line = least_squares(centres, means)
-    residuals = means - line.at(centres)
-    variance = float(residuals @ residuals) / (count - 2)
-    spread = float(((centres - centres.mean()) ** 2).sum())
-    t = float(stdtrit(count - 2, (1 + CONFIDENCE) / 2))
-    B_half = t * math.sqrt(variance * (1 / count + float(centres.mean()) ** 2 / spread))
-    return Interval(line, B_half, t * math.sqrt(variance / spread), t * math.sqrt(variance / count))
+    first, second = (
+        least_squares(centres[:middle], means[:middle]),
+        least_squares(centres[middle:], means[middle:]),
+    )
+    apart = float(
+        ((means - np.concatenate([first.at(centres[:middle]), second.at(centres[middle:])])) ** 2).sum()
+    )
+    together = float(((means - least_squares(centres, means).at(centres)) ** 2).sum())
+    p = fdtrc(2, freedom, (together / max(apart, 1e-300) - 1) * freedom / 2)
+    return (first, second) if p <= HALVES_DIFFER else None
+
+
+def _mean_tokens(count: int) -> int:
+    """Tokens of each mean in a series of `count`."""
+    size = SHORTEST_MEAN
+    while count // size > MOST_MEANS:
+        size *= 2
+    return size
+
+
+def _recurring(count: int, size: int) -> Floats:
+    """Terms of a pattern of 256 tokens that adds nothing on average: [mean, place in the pattern]."""
+    places = max(BLOCK // size, 1)
+    return np.equal.outer(np.arange(count) % places, np.arange(1, places)) - 1 / places
 
 
 def robust(x: Floats, ms: Floats) -> Line | None:
@@ -91,8 +129,10 @@ def robust(x: Floats, ms: Floats) -> Line | None:
 
 
 def block_spread(half_width: float, n_tokens: int) -> Spread | None:
-    """The spread behind a half-width of `interval`; null for fewer than three blocks."""
-    freedom = (n_tokens - 1) // BLOCK - 2
-    if freedom < 1:
+    """The spread behind a half-width of `interval`; null where a series of so many tokens has none."""
+    decoded = n_tokens - 1
+    if decoded < FEWEST_BLOCKS * BLOCK:
         return None
+    size = _mean_tokens(decoded)
+    freedom = decoded // size - 1 - max(BLOCK // size, 1)
     return Spread((half_width / float(stdtrit(freedom, (1 + CONFIDENCE) / 2))) ** 2, freedom)

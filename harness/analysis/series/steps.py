@@ -1,8 +1,9 @@
 """Detect steps in a series of nights: a figure moves to another level and stays there. Pure.
 
-Levels are piecewise constants, found by penalised least squares on logarithms (PELT, from the library
-ruptures). Outliers are first replaced by the median of their neighbours, so that one or two bad nights are
-not a level.
+Levels are piecewise constants of logarithms, beside noise in which neighbouring nights correlate
+(autoregressive of order one). Levels and correlation are found together, as those of the highest penalised
+likelihood: each alone would take a step for correlation, or slow noise for steps. Outliers are first replaced
+by the median of their neighbours, so that one or two bad nights are not a level.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from ruptures import KernelCPD
 
 Floats = NDArray[np.float64]
 
 SHORTEST = 3  # nights of a level: one or two bad nights are not a step
 NEAR = 5  # nights whose median identifies an outlier
 ALONE = 3.0  # standard deviations from that median that make an outlier
-# Least improvement by a further level, in variances. For independent nights 10 would do: 5% of histories
-# without a change show a step. Neighbours correlate (rho 0.3), so 26% would. docs/history.md has the rates.
-PENALTY = 30.0
+CORRELATIONS = np.arange(0.0, 0.95, 0.1)
+# Least improvement by a further level, in variances; what correlation adds, and each factor of e in nights
+# beyond 60. docs/history.md has the rates.
+PENALTY, PENALTY_OF_CORRELATION, PENALTY_OF_LENGTH = 11.0, 7.0, 2.5
+# Few nights determine the correlation badly: it is drawn to this one, with this weight.
+USUAL_CORRELATION, ITS_WEIGHT = 0.6, 8.0
 # Few nights determine the noise badly (6 nights: to a factor of two), so it is raised by this / nights.
 FEW_NIGHTS = 5.0
 FINEST = 0.002  # smallest relative noise assumed from night to night: memory is counted in pages
@@ -68,9 +71,42 @@ def _ends(logs: Floats, spread: float) -> list[int]:
     if count < 2 * SHORTEST:
         return [count]
     deviation = max(noise(logs), spread, FINEST) * (1 + FEW_NIGHTS / count)
-    drawn_in = _drawn_in(logs, ALONE * deviation).reshape(-1, 1)
-    search = KernelCPD(kernel="linear", min_size=SHORTEST)
-    return [int(end) for end in search.fit(drawn_in).predict(pen=PENALTY * deviation**2)]
+    drawn_in = _drawn_in(logs, ALONE * deviation)
+    innovation = 1 + CORRELATIONS  # its variance over that which differences of neighbours give
+    longer = max(0.0, math.log(count / 60))
+    penalty = PENALTY + PENALTY_OF_CORRELATION * CORRELATIONS + PENALTY_OF_LENGTH * longer
+    costs, last = _partitions((drawn_in - drawn_in.mean()) / deviation, penalty * innovation)
+    scores = costs / innovation + count * np.log1p(CORRELATIONS) - np.log(1 - CORRELATIONS**2)
+    scores += ITS_WEIGHT * (CORRELATIONS - USUAL_CORRELATION) ** 2
+    best, ends = int(scores.argmin()), [count]
+    while start := int(last[best, ends[0]]):
+        ends.insert(0, start)
+    return ends
+
+
+def _partitions(values: Floats, penalty: Floats) -> tuple[Floats, NDArray[np.int64]]:
+    """The least cost of all nights by correlation, and the best start of a level that ends before each night.
+
+    Optimal partitioning (Jackson 2005, doi:10.1109/LSP.2001.838216). A level's cost is that of its own mean:
+    squared innovations, the first night of a level being one of the stationary process.
+    """
+    count, rho = len(values), CORRELATIONS[:, None]
+    innovations = np.pad(values[1:] - rho * values[:-1], ((0, 0), (2, 0)))
+    sums, squares = np.cumsum(innovations, axis=1), np.cumsum(innovations**2, axis=1)
+    costs = np.full((len(rho), count + 1), np.inf)
+    costs[:, 0] = -penalty
+    last = np.zeros(costs.shape, dtype=np.int64)
+    for end in range(SHORTEST, count + 1):
+        starts = np.arange(end - SHORTEST + 1)
+        first = values[starts]
+        # The cost of a level is quadratic in its mean: weight * mean^2 - 2 * product * mean + square.
+        weight = (1 - rho**2) + (end - starts - 1) * (1 - rho) ** 2
+        product = (1 - rho**2) * first + (1 - rho) * (sums[:, end : end + 1] - sums[:, starts + 1])
+        square = (1 - rho**2) * first**2 + squares[:, end : end + 1] - squares[:, starts + 1]
+        through = costs[:, starts] + square - product**2 / weight + penalty[:, None]
+        last[:, end] = through.argmin(axis=1)
+        costs[:, end] = through.min(axis=1)
+    return costs[:, count], last
 
 
 def _drawn_in(logs: Floats, far: float) -> Floats:

@@ -26,6 +26,8 @@ class Counters(TypedDict):
     """decode time by the stack's own clock"""
     sampling_ms: NotRequired[Number]
     """our time between its steps"""
+    steps_ms: NotRequired[Number]
+    """what `stack_decode_ms` times, by our clock"""
     device_tokens: NotRequired[Count | None]
     """tokens timed by the device's own clock (`device_ns` in the series)"""
     compilations: NotRequired[Count | None]
@@ -69,7 +71,7 @@ class EndFacts(TypedDict):
     control: NotRequired[Control | None]
     """missing in older records, and of a workload that grows; null below 512 tokens"""
     warmup: NotRequired[Any]
-    """the windows of the warm-up, and whether they agreed"""
+    """windows of the warm-up, whether they agreed, and the last one's change from four before (`trend`)"""
     major_faults: NotRequired[Count]
     cpu_wait_ns: NotRequired[Count | None]
     """time in which its threads waited for a CPU"""

@@ -1,0 +1,43 @@
+"""Find single tokens that took far longer than their neighbours. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.analysis.series.line import Floats
+
+NEIGHBOURS = 65  # a spike stands out from the median of this many tokens
+SPIKE_SHARE, SPIKE_SIGMAS = 0.5, 10.0  # above that median by half of it and by ten robust standard deviations
+LEAST_SPIKES = 4  # to estimate a period
+
+
+@dataclass(frozen=True)
+class Spikes:
+    """Single tokens far above their neighbours: number, median height, and period in tokens."""
+
+    count: int = 0
+    size_ms: float | None = None
+    period_tokens: float | None = None
+
+
+def running_median(ms: Floats) -> Floats | None:
+    """Median of the window around each token, padded at both ends; null: shorter than a window."""
+    if len(ms) < NEIGHBOURS:
+        return None
+    windows = np.lib.stride_tricks.sliding_window_view(ms, NEIGHBOURS)
+    return np.pad(np.median(windows, axis=1), NEIGHBOURS // 2, mode="edge")
+
+
+def spikes_of(ms: Floats, usual: Floats | None) -> Spikes:
+    if usual is None:
+        return Spikes()
+    above = ms - usual
+    spread = 1.4826 * float(np.median(np.abs(above)))
+    at = np.flatnonzero((above > SPIKE_SHARE * usual) & (above > SPIKE_SIGMAS * spread))
+    at = at[at > 0]  # a slow second token is handled in flags.py
+    if len(at) == 0:
+        return Spikes()
+    period = float(np.median(np.diff(at))) if len(at) >= LEAST_SPIKES else None
+    return Spikes(len(at), float(np.median(above[at])), period)

@@ -50,14 +50,15 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compare and print; the exit code tells whether a regression failed or something was not compared.
     Raises ResultsError if nothing can be compared."""
-    fail_on = _thresholds(arguments.fail_on)
+    fail_on = thresholds(arguments.fail_on)
     base, new = _sides(arguments)
     found = compare(base, new, fail_on)
-    _show(found, arguments.format, arguments.output)
-    return _judge(found)
+    show(found, arguments.format, arguments.output)
+    return exit_code(found)
 
 
-def _thresholds(given: Sequence[str]) -> dict[str, float]:
+def thresholds(given: Sequence[str]) -> dict[str, float]:
+    """The thresholds of --fail-on, by family. Raises Mistake."""
     found: dict[str, float] = {}
     for each in given:
         family, share = threshold(each)
@@ -78,6 +79,14 @@ def threshold(given: str) -> tuple[str, float]:
     return family, float(number[1]) / 100
 
 
+def share(option: str, given: str) -> float:
+    """`1%` as a number. Raises Mistake."""
+    number = _PERCENT.fullmatch(given)
+    if number is None or not 0 < float(number[1]) < 100:
+        raise Mistake(f"{option} {given}: must be a percentage, as in 1%")
+    return float(number[1]) / 100
+
+
 def _sides(arguments: argparse.Namespace) -> tuple[sides.Side, sides.Side]:
     given, results = [str(shipped.results(each)) for each in arguments.of], arguments.results
     if arguments.baseline is None:
@@ -94,7 +103,8 @@ def _sides(arguments: argparse.Namespace) -> tuple[sides.Side, sides.Side]:
     return sides.rolling(Path(given[0]) if given else results, int(count[1]))
 
 
-def _show(found: Comparison, form: str | None, output: Path | None) -> None:
+def show(found: Comparison, form: str | None, output: Path | None) -> None:
+    """Print a comparison, or write it to a file."""
     for each in (*found.damages, *found.notes):
         say(each)
     if form == "gha":
@@ -128,7 +138,8 @@ def _write(path: Path, made: str) -> None:
         raise ResultsError(f"{path}: cannot be written: {refusal.strerror}") from refusal
 
 
-def _judge(found: Comparison) -> int:
+def exit_code(found: Comparison) -> int:
+    """The exit code; prints what failed or was not compared."""
     fails = [f"{row['name']} {row['metric']} {row['verdict']}" for row in found.rows if row["fails"]]
     if fails:
         say(f"{len(fails)} failed: {'; '.join(fails)}")

@@ -28,7 +28,7 @@ class Comparison:
     other differences between the sides, with their cells. `not_compared`: cells with reasons. `partial`:
     cells without some of their new repeats, with reasons. `damages`: records that cannot be read. `notes`:
     records left out on purpose. `shared`: by metric, the shift that all cells share, and the noise between
-    campaigns.
+    campaigns. `paired`: both sides were measured in one campaign, round by round.
     """
 
     base: str
@@ -40,6 +40,7 @@ class Comparison:
     damages: Sequence[str]
     notes: Sequence[str]
     shared: Sequence[Row] = ()
+    paired: bool = False
 
     @property
     def compared(self) -> bool:

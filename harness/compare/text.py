@@ -53,6 +53,16 @@ def meaning(found: Comparison) -> list[str]:
     """How to read the figures, in sentences."""
     thresholds = {row["family"]: row["threshold"] for row in found.rows}
     limits = ", ".join(f"{family} {_percent(value)}" for family, value in thresholds.items())
+    if found.paired:
+        return [
+            "Figures are geometric means over rounds; a change is B against A in the same round, with its "
+            "90% interval.",
+            "SLOWER, LARGER, SHORTER: worse. Mean and median of the change are at least half of the "
+            f"threshold, and it is statistically significant ({_percent(FALSE_DISCOVERIES)} false "
+            "discoveries). SAME: the whole interval is within the threshold. UNCLEAR: neither. INVALID: not "
+            "compared.",
+            f"Thresholds, as relative change in cost: {limits}.",
+        ]
     return [
         "Figures are geometric means over repeats; a change is new against baseline, with its 90% interval. "
         "own: the interval of the change beyond what all cells share.",

@@ -26,9 +26,9 @@ Floats = NDArray[np.float64]
 Key = TypeVar("Key", bound=Hashable)
 
 CONFIDENCE = 0.90
-FALSE_DISCOVERIES = 0.02  # expected share of false ones among reported changes: Benjamini, Hochberg 1995
+FALSE_DISCOVERIES = 0.01  # expected share of false ones among reported changes: Benjamini, Hochberg 1995
 FEWEST_CELLS = 5  # whose median change is the shared one: two of them may have changed by themselves
-AGREEING = 0.75  # least share of cells that must agree on the shared shift
+AGREEING = 0.6  # least share of cells that must agree on the shared shift
 OUTLIER = 2.6  # standard errors beyond which a cell does not agree: 1% of a normal distribution
 HUBER, HUBER_EFFICIENCY = 1.345, 0.95  # Huber 1964: his constant, and its efficiency for normal noise
 # Cells spread around their center by more than this times what noise explains: there is no shared shift.
@@ -138,8 +138,9 @@ def differences(
     for number, name in enumerate(pairs):
         variance = noise.variance[number] * (1 - 1 / shift.cells if past else 1.0)
         common = shift.spread.variance * campaigns[number]
-        # A lower bound: with few campaigns their variance may come out too small by chance.
-        total = max(variance + common, noise.variance[number])
+        total = variance + common
+        if not variance:  # one cell alone: what its repeats show is a lower bound
+            total = max(total, noise.variance[number])
         errors = variance**2 / noise.freedom[number] + common**2 / shift.spread.freedom
         freedom = total**2 / errors if math.isfinite(total) else 1.0
         usual = noise.spreads.get(name)

@@ -187,3 +187,23 @@ def test_rounds_go_on_until_the_interval_is_narrow():
     assert paired.wide(paired.changes({"x": few})["x"], 0.01)
     assert not paired.wide(paired.changes({"x": many})["x"], 0.01)
     assert paired.wide(paired.changes({"x": [0.0]})["x"], 0.01)  # one round has no spread
+
+
+def test_compare_judges_the_records_again(harness, config):
+    cells = config(CELL)
+    first = harness("ab", cells, *SLOW, "--max-rounds", "3", "--format", "json")
+    again = harness("compare", "results", "--ab", "--threshold", "60%", "--format", "json")
+    assert again.code == first.code == 0
+    figures = ("name", "metric", "change", "change_ci90", "verdict")
+    assert [[row[key] for key in figures] for row in again.json] == [
+        [row[key] for key in figures] for row in first.json
+    ]
+    failed = harness("compare", "results", "--ab", "--threshold", "60%", "--fail-on", "slower:20%")
+    assert failed.code == 3
+
+
+def test_a_folder_without_such_a_campaign_is_one_sentence(harness, config):
+    assert harness("run", config(CELL)).code == 0
+    ran = harness("compare", "--ab")
+    assert (ran.code, ran.out) == (2, "")
+    assert "results: no campaign of `harness ab`" in ran.err

@@ -185,3 +185,12 @@ def test_shellcheck_finds_nothing():
         pytest.skip("needs shellcheck")
     checked = subprocess.run(["shellcheck", SCRIPT], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
+
+
+def test_with_a_reference_both_are_measured_in_turns_and_no_night_before_is_needed(nightly, config, tmp_path):
+    slow = CELL | {"B_ms": 30.0, "clock": "virtual"}
+    reference = config(CELL | {"clock": "virtual"}, name="reference", **SHORT)
+    night = nightly(config(slow, **SHORT), REFERENCE=str(reference), FAIL_ON="slower:20%")
+    assert night.returncode == 3, night.stdout + night.stderr
+    assert "SLOWER (fails)" in (tmp_path / "reports" / "nightly" / "summary.md").read_text()
+    assert pages(tmp_path) == {"index.html", "compare.html", "report.html", "history.html"}

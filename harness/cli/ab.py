@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _forecast(sides, pairs, names, limits)
     root = (arguments.out or Path("results")).absolute()
     a, b = (RunOptions(root, path, arguments.command_line, fresh=True, wait=arguments.wait) for path in paths)
-    rounds = Rounds(threshold, {name: name for name in names})
+    rounds = Rounds(threshold, names)
 
     def on_round(stored: Sequence[Stored]) -> Sequence[str]:
         rounds.add(stored)

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness import shipped
 from harness.analysis.records.metrics import FAMILIES
 from harness.cli.exits import NOT_OK, NOT_STARTED, OK, REGRESSION, Mistake, say
-from harness.compare import Comparison, compare, gha, page, sides, text
+from harness.compare import Comparison, ab, compare, gha, page, sides, text
 from harness.results import ResultsError
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
@@ -26,6 +26,17 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--baseline",
         metavar="last:N",
         help="compare the latest campaign of one folder (default: --results) with the N before it",
+    )
+    parser.add_argument(
+        "--ab",
+        action="store_true",
+        help="judge again the latest campaign of `harness ab` in one folder (default: --results)",
+    )
+    parser.add_argument(
+        "--threshold",
+        default="1%",
+        metavar="1%",
+        help="with --ab: the smallest change to be found (default: 1%%)",
     )
     parser.add_argument(
         "--results",
@@ -51,10 +62,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare and print; the exit code tells whether a regression failed or something was not compared.
     Raises ResultsError if nothing can be compared."""
     fail_on = thresholds(arguments.fail_on)
-    base, new = _sides(arguments)
-    found = compare(base, new, fail_on)
+    found = _ab(arguments, fail_on) if arguments.ab else compare(*_sides(arguments), fail_on)
     show(found, arguments.format, arguments.output)
     return exit_code(found)
+
+
+def _ab(arguments: argparse.Namespace, fail_on: dict[str, float]) -> Comparison:
+    if arguments.baseline or len(arguments.of) > 1:
+        raise Mistake("with --ab, compare takes at most one results folder")
+    folder = Path(arguments.of[0]) if arguments.of else arguments.results
+    rounds, names = ab.latest(folder, share("--threshold", arguments.threshold))
+    return rounds.comparison(names, fail_on)
 
 
 def thresholds(given: Sequence[str]) -> dict[str, float]:

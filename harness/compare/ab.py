@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from harness import results
 from harness.analysis.records.disturbances import counting
 from harness.analysis.records.metrics import METRICS, Metric
 from harness.analysis.records.surroundings import changed
@@ -16,7 +18,7 @@ from harness.analysis.series.difference import Change, discoveries
 from harness.compare import Comparison
 from harness.compare.judge import INVALID, SAME, UNCLEAR, WORSE
 from harness.dataset.gather import Gathered
-from harness.results import Record, Stored
+from harness.results import Record, ResultsError, Stored
 from harness.system.wording import plural
 
 Row = dict[str, Any]
@@ -26,17 +28,17 @@ STEERING = "tokens_per_s"  # the figure whose interval decides how many rounds t
 
 @dataclass
 class Rounds:
-    """What was measured so far. `threshold`: the smallest relative change to be found; `names`: of pairs."""
+    """What was measured so far. `threshold`: the smallest relative change to be found; `pairs`: names."""
 
     threshold: float
-    names: Mapping[str, str]
+    pairs: Sequence[str]
     _rows: dict[tuple[str, str, int], list[tuple[Row, Stored]]] = field(default_factory=dict)
-    _warnings: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def add(self, stored: Sequence[Stored]) -> None:
         """The records of one round."""
         gathered = Gathered(stored)
-        self._warnings += gathered.warnings
+        self.warnings += gathered.warnings
         for row, each in zip(gathered.repeats, gathered.stored, strict=True):
             of = each.record["campaign"]
             key = (of["pair"], of["side"], of["round"])
@@ -81,8 +83,8 @@ class Rounds:
             failing = fail_on.get(metric.family)
             beyond = change.ends is not None and failing is not None and change.ends[0] > math.log1p(failing)
             rows[key]["fails"] = rows[key]["verdict"] in WORSE and beyond
-        order = {pair: number for number, pair in enumerate(self.names)}
-        without = [pair for pair in self.names if not any(of == pair for _, of in rows)]
+        order = {pair: number for number, pair in enumerate(self.pairs)}
+        without = [pair for pair in self.pairs if not any(of == pair for _, of in rows)]
         return Comparison(
             base=sides[0],
             new=sides[1],
@@ -91,10 +93,10 @@ class Rounds:
             not_compared=[{**self._cell(pair), "reason": self._why_not(pair)} for pair in without],
             partial=[
                 {**self._cell(pair), "reason": lost}
-                for pair in self.names
-                if pair not in without and (lost := self._lost(pair))
+                for pair in self.pairs
+                if pair not in without and (lost := self._lost(pair, False))
             ],
-            damages=self._warnings,
+            damages=self.warnings,
             notes=[],
             paired=True,
         )
@@ -121,7 +123,7 @@ class Rounds:
     def _differences(self, metric: Metric) -> dict[str, list[float]]:
         """By pair: the cost of B minus that of A, in each round that has both."""
         found = {}
-        for pair in self.names:
+        for pair in self.pairs:
             a, b = (self._values(metric, pair, side) for side in SIDES)
             found[pair] = [b[round] - a[round] for round in sorted(a.keys() & b.keys())]
         return found
@@ -158,7 +160,7 @@ class Rounds:
         """The pair, as the cell of side B."""
         record = self._records(pair, "B")[-1]
         return {
-            "name": self.names[pair],
+            "name": pair,
             "cell": record["cell"],
             "machine": record["machine"]["slug"],
             "device": record["asked"]["device"],
@@ -170,29 +172,52 @@ class Rounds:
     def _environment(self) -> list[Row]:
         """Differences between the sides, with the pairs that they apply to; null: all."""
         found: dict[tuple[str, str, str], list[str]] = {}
-        for pair, name in self.names.items():
+        for pair in self.pairs:
             for each in changed(self._records(pair, "A"), self._records(pair, "B")):
-                found.setdefault((each["what"], each["before"], each["after"]), []).append(name)
+                found.setdefault((each["what"], each["before"], each["after"]), []).append(pair)
         return [
-            {"what": what, "base": a, "new": b, "cells": None if len(names) == len(self.names) else names}
+            {"what": what, "base": a, "new": b, "cells": None if len(names) == len(self.pairs) else names}
             for (what, a, b), names in found.items()
         ]
 
     def _why_not(self, pair: str) -> str:
-        return self._lost(pair) or "neither side has a figure for it"
+        return self._lost(pair, True) or "neither side has a figure for it"
 
-    def _lost(self, pair: str) -> str | None:
-        """How many repeats are not usable, and why; null: none."""
+    def _lost(self, pair: str, disturbed: bool) -> str | None:
+        """How many repeats are not usable, and why; null: none. `disturbed`: with those that the machine
+        disturbed, which further rounds make good."""
         parts = []
         for side in SIDES:
             rows = [row for row, _ in self._counting(pair, side).values()]
-            bad = [row for row in rows if row["status"] not in USABLE]
+            bad = [row for row in rows if row["status"] not in USABLE and (disturbed or not row["disturbed"])]
             if bad:
                 why = ", ".join(
                     dict.fromkeys(f"{row['status']} ({'; '.join(row['reasons'])})" for row in bad)
                 )
                 parts.append(f"on side {side} {len(bad)} of {plural(len(rows), 'repeat')}: {why}")
         return "; ".join(parts) or None
+
+
+def latest(folder: Path, threshold: float) -> tuple[Rounds, tuple[str, str]]:
+    """The rounds of the latest campaign of two sides in a results folder, and the names of the sides.
+
+    Raises ResultsError: no such campaign.
+    """
+    results.check_folder(folder)
+    damages: list[str] = []
+    every = list(results.records(folder, lambda damage: damages.append(f"passed over: {damage}")))
+    of_two = [each for each in every if each.record["campaign"].get("side")]
+    if not of_two:
+        raise ResultsError(f"{folder}: no campaign of `harness ab`")
+    last = max(each.record["campaign"]["id"] for each in of_two)
+    found = [each for each in of_two if each.record["campaign"]["id"] == last]
+    found.sort(key=lambda each: str(each.record["started_utc"]))
+    campaigns = [each.record["campaign"] for each in found]
+    rounds = Rounds(threshold, sorted({of["pair"] for of in campaigns}))
+    rounds.add(found)
+    rounds.warnings += damages
+    paths = {of["side"]: Path(of.get("config_path", "")).name for of in campaigns}
+    return rounds, (f"A: {paths.get('A', '')}", f"B: {paths.get('B', '')}")
 
 
 def _verdict(metric: Metric, change: Change, significant: bool, bound: float) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -270,3 +271,19 @@ def night(*costs: float) -> dict[str, Sample]:
 )
 def test_it_takes_two_nights_to_leave_one_out(base, new, kept):
     assert len(settled(night(*base), night(new), 0.02, 0.03)["x"].campaigns) == kept
+
+
+def test_the_rates_of_the_benchmark_in_small(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent)
+    from benchmarks.validity.comparing import Case, Paired, of_ab, of_compare
+
+    another_day = of_compare(Case(1, 6, 0.03, 0.01), 60)
+    assert another_day.false <= 0.04  # two in three by the audit, before
+    assert 0.8 <= another_day.whole <= 1
+    nights = of_compare(Case(14, 6, 0.03, 0.01, 0.05), 20)
+    assert nights.found >= 0.9
+    nothing, _ = of_ab(Paired(6, 0.01), 20)
+    assert nothing.false == 0
+    percent, rounds = of_ab(Paired(6, 0.01, 0.01), 20)
+    assert percent.found >= 0.95
+    assert 50 < rounds < 150

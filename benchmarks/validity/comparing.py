@@ -147,15 +147,17 @@ def cases() -> Iterator[Case]:
 
 def rates(campaigns: int) -> list[Row]:
     """Every rate of this part, on two processes."""
-    found = []
+    return list(one_by_one(campaigns))
+
+
+def one_by_one(campaigns: int) -> Iterator[Row]:
     every = list(cases())
     with ProcessPoolExecutor(2) as pool:
         for case, rate in zip(every, pool.map(of_compare, every, [campaigns] * len(every)), strict=True):
-            found += _rows(case, rate)
+            yield from _rows(case, rate)
         both = [Paired(*each) for each in product(CELLS, NOISES, (0.0, 0.01))]
         for pair, (rate, rounds) in zip(both, pool.map(of_ab, both, [campaigns] * len(both)), strict=True):
-            found += _rows_of_ab(pair, rate, rounds)
-    return found
+            yield from _rows_of_ab(pair, rate, rounds)
 
 
 def _rows_of_ab(case: Paired, rate: Rates, rounds: float) -> Iterator[Row]:
@@ -187,7 +189,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--campaigns", type=int, default=1000, help="simulated comparisons a case")
-    for row in rates(parser.parse_args().campaigns):
+    for row in one_by_one(parser.parse_args().campaigns):
         print(f"{row.case:75} before {row.before:>5} after {row.after:>6} target {row.target}", flush=True)
     return 0
 

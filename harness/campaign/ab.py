@@ -47,6 +47,7 @@ def run(
     Nothing measured before is reused: the sides of a pair must be measured in turns. Raises as
     campaign.run().
     """
+    wanted = replace(wanted, sides=(_without_retries(wanted.sides[0]), _without_retries(wanted.sides[1])))
     preparations = [
         preparation_of(each, watcher, packages)
         for each, packages in zip(wanted.sides, wanted.packages, strict=True)
@@ -62,6 +63,12 @@ def run(
         campaigns = {side: replace(each, shared=_shared(each, a)) for side, each in (("A", a), ("B", b))}
         attempts = {side: Attempts(each, each.cells) for side, each in campaigns.items()}
         return _rounds(wanted, limits, campaigns, attempts, watcher, on_round)
+
+
+def _without_retries(experiment: Experiment) -> Experiment:
+    """A disturbed repeat is not measured again, which would be away from its partner: another round is."""
+    protocol = experiment.protocol.model_copy(update={"retry_disturbed": 0})
+    return experiment.model_copy(update={"protocol": protocol})
 
 
 def _shared(campaign: Campaign, first: Campaign) -> dict[str, Any]:
@@ -111,8 +118,7 @@ def _rounds(
             for side in order:
                 repeat = number if name not in alike else 2 * number - (side == "A")
                 todo.append(Due(wanted.pairs[name]["AB".index(side)], repeat, side=side))
-        watched = protocol.retry_disturbed > 0
-        stored, busiest = rounds.measure(todo, attempt, watched, watcher.say, watcher.repeat_ends)
+        stored, busiest = rounds.measure(todo, attempt, True, watcher.say, watcher.repeat_ends)
         done += len(stored)
         if busiest is not None:
             watcher.disturbed_by(busiest)

@@ -45,8 +45,8 @@ class Rounds:
             self._rows.setdefault(key, []).append((row, each))
 
     def open(self) -> list[str]:
-        """The pairs that need another round: too few, or an interval that is too wide. A pair that failed
-        twice without being disturbed needs none."""
+        """The pairs that need another round: too few, or an interval that is too wide. None does that failed
+        twice, or was disturbed each time."""
         metric = next(metric for metric in METRICS if metric.name == STEERING)
         differences = self._differences(metric)
         found = paired.changes({pair: values for pair, values in differences.items() if values})
@@ -57,10 +57,10 @@ class Rounds:
             rounds = max((round for of, _, round in self._rows if of == pair), default=0)
             if len(values) >= paired.FEWEST_ROUNDS:
                 again = paired.wide(found[pair], bound)
-            elif rounds < 2 or values or any(row["disturbed"] for row in rows):
+            elif any(row["disturbed"] for row in rows) and not values:
                 again = rounds < 2 * paired.FEWEST_ROUNDS
             else:
-                again = False
+                again = bool(values) or rounds < 2
             if again:
                 names.append(pair)
         return names

@@ -52,11 +52,13 @@ def main() -> int:
     for number in range(1, arguments.comparisons + 1):
         loaded = number > arguments.comparisons - arguments.loaded
         with tempfile.TemporaryDirectory(prefix="ab-") as folder, load(loaded):
-            rows, ended = compared(Path(folder), arguments)
+            rows, lost, ended = compared(Path(folder), arguments)
         counts = Counter(row["verdict"] for row in rows)
         false += sum(counts[word] for word in CHANGES)
         words = ", ".join(f"{n} {word}" for word, n in counts.items()) or "nothing was compared"
         print(f"{number}{' beside a load' if loaded else ''}: {words}; {ended}", flush=True)
+        for reason in lost:
+            print(f"  not compared: {reason}")
         for row in rows:
             if row["metric"] == "tokens_per_s" or row["verdict"] in CHANGES:
                 low, high = row["change_ci90"] or (float("nan"), float("nan"))
@@ -67,8 +69,8 @@ def main() -> int:
     return int(false > 0)
 
 
-def compared(folder: Path, arguments: argparse.Namespace) -> tuple[list[dict], str]:
-    """The rows of one comparison of a config with itself, and why it ended."""
+def compared(folder: Path, arguments: argparse.Namespace) -> tuple[list[dict], list[str], str]:
+    """The rows of one comparison of a config with itself, why others are none, and why it ended."""
     config = arguments.config
     if config is None:
         config = folder / "self.yaml"
@@ -79,7 +81,9 @@ def compared(folder: Path, arguments: argparse.Namespace) -> tuple[list[dict], s
     if not ran.stdout:
         sys.exit(f"nothing was compared: {ran.stderr}")
     ended = next((line for line in reversed(ran.stderr.splitlines()) if "round" in line), "")
-    return [row for row in json.loads(ran.stdout) if row["metric"]], ended.removeprefix("harness: ")
+    every = json.loads(ran.stdout)
+    lost = [f"{row['name']}: {row['reason']}" for row in every if not row["metric"]]
+    return [row for row in every if row["metric"]], lost, ended.removeprefix("harness: ")
 
 
 @contextmanager

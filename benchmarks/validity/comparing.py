@@ -125,7 +125,8 @@ def of_ab(case: Paired, campaigns: int) -> tuple[Rates, float]:
             if not any(paired.wide(each, bound) for each in changes.values()):
                 break
         rounds.append(count)
-        significant = discoveries({n: each.p for n, each in changes.items() if each.p is not None})
+        p = {n: each.p for n, each in changes.items() if each.p is not None}
+        significant = discoveries(p, paired.FALSE_DISCOVERIES)
         verdicts = [paired.direction(changes[n], bound) * (n in significant) for n in range(case.cells)]
         false += any(verdicts[1:] if case.change else verdicts)
         found += verdicts[0] == 1

@@ -76,7 +76,8 @@ class Rounds:
             for pair, change in found.items():
                 rows[metric.name, pair] = self._row(metric, pair, len(differences[pair]), change)
                 changes[metric.name, pair] = metric, change
-        significant = discoveries({key: each.p for key, (_, each) in changes.items() if each.p is not None})
+        p = {key: each.p for key, (_, each) in changes.items() if each.p is not None}
+        significant = discoveries(p, paired.FALSE_DISCOVERIES)
         bound = math.log1p(self.threshold)
         for key, (metric, change) in changes.items():
             rows[key] |= _verdict(metric, change, key in significant, bound)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from harness.analysis.series import paired
 from harness.analysis.series.difference import FALSE_DISCOVERIES
 from harness.compare import Comparison
 from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
@@ -58,7 +59,7 @@ def meaning(found: Comparison) -> list[str]:
             "Figures are geometric means over rounds; a change is B against A in the same round, with its "
             "90% interval.",
             "SLOWER, LARGER, SHORTER: worse. Mean and median of the change are at least half of the "
-            f"threshold, and it is statistically significant ({_percent(FALSE_DISCOVERIES)} false "
+            f"threshold, and it is statistically significant ({_percent(paired.FALSE_DISCOVERIES)} false "
             "discoveries). SAME: the whole interval is within the threshold. UNCLEAR: neither. INVALID: not "
             "compared.",
             f"Thresholds, as relative change in cost: {limits}.",

@@ -178,13 +178,13 @@ def significant(found: Mapping[Key, Difference]) -> dict[Key, list[Change]]:
     return {name: [every[name, at] for at in (0, 1) if (name, at) in kept] for name in found}
 
 
-def discoveries(p: Mapping[Key, float]) -> set[Key]:
-    """The names with statistically significant differences; at most FALSE_DISCOVERIES of them are expected to
-    be false."""
+def discoveries(p: Mapping[Key, float], false: float = FALSE_DISCOVERIES) -> set[Key]:
+    """The names with statistically significant differences; the share `false` of them is expected to be
+    false."""
     ordered = sorted(p, key=lambda name: p[name])
     last = 0
     for rank, name in enumerate(ordered, 1):
-        if p[name] <= FALSE_DISCOVERIES * rank / len(ordered):
+        if p[name] <= false * rank / len(ordered):
             last = rank
     return set(ordered[:last])
 

@@ -15,6 +15,7 @@ from harness.analysis.series.between import Repeats, spread
 from harness.analysis.series.difference import CONFIDENCE, Change
 from harness.analysis.series.spread import moderated
 
+FALSE_DISCOVERIES = 0.005  # expected share of false ones among reported changes
 FEWEST_ROUNDS = 8  # a variance from fewer may come out small by chance, and would end the measurement early
 
 

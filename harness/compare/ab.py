@@ -19,7 +19,7 @@ from harness.compare import Comparison
 from harness.compare.judge import INVALID, SAME, UNCLEAR, WORSE
 from harness.dataset.gather import Gathered
 from harness.results import Record, ResultsError, Stored
-from harness.system.wording import plural
+from harness.system.wording import named, plural
 
 Row = dict[str, Any]
 SIDES = ("A", "B")
@@ -32,7 +32,7 @@ class Rounds:
 
     threshold: float
     pairs: Sequence[str]
-    _rows: dict[tuple[str, str, int], list[tuple[Row, Stored]]] = field(default_factory=dict)
+    _rows: dict[tuple[str, str, int], list[tuple[Mapping[str, Any], Stored]]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
     def add(self, stored: Sequence[Stored]) -> None:
@@ -102,7 +102,7 @@ class Rounds:
             paired=True,
         )
 
-    def _counting(self, pair: str, side: str) -> dict[int, tuple[Row, Stored]]:
+    def _counting(self, pair: str, side: str) -> dict[int, tuple[Mapping[str, Any], Stored]]:
         """By round: the attempt that counts."""
         return {
             round: counting(
@@ -192,8 +192,8 @@ class Rounds:
             rows = [row for row, _ in self._counting(pair, side).values()]
             bad = [row for row in rows if row["status"] not in USABLE and (disturbed or not row["disturbed"])]
             if bad:
-                why = ", ".join(
-                    dict.fromkeys(f"{row['status']} ({'; '.join(row['reasons'])})" for row in bad)
+                why = named(
+                    list(dict.fromkeys(f"{row['status']} ({'; '.join(row['reasons'])})" for row in bad)), 2
                 )
                 parts.append(f"on side {side} {len(bad)} of {plural(len(rows), 'repeat')}: {why}")
         return "; ".join(parts) or None

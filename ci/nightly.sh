@@ -8,6 +8,8 @@
 #   RESULTS   folder of every night's records, kept from night to night (results/nightly/<config>)
 #   OUT       folder for what is made of this night: pages, summary, benchmark.json, records (reports/nightly)
 #   BASELINE  what is compared with (last:14)
+#   REFERENCE measure CONFIG in turns with this one (harness ab), in place of comparing with the nights before: another
+#             config, or options of side A, such as --package-a llama-cpp-python==0.3.35
 #   FAIL_ON   the regressions that fail (slower:2% memory:2%)
 #
 # Exit codes: 0 all ran, all was compared, no regression; 1 a cell is not ok, or was not compared, or a page is
@@ -36,6 +38,11 @@ name=$(basename "$config" .yaml)
 results=${RESULTS:-results/nightly/$name}
 out=${OUT:-reports/nightly}
 against=("$results" --baseline "${BASELINE:-last:14}")
+reference=()
+if [ -n "${REFERENCE:-}" ]; then
+  read -ra reference <<<"$REFERENCE"
+  against=("$results" --ab)
+fi
 for regression in ${FAIL_ON-slower:2% memory:2%}; do against+=(--fail-on "$regression"); done
 
 PATH="$(cd "$(dirname "$0")/.." && pwd)/.venv/bin:$PATH"
@@ -56,7 +63,7 @@ exec 9>"$out/.lock"
 flock -n 9 || { echo "nightly: waiting for the night that has $out" >&2 && flock 9; }
 
 before=$(find "$results/" -name record.json 2>/dev/null | head -n 1) || true
-if [ -z "$before" ] && [ -z "$first" ]; then
+if [ -z "$before" ] && [ -z "$first" ] && [ -z "${REFERENCE:-}" ]; then
   stop "$results has no records to compare with; where this is the first night, say so: --first"
 elif [ -n "$before" ] && [ -n "$first" ]; then
   echo "nightly: --first is ignored: $results has records of earlier nights" >&2
@@ -70,7 +77,13 @@ touch "$out/.began"
 
 # A device that another campaign has is waited for: two at once would measure each other.
 ran=0
-harness run "$config" --fresh --wait -o "$results" | tee "$out/run.txt" || ran=$?
+if [ -z "${REFERENCE:-}" ]; then
+  harness run "$config" --fresh --wait -o "$results" | tee "$out/run.txt" || ran=$?
+elif [[ ${reference[0]} == -* ]]; then
+  harness ab "$config" "${reference[@]}" --wait -o "$results" | tee "$out/run.txt" || ran=$?
+else
+  harness ab "${reference[@]}" "$config" --wait -o "$results" | tee "$out/run.txt" || ran=$?
+fi
 [ "$ran" -le 1 ] || exit "$ran"
 tonight=$(cd "$results" && find . -name record.json -newer "$out/.began" -exec dirname {} \;)
 [ -n "$tonight" ] || stop "the run left no record, so nothing was compared"
@@ -88,8 +101,12 @@ again() {
   harness compare "${against[@]}" "$@" 2>"$out/.said" || code=$?
   [ "$code" -eq "$compared" ] || { cat "$out/.said" >&2 && broken=1; }
 }
-page=$(sed -n 's/^report: //p' "$out/run.txt")
-cp "$page" "$out/pages/report.html" || broken=1
+if [ -z "${REFERENCE:-}" ]; then
+  page=$(sed -n 's/^report: //p' "$out/run.txt")
+  cp "$page" "$out/pages/report.html" || broken=1
+else
+  harness report "$results" -o "$out/pages/report.html" >/dev/null || broken=1
+fi
 harness history "$results" -o "$out/pages/history.html" || broken=1
 if [ "$compared" -eq 2 ]; then
   {

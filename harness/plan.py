@@ -7,7 +7,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harness.config import Experiment, MaxCtx, Model, Variant, Weights, Workload
@@ -135,6 +135,44 @@ def known_failures(
         sharded = sum(packed_bytes(of_shape(shape), packing).values()) > SHARD_BYTES
     known = Known(device, cell.tokens, compute_capability, shape, packing, sharded)
     return broken(cell.header, cell.options(threads), known)
+
+
+def pairs(a: Sequence[Cell], b: Sequence[Cell]) -> tuple[list[tuple[Cell, Cell]], list[Cell]]:
+    """The cells of two sides that belong together, and those without a partner.
+
+    In this order: the same cell; the same model, workload and variant; the same model, workload, stack and
+    quantization; the same model and workload, where each side has one such cell.
+    """
+    keys: list[Callable[[Cell], object]] = [
+        lambda cell: cell.id,
+        lambda cell: (_work(cell), cell.variant.stack, cell.variant.name),
+        lambda cell: (_work(cell), cell.variant.stack, cell.quant),
+        _work,
+    ]
+    found: list[tuple[Cell, Cell]] = []
+    left, right = list(a), list(b)
+    for key in keys:
+        for each in list(left):
+            mine = [cell for cell in left if key(cell) == key(each)]
+            theirs = [cell for cell in right if key(cell) == key(each)]
+            if len(mine) == len(theirs) == 1:
+                found.append((each, theirs[0]))
+                left.remove(each)
+                right.remove(theirs[0])
+    place = {cell.id: number for number, cell in enumerate(a)}
+    return sorted(found, key=lambda pair: place[pair[0].id]), left + right
+
+
+def _work(cell: Cell) -> object:
+    return cell.model.name, cell.workload.model_dump_json()
+
+
+def turns(count: int, seed: int, round: int) -> list[tuple[int, tuple[str, str]]]:
+    """One round of `count` pairs: their numbers and the order of their two sides, both random."""
+    chance = random.Random(f"{seed} {round}")
+    numbers = list(range(count))
+    chance.shuffle(numbers)
+    return [(number, ("A", "B") if chance.random() < 0.5 else ("B", "A")) for number in numbers]
 
 
 def content_key(

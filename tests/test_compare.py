@@ -22,7 +22,7 @@ from harness.results import Stored
 from harness.results.files import write_columns
 
 GOLDEN = Path(__file__).parent / "golden" / "record-1.json"
-SLOW = {"slower": {"a": 1.10}}
+SLOW = {"slower": {"a": 1.25}}  # more than campaigns of an unknown machine may differ
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_slowdown_that_was_asked_to_fail_ends_with_3_and_says_by_how_much(harn
     assert rows["tokens_per_s"]["fails"]
     low, high = rows["tokens_per_s"]["change_ci90"]
     assert low < rows["tokens_per_s"]["change"] < high
-    assert rows["tokens_per_s"]["change"] == pytest.approx(1 / 1.1 - 1, abs=0.01)
+    assert rows["tokens_per_s"]["change"] == pytest.approx(1 / 1.25 - 1, abs=0.01)
     assert rows["memory_bytes"]["verdict"] == "SAME"
     assert not rows["memory_bytes"]["fails"]
     assert "SLOWER" in ran.err
@@ -93,7 +93,7 @@ def test_the_same_slowdown_is_told_and_fails_nothing_that_was_not_asked(harness,
     assert ran.code == 0
     assert "SLOWER" in ran.out
     assert harness("compare", base, new, "--fail-on", "memory:2%").code == 0
-    assert harness("compare", base, new, "--fail-on", "slower:25%").code == 0
+    assert harness("compare", base, new, "--fail-on", "slower:40%").code == 0
     assert harness("compare", new, base, "--fail-on", "slower:2%").code == 0  # it got faster
 
 
@@ -190,26 +190,26 @@ def test_the_latest_campaign_is_held_against_those_before_it(harness, runs):
 
 
 def test_a_slowdown_that_stays_is_slower_every_night(harness, runs):
-    for night in (1, 2):
+    for night in (1, 2, 3, 4, 5):
         runs("nights", night=night)
-    for night in (3, 4, 5, 6):
+    for night in (6, 7, 8, 9):
         folder = runs("nights", night=night, **SLOW)
         ran = harness(
             "compare", folder, "--baseline", "last:14", "--fail-on", "slower:2%", "--format", "json"
         )
         assert ran.code == 3, night
     (row,) = [row for row in ran.json if row["metric"] == "tokens_per_s"]
-    assert (row["base_campaigns"], row["base_repeats"]) == (2, 6)
+    assert (row["base_campaigns"], row["base_repeats"]) == (5, 15)
     assert "3 of the earlier campaigns changed as well" in row["reason"]
 
 
 def test_what_got_faster_twice_is_the_new_baseline(harness, runs):
-    for night in (1, 2, 3):
+    for night in (1, 2, 3, 4, 5):
         runs("nights", night=night, **SLOW)
-    for night in (4, 5, 6):
+    for night in (6, 7, 8):
         folder = runs("nights", night=night)
     assert harness("compare", folder, "--baseline", "last:14", "--fail-on", "slower:2%").code == 0
-    runs("nights", night=7, **SLOW)
+    runs("nights", night=9, **SLOW)
     assert harness("compare", folder, "--baseline", "last:14", "--fail-on", "slower:2%").code == 3
 
 
@@ -309,14 +309,13 @@ def test_a_longest_context_is_compared_to_its_granule(harness, tmp_path, before,
 
 def grown(*lengths: int, target: bool = False) -> Runs:
     growth = {"kind": "measured", "status": "ok", "workload": "grow", "device": "cpu", "tokens_per_s": 9.0}
-    return Runs(
-        [[growth | {"max_ctx": n, "peak_rss_bytes": n, "max_ctx_is_target": target} for n in lengths]]
-    )
+    rows = [growth | {"max_ctx": n, "peak_rss_bytes": n, "max_ctx_is_target": target} for n in lengths]
+    return Runs({"campaign": rows})
 
 
 def said(base: Runs, new: Runs) -> dict[str, str]:
     thresholds = {"slower": 0.02, "memory": 0.02, "context": 0.02}
-    return {row["metric"]: row["verdict"] for _, row in judged({"x": (base, new)}, thresholds)}
+    return {row["metric"]: row["verdict"] for _, row in judged({"x": (base, new)}, thresholds).rows}
 
 
 def test_a_growth_that_got_further_is_longer_and_neither_slower_nor_larger():

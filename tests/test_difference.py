@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from harness.analysis.records.metrics import METRICS
-from harness.analysis.series.difference import Sample, differences, discoveries
+from harness.analysis.series.baseline import settled
+from harness.analysis.series.between import Repeats
+from harness.analysis.series.difference import Difference, Sample, beyond, discoveries, significant
+from harness.analysis.series.difference import differences as found_by
 from harness.compare.judge import BETTER, WORSE, Runs, judged
 
 THRESHOLDS = {"slower": 0.02, "memory": 0.02, "context": 0.02}
@@ -56,12 +60,24 @@ class Machine:
 
 
 def sides(nights: list[list[list[dict]]], new: list[list[dict]]) -> dict[str, tuple[Runs, Runs]]:
-    return {f"cell {c}": (Runs([night[c] for night in nights]), Runs([rows])) for c, rows in enumerate(new)}
+    return {f"cell {c}": (runs(*(night[c] for night in nights)), runs(rows)) for c, rows in enumerate(new)}
+
+
+def runs(*campaigns: list[dict]) -> Runs:
+    return Runs({f"{number:02}": rows for number, rows in enumerate(campaigns)})
+
+
+def sample(*campaigns: Sequence[float], within: float | None = None) -> Sample:
+    return Sample({f"{number:02}": Repeats(values) for number, values in enumerate(campaigns)}, within)
+
+
+def differences(pairs: dict[str, tuple[Sample, Sample]], prior: float = 0.001) -> dict[str, Difference]:
+    return dict(found_by(pairs, prior).cells)
 
 
 def verdicts(machine: Machine, nights: int, repeats: int, night_sd: float, slower: Sequence[float] = ()):
     base = [machine.night(repeats, night_sd) for _ in range(nights)]
-    rows = judged(sides(base, machine.night(repeats, night_sd, slower)), THRESHOLDS)
+    rows = judged(sides(base, machine.night(repeats, night_sd, slower)), THRESHOLDS).rows
     return {(name, row["metric"]): row["verdict"] for name, row in rows}
 
 
@@ -111,56 +127,61 @@ def test_a_slowdown_of_5_percent_is_slower_in_at_least_95_percent(nights, repeat
 
 
 def one(base: list[float], new: list[float]) -> tuple[Sample, Sample]:
-    return Sample([list(map(math.log, base))]), Sample([list(map(math.log, new))])
+    return sample(list(map(math.log, base))), sample(list(map(math.log, new)))
 
 
 def test_a_spread_is_learnt_from_all_cells():
     quiet = {f"q{i}": one([10, 10.1, 9.9], [10, 10.05, 9.95]) for i in range(9)}
     alone = differences({"x": one([10, 10.1, 9.9], [10.3, 10.35, 10.4])})["x"]
     among = differences({"x": one([10, 10.1, 9.9], [10.3, 10.35, 10.4]), **quiet})["x"]
-    width: Callable = lambda found: found.ends[1] - found.ends[0]  # noqa: E731
-    assert among.cost == alone.cost
+    width: Callable = lambda found: found.whole.ends[1] - found.whole.ends[0]  # noqa: E731
+    assert among.whole.cost == alone.whole.cost
     assert width(among) < width(alone)
 
 
 def test_one_late_process_widens_the_interval_of_its_own_cell_alone():
     cells = {f"q{i}": one([10, 10.1, 9.9], [10, 10.05, 9.95]) for i in range(9)}
     found = differences({"x": one([10, 10.1, 9.9], [10.0, 10.0, 12.0]), **cells})
-    assert found["x"].ends[0] < 0 < found["x"].ends[1]
-    assert found["q0"].ends[1] - found["q0"].ends[0] < 0.04
+    assert found["x"].whole.ends[0] < 0 < found["x"].whole.ends[1]
+    assert found["q0"].whole.ends[1] - found["q0"].whole.ends[0] < 0.04
 
 
 def test_nights_that_differ_more_than_repeats_do_are_what_counts():
     level = [0.0, 0.04, -0.03, 0.02, -0.04, 0.01]
     nights = [[math.log(10) + night + noise for noise in (-0.001, 0.0, 0.001)] for night in level]
-    found = differences({"x": (Sample(nights), Sample([[math.log(10.5)] * 3]))})["x"]
-    assert found.ends[0] < 0  # 5% up is no news where nights differ by 3%
+    found = differences({"x": (sample(*nights), sample([math.log(10.5)] * 3))})["x"]
+    assert found.whole.ends[0] < 0  # 5% up is no news where nights differ by 3%
 
 
 def test_blocks_of_tokens_bound_the_interval_from_below():
     tight = [math.log(10.0), math.log(10.0001)]
-    loose = differences({"x": (Sample([tight], within=0.02), Sample([tight], within=0.02))})["x"]
-    assert loose.ends[1] - loose.ends[0] > 0.03
+    loose = differences({"x": (sample(tight, within=0.02), sample(tight, within=0.02))})["x"]
+    assert loose.whole.ends[1] - loose.whole.ends[0] > 0.03
 
 
 def test_one_restless_repeat_of_many_does_not_hide_a_change():
     row = {"device": "cpu", "status": "ok", "kind": "measured", "n_tokens": 2049}
 
     def nights(count: int, rate: float, *ends: float) -> Runs:
-        rows = [row | {"tokens_per_s": rate + noise} for noise in (-0.3, 0.0, 0.3)] * count
+        rows = [row | {"tokens_per_s": rate + noise} for noise in (-0.3, 0.0, 0.3)]
         settled = [each | {"tokens_per_s_ci95": [99.9, 100.1]} for each in rows]
-        return Runs([[*settled[:-1], settled[-1] | {"tokens_per_s_ci95": [*ends]}]])
+        last = [*settled[:-1], settled[-1] | {"tokens_per_s_ci95": [*ends]}]
+        return runs(*[settled] * (count - 1), last)
 
-    ((_, found),) = judged({"x": (nights(14, 100.0, 80.0, 120.0), nights(1, 95.0, 94.9, 95.1))}, THRESHOLDS)
+    ((_, found),) = judged(
+        {"x": (nights(14, 100.0, 80.0, 120.0), nights(1, 95.0, 94.9, 95.1))}, THRESHOLDS
+    ).rows
     assert found["verdict"] == "SLOWER"
     # Of three new ones it is a third of what is known.
-    ((_, found),) = judged({"x": (nights(14, 100.0, 99.9, 100.1), nights(1, 95.0, 75.0, 115.0))}, THRESHOLDS)
+    ((_, found),) = judged(
+        {"x": (nights(14, 100.0, 99.9, 100.1), nights(1, 95.0, 75.0, 115.0))}, THRESHOLDS
+    ).rows
     assert found["verdict"] == "UNCLEAR"
 
 
 def test_repeats_of_one_a_side_say_nothing_of_their_spread():
     found = differences({"x": one([10], [11])})["x"]
-    assert found.ends is found.p is None
+    assert found.whole.ends is found.whole.p is None
 
 
 def test_of_many_looks_some_small_chances_come_up():
@@ -172,5 +193,97 @@ def test_of_many_looks_some_small_chances_come_up():
 
 def test_figures_that_never_differ_are_the_same():
     rows = [{"device": "cpu", "status": "ok", "kind": "measured", "peak_rss_bytes": 5}] * 3
-    ((_, row),) = judged({"x": (Runs([rows]), Runs([rows]))}, THRESHOLDS)
+    ((_, row),) = judged({"x": (runs(rows), runs(rows))}, THRESHOLDS).rows
     assert (row["verdict"], row["change"]) == ("SAME", 0.0)
+
+
+# Days: campaigns of one machine differ, by a shift that all cells share.
+
+
+def days(chance: np.random.Generator, nights: int, cells: int, sd: float, slower: float = 0.0) -> np.ndarray:
+    """Costs by night (the last is the new one), cell and repeat; repeats differ by 1%."""
+    cost = chance.normal(0, 0.01, (nights + 1, cells, 3)) + chance.normal(0, sd, nights + 1)[:, None, None]
+    cost[-1, 0] += math.log1p(slower)
+    return cost
+
+
+def changes_of(cost: np.ndarray) -> dict[str, Difference]:
+    *base, new = cost.tolist()
+    names = {f"cell {number}": number for number in range(len(new))}
+    pairs = {name: (sample(*(night[n] for night in base)), sample(new[n])) for name, n in names.items()}
+    return differences(pairs, 0.03)
+
+
+@pytest.mark.parametrize(("nights", "cells"), [(1, 6), (14, 6), (14, 1)])
+def test_another_day_of_the_machine_is_no_change(nights, cells):
+    chance = np.random.default_rng(3)
+    wrong = 0
+    for _ in range(40):
+        found = significant(changes_of(days(chance, nights, cells, 0.03)))
+        wrong += any(beyond(changes, 0.02) for changes in found.values())
+    assert wrong <= 2
+
+
+def test_one_cell_that_changed_is_found_whatever_day_the_machine_has():
+    chance = np.random.default_rng(4)
+    found = 0
+    for _ in range(20):
+        changes = significant(changes_of(days(chance, 14, 6, 0.03, slower=0.05)))
+        found += beyond(changes["cell 0"], 0.02) == 1
+        assert not any(beyond(changes[f"cell {number}"], 0.02) for number in range(1, 6))
+    assert found >= 18
+
+
+def test_cells_that_share_a_night_are_one_observation_of_it():
+    chance = np.random.default_rng(5)
+    nights = days(chance, 4, 40, 0.03)
+    shared = found_by(
+        {f"{n}": (sample(*nights[:-1, n].tolist()), sample(nights[-1, n].tolist())) for n in range(40)}, 0.03
+    )
+    assert shared.between.spread.freedom == 3
+    assert shared.shared.cells == 40
+    low, high = shared.shared.change.ends
+    assert high - low > 0.05
+
+
+def test_where_half_of_the_cells_changed_none_is_held_against_a_shared_shift():
+    cost = days(np.random.default_rng(6), 14, 20, 0.01)
+    cost[-1, :10] += 0.05
+    pairs = {f"{n}": (sample(*cost[:-1, n].tolist()), sample(cost[-1, n].tolist())) for n in range(20)}
+    found = found_by(pairs, 0.03)
+    assert found.shared is None
+    assert all(each.own is None for each in found.cells.values())
+
+
+def night(*costs: float) -> dict[str, Sample]:
+    return {"x": sample(*([cost - 0.001, cost, cost + 0.001] for cost in costs))}
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "kept"),
+    [
+        pytest.param([0, 0, 0.3], 0.3, 3, id="none of fewer than five nights"),
+        pytest.param([0, 0.001, 0, 0.001, 0, 0.3, 0.001], 0.0, 7, id="a night alone stays"),
+        pytest.param([0, 0.001, 0, 0.001, 0, 0.3], 0.3, 5, id="the new night is the second"),
+        pytest.param([0, 0.001, 0, 0.001, 0, 0.3, 0.3, 0.001], 0.0, 6, id="two in a row go"),
+        pytest.param([0.3, 0.301, 0.3, 0.301, 0.3, 0, 0], 0.0, 2, id="two faster ones are the baseline"),
+    ],
+)
+def test_it_takes_two_nights_to_leave_one_out(base, new, kept):
+    assert len(settled(night(*base), night(new), 0.02, 0.03)["x"].campaigns) == kept
+
+
+def test_the_rates_of_the_benchmark_in_small(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent)
+    from benchmarks.validity.comparing import Case, Paired, of_ab, of_compare
+
+    another_day = of_compare(Case(1, 6, 0.03, 0.01), 60)
+    assert another_day.false <= 0.04  # two in three by the audit, before
+    assert 0.8 <= another_day.whole <= 1
+    nights = of_compare(Case(14, 6, 0.03, 0.01, 0.05), 20)
+    assert nights.found >= 0.9
+    nothing, _ = of_ab(Paired(6, 0.01), 20)
+    assert nothing.false == 0
+    percent, rounds = of_ab(Paired(6, 0.01, 0.01), 20)
+    assert percent.found >= 0.95
+    assert 50 < rounds < 150

@@ -21,7 +21,7 @@ SHORT = {"new_tokens": 40, "repeats": 3}
 
 @pytest.fixture
 def nightly(tmp_path):
-    """Runs a night in the test's folder: `nightly(config, "--first", HARNESS_FAKE_SLOWER="1.1")`."""
+    """Runs a night in the test's folder: `nightly(config, "--first", HARNESS_FAKE_SLOWER="1.4")`."""
 
     def run(*arguments, **variables):
         night = started(tmp_path, *arguments, **variables)
@@ -62,7 +62,7 @@ def test_a_planted_slowdown_is_found_in_the_night_it_comes(nightly, config, tmp_
     assert "::" not in second.stdout
 
     summary = tmp_path / "summary.md"
-    third = nightly(cells, HARNESS_FAKE_SLOWER="1.1", GITHUB_STEP_SUMMARY=str(summary))
+    third = nightly(cells, HARNESS_FAKE_SLOWER="1.4", GITHUB_STEP_SUMMARY=str(summary))
     assert third.returncode == 3, third.stderr
     (line,) = [line for line in summary.read_text().splitlines() if "| tok/s |" in line]
     assert "SLOWER (fails)" in line
@@ -71,7 +71,7 @@ def test_a_planted_slowdown_is_found_in_the_night_it_comes(nightly, config, tmp_
     assert pages(tmp_path) == {"index.html", "compare.html", "history.html", "report.html"}
     out = tmp_path / "reports" / "nightly"
     figures = {entry["name"].split()[1]: entry for entry in json.loads((out / "benchmark.json").read_text())}
-    assert figures["ms_per_token"]["value"] == pytest.approx(1.1 * CELL["B_ms"], rel=0.05)
+    assert figures["ms_per_token"]["value"] == pytest.approx(1.4 * CELL["B_ms"], rel=0.05)
     with tarfile.open(out / "records.tar.gz") as packed:
         assert sum(name.endswith("record.json") for name in packed.getnames()) == SHORT["repeats"]
 
@@ -185,3 +185,12 @@ def test_shellcheck_finds_nothing():
         pytest.skip("needs shellcheck")
     checked = subprocess.run(["shellcheck", SCRIPT], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
+
+
+def test_with_a_reference_both_are_measured_in_turns_and_no_night_before_is_needed(nightly, config, tmp_path):
+    slow = CELL | {"B_ms": 30.0, "clock": "virtual"}
+    reference = config(CELL | {"clock": "virtual"}, name="reference", **SHORT)
+    night = nightly(config(slow, **SHORT), REFERENCE=str(reference), FAIL_ON="slower:20%")
+    assert night.returncode == 3, night.stdout + night.stderr
+    assert "SLOWER (fails)" in (tmp_path / "reports" / "nightly" / "summary.md").read_text()
+    assert pages(tmp_path) == {"index.html", "compare.html", "report.html", "history.html"}

@@ -24,12 +24,14 @@ Attempts = Mapping[tuple[str, int], Sequence[Stored]]
 @dataclass(frozen=True)
 class Due:
     """An attempt to measure. `attempt`: counted from 1; earlier attempts were disturbed. `quiet`: the result
-    of waiting until the CPUs were idle; null if there was no wait."""
+    of waiting until the CPUs were idle; null if there was no wait. `side`: A or B of a campaign of two
+    sides."""
 
     cell: Cell
     repeat: int
     attempt: int = 1
     quiet: WaitedForQuiet | None = None
+    side: str = ""
 
 
 def judge(stored: Stored) -> Verdict:
@@ -81,7 +83,8 @@ def measure(
     say: Callable[[str], None],
     ended: Callable[[Stored, Verdict], None],
 ) -> tuple[list[Stored], BusyProcess | None]:
-    """Measure all. Retries disturbed attempts at the end of their round, as often as the protocol allows.
+    """Measure all. Retries disturbed attempts at the end of their round, as often as the protocol allows. All
+    repeats of a campaign of two sides are one round.
 
     `attempt`: measures one, given its position and the current total; `ended` gets its record and verdict.
     `watched`: read the CPU time of other
@@ -89,7 +92,7 @@ def measure(
     """
     found: list[Stored] = []
     disturbers, of = quiet.Disturbers(), len(todo)
-    for _, members in groupby(todo, key=lambda each: each.repeat):
+    for _, members in groupby(todo, key=lambda each: None if each.side else each.repeat):
         waiting = deque(members)
         while waiting:
             each = waiting.popleft()
@@ -103,6 +106,6 @@ def measure(
             if before and judged.disturbed:
                 disturbers.add(before, quiet.look())
             if attempts_left(stored.record, judged):
-                waiting.append(Due(each.cell, each.repeat, each.attempt + 1))
+                waiting.append(replace(each, attempt=each.attempt + 1, quiet=None))
                 of += 1
     return found, disturbers.busiest()

@@ -31,6 +31,7 @@ COMMANDS = {
     "theory": "compute what the hardware allows, before running anything",
     "report": "write one HTML page, or print tables, from results folders",
     "compare": "report changes between two sets of runs that exceed run-to-run noise",
+    "ab": "measure two configs in turns in one campaign, until the change between them is known",
     "history": "show every cell over time, and step changes of its figures",
     "export": "export the ok repeats of a results folder in the formats of other tools",
     "fit": "fit a latency log of any tool: line, confidence interval, shape, warnings",
@@ -78,7 +79,7 @@ def parser(named: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
         "cannot be trusted.",
         epilog="exit codes: 0 all cells ok; 1 some cells not ok or not compared, or the run could not go on; "
         "2 nothing was started or compared: the config, the command line, the results or the cache folder is "
-        "wrong; 3 a regression that compare was asked to fail for; 130 interrupted",
+        "wrong; 3 a regression that compare or ab was asked to fail for; 130 interrupted",
     )
     parser.add_argument("--version", action="version", version=f"harness {harness.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness import shipped
 from harness.analysis.records.metrics import FAMILIES
 from harness.cli.exits import NOT_OK, NOT_STARTED, OK, REGRESSION, Mistake, say
-from harness.compare import Comparison, compare, gha, page, sides, text
+from harness.compare import Comparison, ab, compare, gha, page, sides, text
 from harness.results import ResultsError
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
@@ -26,6 +26,17 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--baseline",
         metavar="last:N",
         help="compare the latest campaign of one folder (default: --results) with the N before it",
+    )
+    parser.add_argument(
+        "--ab",
+        action="store_true",
+        help="judge again the latest campaign of `harness ab` in one folder (default: --results)",
+    )
+    parser.add_argument(
+        "--threshold",
+        default="1%",
+        metavar="1%",
+        help="with --ab: the smallest change to be found (default: 1%%)",
     )
     parser.add_argument(
         "--results",
@@ -50,14 +61,22 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compare and print; the exit code tells whether a regression failed or something was not compared.
     Raises ResultsError if nothing can be compared."""
-    fail_on = _thresholds(arguments.fail_on)
-    base, new = _sides(arguments)
-    found = compare(base, new, fail_on)
-    _show(found, arguments.format, arguments.output)
-    return _judge(found)
+    fail_on = thresholds(arguments.fail_on)
+    found = _ab(arguments, fail_on) if arguments.ab else compare(*_sides(arguments), fail_on)
+    show(found, arguments.format, arguments.output)
+    return exit_code(found)
 
 
-def _thresholds(given: Sequence[str]) -> dict[str, float]:
+def _ab(arguments: argparse.Namespace, fail_on: dict[str, float]) -> Comparison:
+    if arguments.baseline or len(arguments.of) > 1:
+        raise Mistake("with --ab, compare takes at most one results folder")
+    folder = Path(arguments.of[0]) if arguments.of else arguments.results
+    rounds, names = ab.latest(folder, share("--threshold", arguments.threshold))
+    return rounds.comparison(names, fail_on)
+
+
+def thresholds(given: Sequence[str]) -> dict[str, float]:
+    """The thresholds of --fail-on, by family. Raises Mistake."""
     found: dict[str, float] = {}
     for each in given:
         family, share = threshold(each)
@@ -78,6 +97,14 @@ def threshold(given: str) -> tuple[str, float]:
     return family, float(number[1]) / 100
 
 
+def share(option: str, given: str) -> float:
+    """`1%` as a number. Raises Mistake."""
+    number = _PERCENT.fullmatch(given)
+    if number is None or not 0 < float(number[1]) < 100:
+        raise Mistake(f"{option} {given}: must be a percentage, as in 1%")
+    return float(number[1]) / 100
+
+
 def _sides(arguments: argparse.Namespace) -> tuple[sides.Side, sides.Side]:
     given, results = [str(shipped.results(each)) for each in arguments.of], arguments.results
     if arguments.baseline is None:
@@ -94,7 +121,8 @@ def _sides(arguments: argparse.Namespace) -> tuple[sides.Side, sides.Side]:
     return sides.rolling(Path(given[0]) if given else results, int(count[1]))
 
 
-def _show(found: Comparison, form: str | None, output: Path | None) -> None:
+def show(found: Comparison, form: str | None, output: Path | None) -> None:
+    """Print a comparison, or write it to a file."""
     for each in (*found.damages, *found.notes):
         say(each)
     if form == "gha":
@@ -128,7 +156,8 @@ def _write(path: Path, made: str) -> None:
         raise ResultsError(f"{path}: cannot be written: {refusal.strerror}") from refusal
 
 
-def _judge(found: Comparison) -> int:
+def exit_code(found: Comparison) -> int:
+    """The exit code; prints what failed or was not compared."""
     fails = [f"{row['name']} {row['metric']} {row['verdict']}" for row in found.rows if row["fails"]]
     if fails:
         say(f"{len(fails)} failed: {'; '.join(fails)}")

@@ -8,8 +8,9 @@ from typing import Any
 
 from harness.analysis.records.metrics import FAMILIES
 from harness.analysis.records.surroundings import changed
+from harness.compare import sides
 from harness.compare.cells import NAMES_SHOWN, Cells
-from harness.compare.judge import INVALID, WORSE, judged
+from harness.compare.judge import INVALID, WORSE, Runs, judged
 from harness.compare.sides import Key, Side
 from harness.results import ResultsError
 
@@ -26,7 +27,8 @@ class Comparison:
     `rows`: one per cell and metric, with its verdict; `fails` marks a regression in --fail-on. `environment`:
     other differences between the sides, with their cells. `not_compared`: cells with reasons. `partial`:
     cells without some of their new repeats, with reasons. `damages`: records that cannot be read. `notes`:
-    records left out on purpose.
+    records left out on purpose. `shared`: by metric, the shift that all cells share, and the noise between
+    campaigns. `paired`: both sides were measured in one campaign, round by round.
     """
 
     base: str
@@ -37,6 +39,8 @@ class Comparison:
     partial: Sequence[Row]
     damages: Sequence[str]
     notes: Sequence[str]
+    shared: Sequence[Row] = ()
+    paired: bool = False
 
     @property
     def compared(self) -> bool:
@@ -65,9 +69,10 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
     of = {names[key]: key for key in common if key not in why_not}
     pairs = {name: (before.runs(key), after.runs(key)) for name, key in of.items()}
     thresholds = {family: fail_on.get(family, DEFAULT_THRESHOLD) for family in FAMILIES}
+    verdicts = judged(pairs, thresholds, _history(base, new, of))
     rows = [
         {**_cell(name, of[name]), **row, "fails": row["verdict"] in WORSE and row["family"] in fail_on}
-        for name, row in judged(pairs, thresholds)
+        for name, row in verdicts.rows
     ]
     with_rows = {row["name"] for row in rows}
     nothing = {key: "neither side has a figure for it" for name, key in of.items() if name not in with_rows}
@@ -78,6 +83,7 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
         base=base.name,
         new=new.name,
         rows=rows,
+        shared=verdicts.shared,
         environment=list(_environment(before, after, {names[key]: key for key in common})),
         not_compared=[{**_cell(names[key], key), "reason": why} for key, why in not_compared.items()],
         partial=[{**_cell(name, of[name]), "reason": now} for name, (_, now) in lost.items() if now],
@@ -88,6 +94,12 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
             *(f"{name}: in the baseline {was}" for name, (was, _) in lost.items() if was),
         ],
     )
+
+
+def _history(base: Side, new: Side, of: Mapping[str, Key]) -> dict[str, Runs]:
+    """By name of a cell: its runs in earlier campaigns of this machine."""
+    cells = Cells(Side("history", sides.history(base, new), base.checks))
+    return {name: runs for name, key in of.items() if key in cells and (runs := cells.runs(key)).campaigns}
 
 
 def _cell(name: str, key: Key) -> Row:

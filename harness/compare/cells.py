@@ -44,8 +44,10 @@ class Cells:
 
     def runs(self, key: Key) -> Runs:
         """The usable rows by campaign, oldest first."""
-        campaigns = ([row for row in rows if row["status"] in USABLE] for rows in self._rows[key].values())
-        return Runs([rows for rows in campaigns if rows])
+        usable = {
+            name: [row for row in rows if row["status"] in USABLE] for name, rows in self._rows[key].items()
+        }
+        return Runs({name: rows for name, rows in usable.items() if rows})
 
     def records(self, key: Key) -> list[Record]:
         return self._records[key]

@@ -8,62 +8,98 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.analysis.records.metrics import METRICS, Metric
-from harness.analysis.series.difference import Difference, Sample, beyond, differences, discoveries, settled
+from harness.analysis.series.baseline import settled
+from harness.analysis.series.between import Between, Repeats
+from harness.analysis.series.difference import (
+    Change,
+    Difference,
+    Sample,
+    Shared,
+    beyond,
+    differences,
+    significant,
+)
 
 Row = Mapping[str, Any]
 SAME, UNCLEAR, INVALID = "SAME", "UNCLEAR", "INVALID"
 WORSE = tuple(dict.fromkeys(metric.worse for metric in METRICS))
 BETTER = tuple(dict.fromkeys(metric.improved for metric in METRICS))
 FEWEST_REPEATS = 2  # of a baseline: one repeat shows no run-to-run noise
+# Standard deviation assumed between campaigns where a machine's own is unknown, by family. Speed: the worst
+# of the days in benchmarks/validity/comparing.py. Memory is counted, and hardly depends on the day.
+ASSUMED = {"slower": 0.03, "memory": 0.002, "context": 0.002}
 
 
 @dataclass(frozen=True)
 class Runs:
     """One side's usable rows of a cell, of repeats and searches, by campaign."""
 
-    campaigns: Sequence[Sequence[Row]]
+    campaigns: Mapping[str, Sequence[Row]]
 
-    def values(self, metric: Metric) -> list[list[float]]:
+    def values(self, metric: Metric) -> dict[str, list[float]]:
         """The metric's values by campaign; campaigns without one are left out."""
-        found = [[v for row in rows if (v := metric.value(row)) is not None] for rows in self._valid(metric)]
-        return [values for values in found if values]
+        found = {
+            name: [v for row in rows if (v := metric.value(row)) is not None]
+            for name, rows in self._valid(metric).items()
+        }
+        return {name: values for name, values in found.items() if values}
 
-    def _valid(self, metric: Metric) -> list[list[Row]]:
+    def _valid(self, metric: Metric) -> dict[str, list[Row]]:
         """The rows that count for a metric; the speed of a functional row does not."""
         timed = metric.family == "slower"
-        return [[row for row in rows if not timed or row["status"] == "ok"] for rows in self.campaigns]
+        return {
+            name: [row for row in rows if not timed or row["status"] == "ok"]
+            for name, rows in self.campaigns.items()
+        }
 
     def sample(self, metric: Metric) -> Sample:
         """The metric's costs; needs at least one value."""
-        errors = [each for rows in self._valid(metric) for row in rows if (each := metric.error(row))]
+        valid = self._valid(metric).values()
+        errors = [each for rows in valid for row in rows if (each := metric.error(row))]
         within = math.sqrt(sum(each**2 for each in errors) / len(errors)) if errors else None
-        return Sample([[metric.cost(value) for value in values] for values in self.values(metric)], within)
+        costs = {
+            name: Repeats([metric.cost(value) for value in values])
+            for name, values in self.values(metric).items()
+        }
+        return Sample(costs, within)
 
     @property
     def repeats(self) -> int:
-        return sum(map(len, self.campaigns))
+        return sum(map(len, self.campaigns.values()))
 
     @property
     def searched(self) -> bool:
         """Whether all rows are searches, whose result is verified, not sampled."""
-        return all(row["kind"] == "searched" for rows in self.campaigns for row in rows)
+        return all(row["kind"] == "searched" for rows in self.campaigns.values() for row in rows)
 
     @property
     def granule(self) -> int:
         """The step of the searches in tokens: results are multiples of it."""
-        return max(int(row["granule"]) for rows in self.campaigns for row in rows)
+        return max(int(row["granule"]) for rows in self.campaigns.values() for row in rows)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """`rows`: one per pair and metric, with the pair's name. `shared`: one per metric that was compared."""
+
+    rows: Sequence[tuple[str, dict[str, Any]]]
+    shared: Sequence[dict[str, Any]]
 
 
 def judged(
-    pairs: Mapping[str, tuple[Runs, Runs]], thresholds: Mapping[str, float]
-) -> list[tuple[str, dict[str, Any]]]:
-    """A row per pair (base, new) and metric that either side has, with the pair's name.
+    pairs: Mapping[str, tuple[Runs, Runs]],
+    thresholds: Mapping[str, float],
+    history: Mapping[str, Runs] | None = None,
+) -> Judged:
+    """A row per pair (base, new) and metric that either side has.
 
     `thresholds`: by family, the relative change in cost above which a change counts. A change that is not
-    statistically significant among all differences is UNCLEAR.
+    statistically significant among all differences is UNCLEAR. `history`: earlier campaigns, where the
+    baselines have too few to show how campaigns differ.
     """
     rows: list[tuple[str, dict[str, Any]]] = []
     noisy: dict[str, tuple[dict[str, Any], Metric, Difference]] = {}
+    shared: list[dict[str, Any]] = []
     for metric in METRICS:
         compared: dict[str, tuple[Sample, Sample]] = {}
         of_metric: dict[str, dict[str, Any]] = {}
@@ -79,17 +115,26 @@ def judged(
             else:
                 compared[name] = base.sample(metric), new.sample(metric)
                 of_metric[name] = row
-        bound = math.log1p(thresholds[metric.family])
-        bases = settled({name: base for name, (base, _) in compared.items()}, bound)
+        if not compared:
+            continue
+        bound, prior = math.log1p(thresholds[metric.family]), ASSUMED[metric.family]
+        news = {name: new for name, (_, new) in compared.items()}
+        bases = settled({name: base for name, (base, _) in compared.items()}, news, bound, prior)
         for name, kept in bases.items():
             of_metric[name] |= _left_out(metric, compared[name][0], kept)
-        found = differences({name: (bases[name], sample) for name, (_, sample) in compared.items()})
-        noisy |= {f"{metric.name} {name}": (of_metric[name], metric, found[name]) for name in found}
-    significant = discoveries({key: each.p for key, (_, _, each) in noisy.items() if each.p is not None})
+        before = {name: runs.sample(metric) for name, runs in (history or {}).items() if runs.values(metric)}
+        found = differences({name: (bases[name], news[name]) for name in compared}, prior, before)
+        noisy |= {
+            f"{metric.name} {name}": (of_metric[name], metric, each) for name, each in found.cells.items()
+        }
+        shared.append(_shared(metric, found.shared, found.between))
+        for row in of_metric.values():
+            row |= {f"shared_{key}": shared[-1][key] for key in ("change", "ci90", "between")}
+    changes = significant({key: each for key, (_, _, each) in noisy.items()})
     for key, (row, metric, difference) in noisy.items():
-        row |= _noisy(metric, difference, key in significant, row["threshold"], len(noisy))
+        row |= _noisy(metric, difference, changes[key], row["threshold"], len(noisy))
     order = {name: number for number, name in enumerate(pairs)}
-    return sorted(rows, key=lambda each: order[each[0]])
+    return Judged(sorted(rows, key=lambda each: order[each[0]]), shared)
 
 
 def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, Any] | None:
@@ -97,7 +142,7 @@ def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, A
     values = [side.values(metric) for side in (base, new)]
     if not any(values):
         return None
-    counts = [sum(map(len, side)) for side in values]
+    counts = [sum(map(len, side.values())) for side in values]
     row: dict[str, Any] = {
         "metric": metric.name,
         "unit": metric.unit,
@@ -110,6 +155,11 @@ def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, A
         "base_campaigns": len(values[0]),
         "change": None,
         "change_ci90": None,
+        "own_change": None,
+        "own_ci90": None,
+        "shared_change": None,
+        "shared_ci90": None,
+        "shared_between": None,
         "p": None,
         "spread": None,
         "threshold": threshold,
@@ -133,25 +183,48 @@ def _shown(metric: Metric, side: Runs) -> float | None:
     return metric.figure(side.sample(metric).mean) if side.values(metric) else None
 
 
+def _shared(metric: Metric, found: Shared | None, between: Between) -> dict[str, Any]:
+    """The shift that all cells share; without one, only how campaigns differ."""
+    row: dict[str, Any] = {"metric": metric.name, "cells": found.cells if found else None}
+    row |= {"change": None, "ci90": None, "between": between.source}
+    if found:
+        row |= _figures(metric, found.change, "change", "ci90")
+    return row
+
+
+def _figures(metric: Metric, change: Change, name: str, interval: str) -> dict[str, Any]:
+    """The change and its interval, relative, under these keys."""
+    ends = sorted(metric.change(end) for end in change.ends) if change.ends else None
+    return {name: metric.change(change.cost), interval: ends}
+
+
 def _noisy(
-    metric: Metric, found: Difference, significant: bool, threshold: float, count: int
+    metric: Metric, found: Difference, significant: Sequence[Change], threshold: float, count: int
 ) -> dict[str, Any]:
-    row: dict[str, Any] = {"change": metric.change(found.cost), "spread": found.spread}
-    if found.ends is None or found.p is None:
+    row: dict[str, Any] = {"spread": found.spread, **_figures(metric, found.whole, "change", "change_ci90")}
+    if found.own:
+        row |= _figures(metric, found.own, "own_change", "own_ci90")
+    if found.whole.ends is None:
         return row | {"verdict": INVALID, "reason": "run-to-run noise is unknown"}
-    low, high = sorted(metric.change(end) for end in found.ends)
-    row |= {"change_ci90": [low, high], "p": found.p}
+    row["p"] = found.whole.p
     bound = math.log1p(threshold)
-    least, most = found.ends
-    if least > bound or most < -bound:
-        if not significant:
-            return row | {"verdict": UNCLEAR, "reason": f"not significant among {count} differences"}
-        if not (change := beyond(found, bound)):
-            why = f"the medians differ by only {metric.change(found.middle):+.1%}"
-            return row | {"verdict": UNCLEAR, "reason": why}
+    if change := beyond(significant, bound):
+        by_itself = beyond([each for each in significant if each is found.whole], bound)
+        if not by_itself:
+            row["reason"] = f"{row['own_change']:+.1%} beyond what all cells share"
         return row | {"verdict": metric.worse if change > 0 else metric.improved}
+    known = [each for each in (found.whole, found.own) if each]
+    for each in known:
+        least, most = each.ends or (0.0, 0.0)
+        if least > bound or most < -bound:
+            if each not in significant:
+                return row | {"verdict": UNCLEAR, "reason": f"not significant among {count} differences"}
+            why = f"the medians differ by only {metric.change(each.middle):+.1%}"
+            return row | {"verdict": UNCLEAR, "reason": why}
+    least, most = found.whole.ends
     if -bound < least and most < bound:
         return row | {"verdict": SAME}
+    low, high = row["change_ci90"]
     return row | {"verdict": UNCLEAR, "reason": f"anywhere from {low:+.1%} to {high:+.1%}"}
 
 
@@ -170,7 +243,7 @@ def _left_out(metric: Metric, base: Sample, kept: Sample) -> dict[str, Any]:
 
 def _context(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, Any]:
     """Compare longest contexts: verified, not sampled. The true limit is less than a granule above each."""
-    before, after = ([v for values in side.values(metric) for v in values] for side in (base, new))
+    before, after = ([v for values in side.values(metric).values() for v in values] for side in (base, new))
     low = min(after) / (max(before) + base.granule - 1) - 1
     high = (max(after) + new.granule - 1) / min(before) - 1
     mean = [sum(values) / len(values) for values in (before, after)]

@@ -11,10 +11,12 @@ from pathlib import Path
 from harness import results
 from harness.analysis.records.disturbances import counting
 from harness.analysis.records.verdicts import USABLE, verdict
+from harness.analysis.series.between import FEWEST_CAMPAIGNS
 from harness.results import ResultsError, Stored
 from harness.system.wording import plural
 
 KINDS = ("measured", "searched")  # published figures have no repeats, and a check times nothing
+MOST_CAMPAIGNS = 14  # of a history; older ones may be of another state of the machine
 _FOLDER = re.compile(r"/(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)\d\d\.\d+Z/")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 Key = tuple[str, str, str]
@@ -24,13 +26,17 @@ Key = tuple[str, str, str]
 @dataclass(frozen=True)
 class Side:
     """`campaigns`: the records of each, oldest first; a folder or a day counts as one campaign. `checks`: of
-    the variants' weights. `damages`: a sentence per record that cannot be read. `notes`: records left out."""
+    the variants' weights. `damages`: a sentence per record that cannot be read. `notes`: records left out.
+    `history`: campaigns of the same cells and folder, by id, that show how campaigns of the machine differ;
+    empty if there are too few. `ids`: of the campaigns on this side."""
 
     name: str
     campaigns: Mapping[str, Sequence[Stored]]
     checks: Sequence[Stored] = field(default_factory=list)
     damages: Sequence[str] = field(default_factory=list)
     notes: Sequence[str] = field(default_factory=list)
+    history: Mapping[str, Sequence[Stored]] = field(default_factory=dict)
+    ids: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -113,10 +119,21 @@ def rolling(path: Path, count: int) -> tuple[Side, Side]:
     nights = len({each.campaign for each in base})
     words = "the campaign before" if nights == 1 else f"the {nights} campaigns before"
     new = [each for each in same if each.campaign == last]
+    history = {} if nights >= FEWEST_CAMPAIGNS else _history([each for each in same if each.campaign != last])
     return (
-        Side(words, _newest(base, lambda each: each.campaign), folder.checks, damages, notes),
+        Side(words, _newest(base, lambda each: each.campaign), folder.checks, damages, notes, history),
         Side(f"the campaign of {last[:16]}", _newest(new, lambda each: each.campaign), folder.checks),
     )
+
+
+def history(base: Side, new: Side) -> Mapping[str, Sequence[Stored]]:
+    """Campaigns that show how campaigns of this machine differ: of the baseline's folder, else of the new
+    runs', without those that are compared on the other side. Empty: too few."""
+    for side, other in ((base, new), (new, base)):
+        found = {name: records for name, records in side.history.items() if name not in other.ids}
+        if len(found) >= FEWEST_CAMPAIGNS:
+            return found
+    return {}
 
 
 def cell_of(stored: Stored) -> Key:
@@ -167,7 +184,17 @@ def _one(name: str, every: Sequence[_Found], folder: _Folder) -> Side:
         (again, "of repeats that were measured again"),
     ]
     notes = [f"{name}: {plural(count, 'record')} {which} left out" for count, which in left_out if count]
-    return Side(name, campaigns, folder.checks, folder.damages, notes)
+    same = [each for each in folder.found if latest.get(each.cell) == each.content_key]
+    ids = frozenset(each.campaign for each in every)
+    return Side(name, campaigns, folder.checks, folder.damages, notes, _history(same), ids)
+
+
+def _history(every: Sequence[_Found]) -> dict[str, list[Stored]]:
+    """The latest campaigns, if there are enough to show how they differ."""
+    ids = sorted({each.campaign for each in every})[-MOST_CAMPAIGNS:]
+    if len(ids) < FEWEST_CAMPAIGNS:
+        return {}
+    return _newest([each for each in every if each.campaign in ids], lambda each: each.campaign)
 
 
 def _newest(every: Iterable[_Found], campaign: Callable[[_Found], str]) -> dict[str, list[Stored]]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from harness.analysis.series import paired
 from harness.analysis.series.difference import FALSE_DISCOVERIES
 from harness.compare import Comparison
 from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
@@ -44,8 +45,8 @@ def counts(found: Comparison) -> str:
 
 
 def tables(found: Comparison) -> list[Table]:
-    """The tables of differences, cells not compared, and figures; empty ones are left out."""
-    every = _environment(found), _not_compared(found), _figures(found)
+    """The tables of differences, cells not compared, shared shifts, and figures; empty ones are left out."""
+    every = _environment(found), _not_compared(found), _shared(found), _figures(found)
     return [table for table in every if table.lines]
 
 
@@ -53,13 +54,33 @@ def meaning(found: Comparison) -> list[str]:
     """How to read the figures, in sentences."""
     thresholds = {row["family"]: row["threshold"] for row in found.rows}
     limits = ", ".join(f"{family} {_percent(value)}" for family, value in thresholds.items())
+    if found.paired:
+        return [
+            "Figures are geometric means over rounds; a change is B against A in the same round, with its "
+            "90% interval.",
+            "SLOWER, LARGER, SHORTER: worse. Mean and median of the change are at least half of the "
+            f"threshold, and it is statistically significant ({_percent(paired.FALSE_DISCOVERIES)} false "
+            "discoveries). SAME: the whole interval is within the threshold. UNCLEAR: neither. INVALID: not "
+            "compared.",
+            f"Thresholds, as relative change in cost: {limits}.",
+        ]
     return [
-        "Figures are geometric means over repeats; a change is new against baseline, with its 90% interval.",
-        "SLOWER, LARGER, SHORTER: worse. The median and the whole interval exceed the threshold, and the "
-        f"change is statistically significant ({_percent(FALSE_DISCOVERIES)} false discoveries). SAME: the "
-        "whole interval is within the threshold. UNCLEAR: neither. INVALID: not compared.",
+        "Figures are geometric means over repeats; a change is new against baseline, with its 90% interval. "
+        "own: the interval of the change beyond what all cells share.",
+        *_between(found),
+        "SLOWER, LARGER, SHORTER: worse. The median and one of the two intervals exceed the threshold, and "
+        f"the change is statistically significant ({_percent(FALSE_DISCOVERIES)} false discoveries). SAME: "
+        "the whole interval is within the threshold. UNCLEAR: neither. INVALID: not compared.",
         f"Thresholds, as relative change in cost: {limits}.",
     ]
+
+
+def _between(found: Comparison) -> list[str]:
+    """How campaigns differ, and what to do where that is assumed."""
+    of = {each["metric"]: each["between"] for each in found.shared}
+    speed = [source for metric, source in of.items() if metric == "tokens_per_s"]
+    advice = "; `harness ab` measures both sides in one campaign, without this noise"
+    return [f"Noise of speed: {source}{advice if 'assumed' in source else ''}." for source in speed]
 
 
 def title(found: Comparison) -> str:
@@ -127,11 +148,38 @@ def _not_compared(found: Comparison) -> Table:
     return Table(["cell", "why"], lines, [False] * 2, title="Not compared")
 
 
+def _shared(found: Comparison) -> Table:
+    lines = [
+        [
+            FIGURES[each["metric"]][0],
+            _signed(each["change"]),
+            " to ".join(map(_signed, each["ci90"])),
+            f"all {each['cells']} cells: the machine, or something they share",
+            each["between"],
+        ]
+        for each in found.shared
+        if each["change"] is not None
+    ]
+    headings = ["figure", "change", "90% interval", "of", "noise"]
+    return Table(headings, lines, [False, True, True, False, False], title="Shared by all cells")
+
+
 def _figures(found: Comparison) -> Table:
-    headings = ["cell", "figure", "baseline", "new", "change", "90% interval", "repeats", "verdict", "why"]
+    headings = [
+        "cell",
+        "figure",
+        "baseline",
+        "new",
+        "change",
+        "90% interval",
+        "own",
+        "repeats",
+        "verdict",
+        "why",
+    ]
     worst_first = sorted(found.rows, key=lambda row: VERDICTS.index(row["verdict"]))
     lines = [_line(row) for row in worst_first]
-    numeric = [False, False, True, True, True, True, True, False, False]
+    numeric = [False, False, True, True, True, True, True, True, False, False]
     marked = [row["verdict"] in (*WORSE, INVALID) for row in worst_first]
     return Table(headings, lines, numeric, marked, "Figures")
 
@@ -143,7 +191,8 @@ def _line(row: Row) -> list[str]:
     interval = " to ".join(map(_signed, row["change_ci90"] or ())) or NONE
     repeats = f"{row['base_repeats']}, {row['new_repeats']}"
     verdict = row["verdict"] + (" (fails)" if row["fails"] else "")
-    return [row["name"], name, base, new, change, interval, repeats, verdict, row["reason"] or ""]
+    own = " to ".join(map(_signed, row["own_ci90"] or ())) or NONE
+    return [row["name"], name, base, new, change, interval, own, repeats, verdict, row["reason"] or ""]
 
 
 def _signed(share: float) -> str:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,19 @@ class Environment:
     unisolated: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+
+    def with_packages(self, requirements: Sequence[str]) -> Environment:
+        """This environment with other versions of its packages: each requirement replaces the pinned one of
+        the same project; those of other projects are ignored."""
+        given = {project_of(each): each for each in requirements}
+        dependencies = tuple(given.get(project_of(each), each) for each in self.dependencies)
+        return replace(self, dependencies=dependencies)
+
+
+def project_of(requirement: str) -> str:
+    """The normalized project name of a requirement such as `llama-cpp-python==0.3.36` (PEP 503)."""
+    name = re.split(r"[\s\[<>=!~;@]", requirement.strip(), maxsplit=1)[0]
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,9 +53,11 @@ def _not_ready() -> Iterator[None]:
 class Preparation:
     """Prepares each thing once per campaign: caches what is ready, and what failed."""
 
-    def __init__(self, device: str, gpu: str | None, threads: int | None, say: Say) -> None:
-        """`threads`: null for one per physical core."""
-        self.device, self.say = device, say
+    def __init__(
+        self, device: str, gpu: str | None, threads: int | None, say: Say, packages: Sequence[str] = ()
+    ) -> None:
+        """`threads`: null for one per physical core. `packages`: requirements in place of the pinned ones."""
+        self.device, self.say, self._packages = device, say, packages
         self.threads = threads or machine.physical_cores()
         self._no_device: str | None = None
         try:
@@ -84,6 +86,7 @@ class Preparation:
         environment = header.environment_for(family)
         if environment is None:
             return NotReady("unavailable", f"stack {header.stack} has no environment for device {family}")
+        environment = environment.with_packages(self._packages)
         try:
             return build.find(environment) or build.create(environment, self.say)
         except build.EnvironmentFailed as failure:

@@ -19,6 +19,12 @@ class Campaign(TypedDict):
     config: NotRequired[Any]
     """the config as given, `--set` applied"""
     command_line: NotRequired[list[Text]]
+    side: NotRequired[Text]
+    """of `harness ab`: A or B"""
+    pair: NotRequired[Text]
+    """of `harness ab`: the pair of cells, one of each side"""
+    round: NotRequired[Positive]
+    """of `harness ab`: in which the pair was measured once on each side"""
 
 
 @with_config(DESCRIBED)

@@ -1,0 +1,127 @@
+"""Run one campaign of two sides: each round has every pair of cells once, one side next to the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness import plan
+from harness.campaign import rounds
+from harness.campaign.attempts import Attempts
+from harness.campaign.device_lock import device_lock
+from harness.campaign.opened import Campaign, RunOptions, Watcher, examined, preparation_of, prepared, recover
+from harness.campaign.rounds import Due
+from harness.config import Experiment
+from harness.plan import Cell
+from harness.results import Stored
+
+OnRound = Callable[[Sequence[Stored]], Sequence[str]]
+"""Gets the records of a round; returns the pairs that need another one."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`sides`: the experiments A and B, with the same device. `pairs`: by name, a cell of each.
+    `packages`: by side, requirements of its environments in place of the pinned ones."""
+
+    sides: tuple[Experiment, Experiment]
+    pairs: Mapping[str, tuple[Cell, Cell]]
+    packages: tuple[Sequence[str], Sequence[str]] = ((), ())
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where the rounds end at the latest. `seconds`: no round begins after that; null: no such limit."""
+
+    rounds: int
+    seconds: float | None = None
+
+
+def run(
+    wanted: Plan, limits: Limits, options: tuple[RunOptions, RunOptions], watcher: Watcher, on_round: OnRound
+) -> str:
+    """Measure rounds until no pair needs another one, or a limit is met. Returns why it ended.
+
+    Nothing measured before is reused: the sides of a pair must be measured in turns. Raises as
+    campaign.run().
+    """
+    wanted = replace(wanted, sides=(_without_retries(wanted.sides[0]), _without_retries(wanted.sides[1])))
+    preparations = [
+        preparation_of(each, watcher, packages)
+        for each, packages in zip(wanted.sides, wanted.packages, strict=True)
+    ]
+    with device_lock(preparations[0].device_id, options[0].wait, watcher.say):
+        recover(options[0], watcher)
+        campaigns = {}
+        for number, (side, preparation) in enumerate(zip("AB", preparations, strict=True)):
+            cells = [pair[number] for pair in wanted.pairs.values()]
+            campaign = prepared(wanted.sides[number], cells, options[number], watcher, preparation)
+            campaigns[side] = examined(campaign) if side == "A" else campaign
+        a, b = campaigns["A"], campaigns["B"]
+        campaigns = {side: replace(each, shared=_shared(each, a)) for side, each in (("A", a), ("B", b))}
+        attempts = {side: Attempts(each, each.cells) for side, each in campaigns.items()}
+        return _rounds(wanted, limits, campaigns, attempts, watcher, on_round)
+
+
+def _without_retries(experiment: Experiment) -> Experiment:
+    """A disturbed repeat is not measured again, which would be away from its partner: another round is."""
+    protocol = experiment.protocol.model_copy(update={"retry_disturbed": 0})
+    return experiment.model_copy(update={"protocol": protocol})
+
+
+def _shared(campaign: Campaign, first: Campaign) -> dict[str, Any]:
+    """The facts of a side, with the campaign and the doctor's findings of side A. A name of its own keeps the
+    records out of a nightly baseline (compare --baseline)."""
+    one = {"id": first.shared["campaign"]["id"], "name": f"{first.experiment.name}-ab"}
+    findings = {"doctor": first.shared["doctor"]} if "doctor" in first.shared else {}
+    return {**campaign.shared, "campaign": {**campaign.shared["campaign"], **one}, **findings}
+
+
+def _rounds(
+    wanted: Plan,
+    limits: Limits,
+    campaigns: Mapping[str, Campaign],
+    attempts: Mapping[str, Attempts],
+    watcher: Watcher,
+    on_round: OnRound,
+) -> str:
+    protocol = wanted.sides[0].protocol
+    began, number, names = time.monotonic(), 0, list(wanted.pairs)
+    pair_of: dict[tuple[str, str], str] = {}
+    for name, cells in wanted.pairs.items():
+        pair_of |= {(side, cell.id): name for side, cell in zip("AB", cells, strict=True)}
+    # Two sides that are the same cell in the same versions share a content key: they differ in the repeat.
+    alike = {
+        name
+        for name, (a, b) in wanted.pairs.items()
+        if campaigns["A"].keys[a.id] == campaigns["B"].keys[b.id]
+    }
+    open_pairs: Sequence[str] = names
+    done = 0
+
+    def attempt(due: Due, place: int, of: int) -> Stored:
+        name = pair_of[due.side, due.cell.id]
+        facts = campaigns[due.side].shared["campaign"] | {"side": due.side, "pair": name, "round": number}
+        return attempts[due.side].measure(due, done + place, done + of, campaign=facts)
+
+    while open_pairs:
+        if number == limits.rounds:
+            return f"ended by the limit of {limits.rounds} rounds"
+        if limits.seconds is not None and time.monotonic() - began > limits.seconds:
+            return f"ended by the limit of {limits.seconds / 60:.3g} minutes, after {number} rounds"
+        number += 1
+        todo = []
+        for at, order in plan.turns(len(open_pairs), protocol.order_seed, number):
+            name = open_pairs[at]
+            for side in order:
+                repeat = number if name not in alike else 2 * number - (side == "A")
+                todo.append(Due(wanted.pairs[name]["AB".index(side)], repeat, side=side))
+        stored, busiest = rounds.measure(todo, attempt, True, watcher.say, watcher.repeat_ends)
+        done += len(stored)
+        if busiest is not None:
+            watcher.disturbed_by(busiest)
+        open_pairs = on_round(stored)
+        watcher.say(f"round {number}: {len(open_pairs)} of {len(names)} pairs need more")
+    return f"every interval was narrow enough after {number} rounds"

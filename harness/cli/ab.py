@@ -1,0 +1,207 @@
+"""`harness ab`: measure two configs in turns in one campaign, until the change between them is known."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness import config, plan, shipped
+from harness.campaign import RunOptions, ab
+from harness.cli import compare, dry_run
+from harness.cli.exits import Mistake, say
+from harness.cli.inputs import CONFIG, WAIT, chosen
+from harness.cli.progress import Progress
+from harness.compare.ab import Rounds
+from harness.config import Experiment
+from harness.plan import Cell
+from harness.results import Stored
+from harness.stacks.header import project_of
+from harness.system.wording import named, plural
+
+EPILOG = """The day of the machine, and all that drifts slowly, is in both sides and cancels. So this finds a
+change of 1%, which no comparison of two campaigns can show. Each round measures every pair of cells once on
+each side, one next to the other, in random order. Rounds are added until the 90% interval of tok/s of every
+pair is narrower than half of the threshold, or a limit is met. Every repeat is a record of the results
+folder, as with `harness run`.
+
+examples:
+  harness ab before.yaml after.yaml
+  harness ab quickstart --set-b variants.0.flash_attn=true
+  harness ab quickstart --package-b llama-cpp-python==0.3.35"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("a", type=shipped.config, metavar="A", help=f"side A: {CONFIG}")
+    parser.add_argument(
+        "b",
+        nargs="?",
+        type=shipped.config,
+        metavar="B",
+        help="side B (default: A, changed by --set-b or --package-b)",
+    )
+    for side in ("", "-a", "-b"):
+        where = f"side {side[1:].upper()}" if side else "both sides"
+        parser.add_argument(
+            f"--set{side}",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help=f"override a key of the config of {where}; repeatable",
+        )
+    for side in ("a", "b"):
+        parser.add_argument(
+            f"--package-{side}",
+            action="append",
+            default=[],
+            metavar="NAME==VERSION",
+            help=f"use this version of a stack's package on side {side.upper()}, in an environment of its "
+            "own; repeatable",
+        )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="GLOB", help="only cells whose id matches; repeatable"
+    )
+    parser.add_argument(
+        "--threshold", default="1%", metavar="1%", help="smallest change to be found (default: 1%%)"
+    )
+    parser.add_argument(
+        "--max-rounds", type=int, default=100, metavar="N", help="limit of the rounds (default: 100)"
+    )
+    parser.add_argument("--max-minutes", type=float, metavar="M", help="begin no round after M minutes")
+    parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="results folder (default: results)")
+    parser.add_argument("--wait", action="store_true", help=WAIT)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the pairs and a forecast of each cell, and measure nothing",
+    )
+    parser.add_argument(
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="slower:2%",
+        help="exit with 3 if B is SLOWER (LARGER) and the whole interval is beyond that; repeatable",
+    )
+    parser.add_argument(
+        "--format", choices=["md", "json", "html", "gha"], help="format of the verdict (default: plain text)"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the verdict to FILE")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure both sides, print the verdict; exit codes as those of `harness compare`."""
+    fail_on = compare.thresholds(arguments.fail_on)
+    threshold, limits = compare.share("--threshold", arguments.threshold), _limits(arguments)
+    paths = (arguments.a, arguments.b or arguments.a)
+    sides = (
+        config.load(paths[0], [*arguments.set, *arguments.set_a]),
+        config.load(paths[1], [*arguments.set, *arguments.set_b]),
+    )
+    pairs = _pairs(sides, arguments.only)
+    packages = arguments.package_a, arguments.package_b
+    _check(sides, pairs, packages)
+    names = _names(pairs)
+    if arguments.dry_run:
+        return _forecast(sides, pairs, names, limits)
+    root = (arguments.out or Path("results")).absolute()
+    a, b = (RunOptions(root, path, arguments.command_line, fresh=True, wait=arguments.wait) for path in paths)
+    rounds = Rounds(threshold, names)
+
+    def on_round(stored: Sequence[Stored]) -> Sequence[str]:
+        rounds.add(stored)
+        return rounds.open()
+
+    progress = Progress()
+    wanted = ab.Plan(sides, dict(zip(names, pairs, strict=True)), packages)
+    ended = ab.run(wanted, limits, (a, b), progress, on_round)
+    progress.clear()
+    found = rounds.comparison(("A: " + _title(arguments, "a"), "B: " + _title(arguments, "b")), fail_on)
+    compare.show(found, arguments.format, arguments.output)
+    say(f"{ended}; records: {root}")
+    return compare.exit_code(found)
+
+
+def _limits(arguments: argparse.Namespace) -> ab.Limits:
+    if arguments.max_rounds < 2:
+        raise Mistake(f"--max-rounds {arguments.max_rounds}: must be 2 or more")
+    minutes = arguments.max_minutes
+    if minutes is not None and not 0 < minutes < 1e5:
+        raise Mistake(f"--max-minutes {minutes:g}: must be above 0")
+    return ab.Limits(arguments.max_rounds, None if minutes is None else 60 * minutes)
+
+
+def _pairs(sides: tuple[Experiment, Experiment], only: Sequence[str]) -> list[tuple[Cell, Cell]]:
+    timed = [[cell for cell in plan.cells(each) if not cell.searches] for each in sides]
+    pairs, alone = plan.pairs(*timed)
+    if only:
+        wanted = (
+            {cell.id for cell in chosen([cell for pair in pairs for cell in pair], only)} if pairs else set()
+        )
+        pairs = [pair for pair in pairs if wanted & {cell.id for cell in pair}]
+        alone = []
+    if alone:
+        ids = named([cell.id for cell in alone], 3)
+        raise Mistake(
+            f"{plural(len(alone), 'cell')} without a partner on the other side: {ids}; choose with --only"
+        )
+    if not pairs:
+        raise Mistake("no cell of A has a partner in B (the same model and workload)")
+    return pairs
+
+
+def _check(
+    sides: tuple[Experiment, Experiment],
+    pairs: Sequence[tuple[Cell, Cell]],
+    packages: tuple[Sequence[str], Sequence[str]],
+) -> None:
+    """Raises Mistake: two devices, a package of no stack, or a package that is not a version."""
+    a, b = ((each.device, each.gpu) for each in sides)
+    if a != b:
+        raise Mistake(f"A is on {a[0]} and B on {b[0]}: both sides must use the same device")
+    for number, given in enumerate(packages):
+        environments = [e for pair in pairs for e in pair[number].header.environments.values()]
+        known = {project_of(each) for environment in environments for each in environment.dependencies}
+        for each in given:
+            if project_of(each) not in known:
+                side, needed = "ab"[number], named(sorted(known), 20)
+                where = f"--package-{side} {each}"
+                raise Mistake(f"{where}: no stack of side {side.upper()} needs it; they need {needed}")
+
+
+def _names(pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
+    """A unique name for each pair."""
+    names = []
+    for a, b in pairs:
+        of = [f"{cell.variant.stack} {cell.variant.name}" for cell in (a, b)]
+        names.append(f"{a.model.name} {' -> '.join(dict.fromkeys(of))}")
+    return [
+        f"{name} {a.workload.kind} {a.tokens}" if names.count(name) > 1 else name
+        for name, (a, _) in zip(names, pairs, strict=True)
+    ]
+
+
+def _title(arguments: argparse.Namespace, side: str) -> str:
+    """`quickstart variants.0.flash_attn=true`"""
+    path = arguments.a if side == "a" else arguments.b or arguments.a
+    changes = [*getattr(arguments, f"set_{side}"), *getattr(arguments, f"package_{side}")]
+    return " ".join([path.name, *changes])
+
+
+def _forecast(
+    sides: tuple[Experiment, Experiment],
+    pairs: Sequence[tuple[Cell, Cell]],
+    names: Sequence[str],
+    limits: ab.Limits,
+) -> int:
+    for name, (a, b) in zip(names, pairs, strict=True):
+        print(f"{name}: {a.id} against {b.id}")
+    codes = []
+    for number, side in enumerate("AB"):
+        say(f"side {side}, one round is one repeat of each cell, at most {limits.rounds} rounds:")
+        once = sides[number].model_copy(
+            update={"protocol": sides[number].protocol.model_copy(update={"repeats": 1})}
+        )
+        codes.append(dry_run.show(once, [pair[number] for pair in pairs], as_json=False))
+    return max(codes)

@@ -1,0 +1,234 @@
+"""Judge a campaign of two sides that were measured in turns: pairs of cells, paired round by round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness import results
+from harness.analysis.records.disturbances import counting
+from harness.analysis.records.metrics import METRICS, Metric
+from harness.analysis.records.surroundings import changed
+from harness.analysis.records.verdicts import USABLE
+from harness.analysis.series import paired
+from harness.analysis.series.difference import Change, discoveries
+from harness.compare import Comparison
+from harness.compare.judge import INVALID, SAME, UNCLEAR, WORSE
+from harness.dataset.gather import Gathered
+from harness.results import Record, ResultsError, Stored
+from harness.system.wording import named, plural
+
+Row = dict[str, Any]
+SIDES = ("A", "B")
+STEERING = "tokens_per_s"  # the figure whose interval decides how many rounds there are
+
+
+@dataclass
+class Rounds:
+    """What was measured so far. `threshold`: the smallest relative change to be found; `pairs`: names."""
+
+    threshold: float
+    pairs: Sequence[str]
+    _rows: dict[tuple[str, str, int], list[tuple[Mapping[str, Any], Stored]]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def add(self, stored: Sequence[Stored]) -> None:
+        """The records of one round."""
+        gathered = Gathered(stored)
+        self.warnings += gathered.warnings
+        for row, each in zip(gathered.repeats, gathered.stored, strict=True):
+            of = each.record["campaign"]
+            key = (of["pair"], of["side"], of["round"])
+            self._rows.setdefault(key, []).append((row, each))
+
+    def open(self) -> list[str]:
+        """The pairs that need another round: too few, or an interval that is too wide. None does that failed
+        twice, or was disturbed each time."""
+        metric = next(metric for metric in METRICS if metric.name == STEERING)
+        differences = self._differences(metric)
+        found = paired.changes({pair: values for pair, values in differences.items() if values})
+        bound = math.log1p(self.threshold)
+        names = []
+        for pair, values in differences.items():
+            rows = [row for (of, _, _), tried in self._rows.items() if of == pair for row, _ in tried]
+            rounds = max((round for of, _, round in self._rows if of == pair), default=0)
+            if len(values) >= paired.FEWEST_ROUNDS:
+                again = paired.wide(found[pair], bound)
+            elif any(row["disturbed"] for row in rows) and not values:
+                again = rounds < 2 * paired.FEWEST_ROUNDS
+            else:
+                again = bool(values) or rounds < 2
+            if again:
+                names.append(pair)
+        return names
+
+    def comparison(self, sides: tuple[str, str], fail_on: Mapping[str, float]) -> Comparison:
+        """The verdict of every pair and metric. `fail_on`: by family, the relative change in cost that
+        fails."""
+        rows: dict[tuple[str, str], Row] = {}
+        changes: dict[tuple[str, str], tuple[Metric, Change]] = {}
+        for metric in METRICS:
+            differences = self._differences(metric)
+            found = paired.changes({pair: values for pair, values in differences.items() if values})
+            for pair, change in found.items():
+                rows[metric.name, pair] = self._row(metric, pair, len(differences[pair]), change)
+                changes[metric.name, pair] = metric, change
+        p = {key: each.p for key, (_, each) in changes.items() if each.p is not None}
+        significant = discoveries(p, paired.FALSE_DISCOVERIES)
+        bound = math.log1p(self.threshold)
+        for key, (metric, change) in changes.items():
+            rows[key] |= _verdict(metric, change, key in significant, bound)
+            failing = fail_on.get(metric.family)
+            beyond = change.ends is not None and failing is not None and change.ends[0] > math.log1p(failing)
+            rows[key]["fails"] = rows[key]["verdict"] in WORSE and beyond
+        order = {pair: number for number, pair in enumerate(self.pairs)}
+        without = [pair for pair in self.pairs if not any(of == pair for _, of in rows)]
+        return Comparison(
+            base=sides[0],
+            new=sides[1],
+            rows=[row for _, row in sorted(rows.items(), key=lambda item: order[item[0][1]])],
+            environment=self._environment(),
+            not_compared=[{**self._cell(pair), "reason": self._why_not(pair)} for pair in without],
+            partial=[
+                {**self._cell(pair), "reason": lost}
+                for pair in self.pairs
+                if pair not in without and (lost := self._lost(pair, False))
+            ],
+            damages=self.warnings,
+            notes=[],
+            paired=True,
+        )
+
+    def _counting(self, pair: str, side: str) -> dict[int, tuple[Mapping[str, Any], Stored]]:
+        """By round: the attempt that counts."""
+        return {
+            round: counting(
+                attempts, lambda each: each[0]["status"] in USABLE, lambda each: each[0]["disturbed"]
+            )
+            for (of, on, round), attempts in self._rows.items()
+            if (of, on) == (pair, side)
+        }
+
+    def _values(self, metric: Metric, pair: str, side: str) -> dict[int, float]:
+        found = {}
+        for round, (row, _) in self._counting(pair, side).items():
+            valid = row["status"] == "ok" or (row["status"] in USABLE and metric.family != "slower")
+            value = metric.value(row) if valid else None
+            if value is not None:
+                found[round] = metric.cost(value)
+        return found
+
+    def _differences(self, metric: Metric) -> dict[str, list[float]]:
+        """By pair: the cost of B minus that of A, in each round that has both."""
+        found = {}
+        for pair in self.pairs:
+            a, b = (self._values(metric, pair, side) for side in SIDES)
+            found[pair] = [b[round] - a[round] for round in sorted(a.keys() & b.keys())]
+        return found
+
+    def _row(self, metric: Metric, pair: str, rounds: int, change: Change) -> Row:
+        a, b = (self._values(metric, pair, side) for side in SIDES)
+        both = a.keys() & b.keys()
+        base, new = (metric.figure(sum(side[r] for r in both) / len(both)) for side in (a, b))
+        ends = sorted(metric.change(end) for end in change.ends) if change.ends else None
+        return {
+            **self._cell(pair),
+            "metric": metric.name,
+            "unit": metric.unit,
+            "better": metric.better,
+            "family": metric.family,
+            "base": base,
+            "new": new,
+            "base_repeats": rounds,
+            "new_repeats": rounds,
+            "base_campaigns": 1,
+            "change": metric.change(change.cost),
+            "change_ci90": ends,
+            "own_change": None,
+            "own_ci90": None,
+            "shared_change": None,
+            "shared_ci90": None,
+            "shared_between": None,
+            "p": change.p,
+            "spread": None,
+            "threshold": self.threshold,
+        }
+
+    def _cell(self, pair: str) -> Row:
+        """The pair, as the cell of side B."""
+        record = self._records(pair, "B")[-1]
+        return {
+            "name": pair,
+            "cell": record["cell"],
+            "machine": record["machine"]["slug"],
+            "device": record["asked"]["device"],
+        }
+
+    def _records(self, pair: str, side: str) -> list[Record]:
+        return [each.record for _, each in self._counting(pair, side).values()]
+
+    def _environment(self) -> list[Row]:
+        """Differences between the sides, with the pairs that they apply to; null: all."""
+        found: dict[tuple[str, str, str], list[str]] = {}
+        for pair in self.pairs:
+            for each in changed(self._records(pair, "A"), self._records(pair, "B")):
+                found.setdefault((each["what"], each["before"], each["after"]), []).append(pair)
+        return [
+            {"what": what, "base": a, "new": b, "cells": None if len(names) == len(self.pairs) else names}
+            for (what, a, b), names in found.items()
+        ]
+
+    def _why_not(self, pair: str) -> str:
+        return self._lost(pair, True) or "neither side has a figure for it"
+
+    def _lost(self, pair: str, disturbed: bool) -> str | None:
+        """How many repeats are not usable, and why; null: none. `disturbed`: with those that the machine
+        disturbed, which further rounds make good."""
+        parts = []
+        for side in SIDES:
+            rows = [row for row, _ in self._counting(pair, side).values()]
+            bad = [row for row in rows if row["status"] not in USABLE and (disturbed or not row["disturbed"])]
+            if bad:
+                why = named(
+                    list(dict.fromkeys(f"{row['status']} ({'; '.join(row['reasons'])})" for row in bad)), 2
+                )
+                parts.append(f"on side {side} {len(bad)} of {plural(len(rows), 'repeat')}: {why}")
+        return "; ".join(parts) or None
+
+
+def latest(folder: Path, threshold: float) -> tuple[Rounds, tuple[str, str]]:
+    """The rounds of the latest campaign of two sides in a results folder, and the names of the sides.
+
+    Raises ResultsError: no such campaign.
+    """
+    results.check_folder(folder)
+    damages: list[str] = []
+    every = list(results.records(folder, lambda damage: damages.append(f"passed over: {damage}")))
+    of_two = [each for each in every if each.record["campaign"].get("side")]
+    if not of_two:
+        raise ResultsError(f"{folder}: no campaign of `harness ab`")
+    last = max(each.record["campaign"]["id"] for each in of_two)
+    found = [each for each in of_two if each.record["campaign"]["id"] == last]
+    found.sort(key=lambda each: str(each.record["started_utc"]))
+    campaigns = [each.record["campaign"] for each in found]
+    rounds = Rounds(threshold, sorted({of["pair"] for of in campaigns}))
+    rounds.add(found)
+    rounds.warnings += damages
+    paths = {of["side"]: Path(of.get("config_path", "")).name for of in campaigns}
+    return rounds, (f"A: {paths.get('A', '')}", f"B: {paths.get('B', '')}")
+
+
+def _verdict(metric: Metric, change: Change, significant: bool, bound: float) -> Row:
+    if change.ends is None:
+        return {"verdict": INVALID, "reason": "run-to-run noise is unknown: fewer than two rounds"}
+    sign = paired.direction(change, bound)
+    if sign and significant:
+        return {"verdict": metric.worse if sign > 0 else metric.improved, "reason": None}
+    least, most = change.ends
+    if -bound < least and most < bound:
+        return {"verdict": SAME, "reason": None}
+    low, high = sorted(metric.change(end) for end in change.ends)
+    return {"verdict": UNCLEAR, "reason": f"anywhere from {low:+.1%} to {high:+.1%}"}

@@ -1,0 +1,209 @@
+"""`harness ab`: two sides of one campaign by the real command, on the fake stack."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness import config as configs
+from harness import plan, results
+from harness.analysis.series import paired
+from harness.results import Stored
+from harness.stacks.header import project_of, stacks
+
+# By the fake's virtual clock and with a wide threshold: a busy machine can neither hide nor make a change.
+CELL = {"B_ms": 3.0, "clock": "virtual"}
+SLOW = ("--set-b", "variants.0.B_ms=6.0", "--threshold", "60%")
+
+
+def stored(folder: Path) -> list[Stored]:
+    return list(results.records(folder, lambda damage: pytest.fail(str(damage))))
+
+
+def of_campaign(folder: Path) -> Counter[tuple[str, str, int]]:
+    """Records by pair, side and round."""
+    found = (each.record["campaign"] for each in stored(folder))
+    return Counter((of["pair"], of["side"], of["round"]) for of in found)
+
+
+def test_a_slower_side_is_slower_and_both_sides_are_one_campaign(harness, config, tmp_path):
+    cells = config(CELL, CELL | {"B_ms": 2.0})
+    ran = harness("ab", cells, *SLOW, "--fail-on", "slower:20%", "--format", "json")
+    assert ran.code == 3, ran.err
+    verdicts = {(row["name"], row["metric"]): row for row in ran.json}
+    slow = verdicts["tiny-qwen2 fake v0", "tokens_per_s"]
+    assert (slow["verdict"], slow["fails"]) == ("SLOWER", True)
+    assert slow["change"] < -0.3
+    assert verdicts["tiny-qwen2 fake v1", "tokens_per_s"]["verdict"] == "SAME"
+    records = stored(tmp_path / "results")
+    assert len({each.record["campaign"]["id"] for each in records}) == 1
+    rounds = of_campaign(tmp_path / "results")
+    assert set(rounds.values()) == {1}
+    assert {(pair, round) for pair, side, round in rounds if side == "A"} == {
+        (pair, round) for pair, side, round in rounds if side == "B"
+    }
+    assert slow["base_repeats"] == slow["new_repeats"] >= paired.FEWEST_ROUNDS
+
+
+def test_a_config_against_itself_is_the_same_and_other_commands_read_its_records(harness, config, tmp_path):
+    cells = config(CELL)
+    ran = harness("ab", cells, "--max-rounds", "3", "--threshold", "60%")
+    assert ran.code == 0, ran.err
+    assert "SAME" in ran.out
+    assert "ended by the limit of 3 rounds" in ran.err
+    # One cell in one version: every repeat has a number of its own, so that none hides another.
+    assert sorted(each.record["repeat"] for each in stored(tmp_path / "results")) == [1, 2, 3, 4, 5, 6]
+    assert "ok 6/6" in harness("list", "results").out
+    assert harness("report", "results").code == 0
+
+
+def test_two_configs_are_paired_by_what_they_have_in_common(harness, config, tmp_path):
+    before, after = config(CELL, name="before"), config(CELL | {"B_ms": 6.0}, name="after")
+    ran = harness("ab", before, after, "--max-rounds", "3", "--threshold", "60%")
+    assert ran.code == 0, ran.err
+    assert "A: before.yaml -> B: after.yaml" in ran.out
+    assert "SLOWER" in ran.out
+    assert "option B ms" in ran.out  # what differs stands before the figures
+    paths = {each.record["campaign"]["config_path"] for each in stored(tmp_path / "results")}
+    assert paths == {str(before), str(after)}
+
+
+def test_what_was_measured_before_is_not_reused(harness, config, tmp_path):
+    cells = config(CELL, repeats=2)
+    assert harness("run", cells).code == 0
+    assert harness("ab", cells, "--max-rounds", "2", "--threshold", "60%").code == 0
+    assert len(stored(tmp_path / "results")) == 2 + 4
+
+
+def test_a_cell_that_fails_on_one_side_is_not_compared(harness, config):
+    cells = config(CELL, CELL)
+    ran = harness(
+        "ab", cells, "--set-b", "variants.0.die_at_token=5", "--max-rounds", "8", "--threshold", "60%"
+    )
+    assert ran.code == 1
+    assert "on side B 2 of 2 repeats: crash" in ran.out
+    assert "some cells were not compared" in ran.err
+
+
+def test_a_dry_run_measures_nothing(harness, config, tmp_path):
+    ran = harness("ab", config(CELL), *SLOW, "--dry-run")
+    assert ran.code == 0
+    assert "tiny-qwen2 fake v0: tiny-qwen2.fake.v0" in ran.out
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--threshold", "one"], "--threshold one: must be a percentage, as in 1%"),
+        (["--max-rounds", "1"], "--max-rounds 1: must be 2 or more"),
+        (["--max-minutes", "0"], "must be above 0"),
+        (["--fail-on", "slower:2"], "must be a percentage"),
+        (["--set-b", "models.0.shape=tiny-llama"], "without a partner on the other side"),
+        (["--set-b", "device=cuda"], "both sides must use the same device"),
+        (["--package-b", "torch==2.0"], "no stack of side B needs it"),
+        (["--only", "nothing*"], "matches none of"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_nothing_is_measured(harness, config, tmp_path, options, message):
+    ran = harness("ab", config(CELL), *options)
+    assert (ran.code, ran.out) == (2, ""), ran.err
+    assert message in ran.err
+    assert ran.err.count("\n") == 1
+    assert not (tmp_path / "results").exists()
+
+
+def cells_of(tmp_path: Path, *variants: dict) -> list[plan.Cell]:
+    data = {"models": [{"shape": "tiny-qwen2"}], "variants": variants}
+    (tmp_path / "c.yaml").write_text(json.dumps(data))
+    return plan.cells(configs.load(tmp_path / "c.yaml"))
+
+
+def test_cells_are_paired_by_id_then_by_quantization_then_by_model(tmp_path):
+    q8, q4 = {"stack": "llamacpp", "quant": "q8_0"}, {"stack": "llamacpp", "quant": "q4_0"}
+    a = cells_of(tmp_path, q8, q4)
+    b = cells_of(tmp_path, q4 | {"flash_attn": True}, q8)
+    pairs, alone = plan.pairs(a, b)
+    assert [(left.quant, right.quant) for left, right in pairs] == [("q8_0", "q8_0"), ("q4_0", "q4_0")]
+    assert alone == []
+    ((left, right),), _ = plan.pairs(a[:1], cells_of(tmp_path, q4))
+    assert (left.quant, right.quant) == ("q8_0", "q4_0")
+    assert plan.pairs(a, cells_of(tmp_path, {"stack": "hf"}))[0] == []
+
+
+def test_both_orders_of_the_sides_and_of_the_pairs_occur():
+    rounds = [plan.turns(3, 1, number) for number in range(1, 60)]
+    orders = Counter(order for turns in rounds for _, order in turns)
+    assert min(orders["A", "B"], orders["B", "A"]) > 50
+    assert len({tuple(number for number, _ in turns) for turns in rounds}) == 6
+    assert plan.turns(3, 1, 5) == rounds[4]
+
+
+def test_another_version_of_a_package_is_another_environment():
+    environment = stacks()["llamacpp"].environments["cpu"]
+    other = environment.with_packages(["llama_cpp_python==0.3.35", "torch==2.0"])
+    assert "llama_cpp_python==0.3.35" in other.dependencies
+    assert len(other.dependencies) == len(environment.dependencies)
+    assert not any("torch" in each for each in other.dependencies)
+    assert project_of("Llama.cpp_python @ git+https://x/y@abc") == "llama-cpp-python"
+
+
+# The statistics of a pair
+
+
+def test_a_change_of_one_percent_is_found_and_none_is_not():
+    chance = np.random.default_rng(7)
+    found = wrong = 0
+    for _ in range(20):
+        rounds = {str(n): chance.normal(0, 0.0141, 90) + 0.01 * (n == 0) for n in range(6)}
+        changes = paired.changes({name: values.tolist() for name, values in rounds.items()})
+        directions = {name: paired.direction(each, 0.00995) for name, each in changes.items()}
+        found += directions.pop("0") == 1 and changes["0"].p < 0.001
+        wrong += sum(changes[name].p < 0.001 and abs(sign) for name, sign in directions.items())
+    assert (found, wrong) == (20, 0)
+
+
+def test_what_drifts_in_both_sides_alike_is_not_in_the_interval():
+    drift = np.linspace(0, 0.3, 20)
+    noise = np.random.default_rng(8).normal(0, 0.001, (2, 20))
+    a, b = drift + noise[0], drift + noise[1]
+    change = paired.changes({"x": (b - a).tolist()})["x"]
+    assert not paired.wide(change, 0.01)
+    assert paired.direction(change, 0.01) == 0
+
+
+def test_one_slow_process_does_not_make_a_side_slower():
+    change = paired.changes({"x": [0.0, 0.001, -0.001, 0.0, 0.001, 0.2, 0.0, -0.001]})["x"]
+    assert change.cost > 0.02
+    assert paired.direction(change, 0.01) == 0
+
+
+def test_rounds_go_on_until_the_interval_is_narrow():
+    few, many = ([0.01, -0.01] * count for count in (2, 200))
+    assert paired.wide(paired.changes({"x": few})["x"], 0.01)
+    assert not paired.wide(paired.changes({"x": many})["x"], 0.01)
+    assert paired.wide(paired.changes({"x": [0.0]})["x"], 0.01)  # one round has no spread
+
+
+def test_compare_judges_the_records_again(harness, config):
+    cells = config(CELL)
+    first = harness("ab", cells, *SLOW, "--max-rounds", "3", "--format", "json")
+    again = harness("compare", "results", "--ab", "--threshold", "60%", "--format", "json")
+    assert again.code == first.code == 0
+    figures = ("name", "metric", "change", "change_ci90", "verdict")
+    assert [[row[key] for key in figures] for row in again.json] == [
+        [row[key] for key in figures] for row in first.json
+    ]
+    failed = harness("compare", "results", "--ab", "--threshold", "60%", "--fail-on", "slower:20%")
+    assert failed.code == 3
+
+
+def test_a_folder_without_such_a_campaign_is_one_sentence(harness, config):
+    assert harness("run", config(CELL)).code == 0
+    ran = harness("compare", "--ab")
+    assert (ran.code, ran.out) == (2, "")
+    assert "results: no campaign of `harness ab`" in ran.err

@@ -54,7 +54,7 @@ class Nights:
             record["campaign"]["id"] = began.isoformat()
             record["conditions"]["pressure"] = {}
             record["done"] |= {"cpu_wait_ns": 0, "major_faults": 0, "flushes": [], "start_ns": 0}
-            record["done"] |= {"peak_rss_bytes": 17_000_000, "warmup": {"agreed": True}}
+            record["done"] |= {"peak_rss_bytes": 17_000_000, "warmup": {"agreed": True}, "control": None}
             record["memory"] = {}
             record.pop("sensors", None)
             record["timing"] |= {"first_token_ns": ns[0], "last_token_ns": sum(ns)}

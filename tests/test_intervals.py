@@ -41,6 +41,7 @@ def relative_width(found: dict[str, Any]) -> float:
     return math.log(high / low)
 
 
+@pytest.mark.slow("simulates 300 campaigns for a minute")
 def test_of_three_repeats_the_95_percent_interval_covers_the_truth_in_93_to_97_percent():
     found = SIMULATED("late", repeats=3, campaigns=300, seed=0)
     for figure in ("B", "W", "tok/s"):

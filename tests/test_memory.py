@@ -25,7 +25,7 @@ from harness.worker.memory_sampler import (
 )
 
 MB = 1_000_000
-SHORT = {"window_tokens": 4, "max_windows": 2, "tolerance": 0.5}
+SHORT = {"window_tokens": 4, "max_windows": 2, "tolerance": 0.5, "at_least_s": 0}
 
 
 def test_what_the_kernel_says_of_a_process_is_what_psutil_says():

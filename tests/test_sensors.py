@@ -32,7 +32,7 @@ GOOD = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text
 NOTHING = {"sources": {}, "missing": {}, "samples": 0, "cost_ns": 1, "interval_ms": 1000}
 NOTHING |= {"timed": {}, "throttled": [], "energy": None}
 S = 1_000_000_000
-SHORT = {"window_tokens": 4, "max_windows": 20, "tolerance": 0.9}
+SHORT = {"window_tokens": 4, "max_windows": 20, "tolerance": 0.9, "at_least_s": 0}
 # Of 100 tokens from n = 26 on, one each 100 ms, that began at second 10.
 DURING = sensor_summary.Timed(10 * S, tuple(10 * S + k * S // 10 for k in range(1, 101)), 26)
 

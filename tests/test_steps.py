@@ -40,7 +40,9 @@ def test_of_500_quiet_histories_at_most_one_in_twenty_shows_a_step():
     assert share <= 0.05
 
 
-@pytest.mark.parametrize("nights", [6, 8, 12, 25, 365])
+@pytest.mark.parametrize(
+    "nights", [6, 8, 12, 25, pytest.param(365, marks=pytest.mark.slow("simulates long histories for 20 s"))]
+)
 def test_neither_do_short_or_long_histories(nights: int):
     chance = np.random.default_rng(nights)
     share = with_any([quiet(chance, nights) for _ in range(300)])

@@ -18,7 +18,7 @@ from harness.report.table import Table
 
 # Part, its rates, and the simulated campaigns of each case: of the whole table, and of the short one.
 PARTS: Sequence[tuple[int, Callable[[int], list[Row]], int, int]] = (
-    (1, comparing.rates, 1000, 20),
+    (1, comparing.rates, 300, 20),
     (2, drift.rates, 200, 5),
     (3, one_series.rates, 200, 5),
     (5, warm_up.rates, 40, 2),

@@ -26,6 +26,7 @@ class FlagRow(TypedDict):
 class Flagged(TypedDict):
     mode_changes_at: int | None
     flags: list[FlagRow]
+    B_ci95_ms: Ends | None
 
 
 class SegmentRow(TypedDict):

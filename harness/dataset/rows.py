@@ -264,11 +264,15 @@ def _peak_allocator_bytes(record: Record) -> int | None:
 
 
 def flag_kernel_changes(rows: Sequence[Flagged]) -> None:
-    """Flag rows of one stack whose mode changes at the same n: a change of kernel, not drift."""
+    """Flag rows of one stack whose mode changes at the same n: a change of kernel, not drift. Drift leaves B
+    without an interval."""
     changes = same_changes({str(i): each["mode_changes_at"] for i, each in enumerate(rows)})
     for i, flag in changes.items():
         others = [known for known in rows[int(i)]["flags"] if known["code"] != "drift"]
         rows[int(i)]["flags"] = [*others, flag.row()]
+    for each in rows:
+        if any(flag["code"] == "drift" for flag in each["flags"]):
+            each["B_ci95_ms"] = None  # one line does not describe what the machine did
 
 
 def flag_identical_series(rows: Sequence[Repeat], latencies: Sequence[Floats]) -> None:

@@ -29,7 +29,8 @@ from harness.analysis.series.spikes import Spikes, running_median, spikes_of
 EDGE_TOKENS = 128  # tokens averaged at the start and at the end, as in llama-bench's tg128
 SLOW_MS = 50.0  # 20 tokens/s; slower feels slow to a reader
 SETTLED = slice(1, 65)  # the 64 tokens after the second
-JUMP, SAME_SLOPE = 0.05, 0.2  # shares of the level and of the slope
+# Shares of the level (of a flat series), of the line's rise and of the slope.
+JUMP, JUMP_OF_RISE, SAME_SLOPE = 0.02, 0.1, 0.2
 BENT = 2.0  # standard errors by which a curvature is significant
 LONGEST_MS = 1e9  # 12 days a token
 # The robust line is reported where it differs from the plain one by these shares.
@@ -235,14 +236,17 @@ def both_flat(shape: Shape, level: float) -> bool:
 def jump(shape: Shape | None) -> tuple[float, float] | None:
     """The levels in ms before and after a jump that the workload does not explain; null: no jump.
 
-    The level changes by over 5%, while the slope stays or changes in proportion: the machine's speed changed.
+    The level changes by over a tenth of what the line rises (of flat segments: by over 2%), while the slope
+    stays or changes in proportion: the machine's speed changed.
     """
     if shape is None or shape.name != "mode change":
         return None
     first, second = (segment.line for segment in shape.segments)
     x = shape.segments[1].from_n - 1
     before, after = first.at(float(x)), second.at(float(x))
-    if before <= 0 or abs(after / before - 1) <= JUMP:
+    rise = sum(s.line.slope_ms * (s.to_n - s.from_n) for s in shape.segments)
+    least = JUMP * before if both_flat(shape, before) else JUMP_OF_RISE * abs(rise)
+    if before <= 0 or abs(after - before) <= least:
         return None
     as_it_was = [first.slope_ms, first.slope_ms * after / before]
     same = any(abs(second.slope_ms - slope) <= SAME_SLOPE * abs(slope) for slope in as_it_was)

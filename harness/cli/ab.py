@@ -10,7 +10,7 @@ from harness import config, plan, shipped
 from harness.campaign import RunOptions, ab
 from harness.cli import compare, dry_run
 from harness.cli.exits import Mistake, say
-from harness.cli.inputs import CONFIG, WAIT, chosen
+from harness.cli.inputs import CONFIG, WAIT, add_chosen, chosen
 from harness.cli.progress import Progress
 from harness.compare.ab import Rounds
 from harness.config import Experiment
@@ -60,9 +60,7 @@ def add(parser: argparse.ArgumentParser) -> None:
             help=f"use this version of a stack's package on side {side.upper()}, in an environment of its "
             "own; repeatable",
         )
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="GLOB", help="only cells whose id matches; repeatable"
-    )
+    add_chosen(parser)
     parser.add_argument(
         "--threshold", default="1%", metavar="1%", help="smallest change to be found (default: 1%%)"
     )
@@ -70,7 +68,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--max-rounds", type=int, default=100, metavar="N", help="limit of the rounds (default: 100)"
     )
     parser.add_argument("--max-minutes", type=float, metavar="M", help="begin no round after M minutes")
-    parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="results folder (default: results)")
     parser.add_argument("--wait", action="store_true", help=WAIT)
     parser.add_argument(
         "--dry-run",

@@ -34,6 +34,11 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 def add_cells(parser: argparse.ArgumentParser) -> None:
     """Add a config, which of its cells, and where their records are kept."""
     add_config(parser)
+    add_chosen(parser)
+
+
+def add_chosen(parser: argparse.ArgumentParser) -> None:
+    """Add which cells, and where their records are kept."""
     parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="results folder (default: results)")
     parser.add_argument(
         "--only", action="append", default=[], metavar="GLOB", help="only cells whose id matches; repeatable"

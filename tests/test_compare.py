@@ -353,6 +353,18 @@ def test_folders_of_two_machines_say_so(harness, runs):
     assert "was measured on" in ran.err
 
 
+def test_copies_of_records_are_not_compared_with_themselves(harness, runs):
+    base = runs("base")
+    new = shutil.copytree(base, base.with_name("new"))
+    ran = harness("compare", base, new)
+    assert (ran.code, ran.out) == (2, "")
+    assert "hold the same records; give two different campaigns" in ran.err
+    rewritten(
+        new, lambda record, number: record.update(started_utc="2026-03-02T01:00:00Z") if number else None
+    )
+    assert "1 record of the baseline also on the new side" in harness("compare", base, new).err
+
+
 def test_records_of_a_newer_schema_are_said_and_the_exit_is_not_green(harness, runs):
     base, new = runs("base"), runs("new")
 

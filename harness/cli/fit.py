@@ -16,7 +16,7 @@ from harness.analysis.series.line import Floats
 from harness.cli.exits import NOT_OK, OK, Mistake, say
 from harness.cli.inputs import add_json
 from harness.cli.names import printable, unknown
-from harness.dataset.rows import flag_kernel_changes
+from harness.dataset.rows import drop_intervals, flag_kernel_changes
 from harness.logs.log import Log, LogError, OptionError, Request, Series
 from harness.logs.read import read
 from harness.logs.table import Options
@@ -178,6 +178,7 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
         figures = latency.row(each)
         rows.append(_row(name, bits, figures, raised, _against(figures, bits, limit) if limit else None))
     flag_kernel_changes(rows)
+    drop_intervals(rows)
     return rows + [_totals(name, each, theory is not None) for name, each in log.requests.items()]
 
 

@@ -13,6 +13,7 @@ from harness.compare.cells import NAMES_SHOWN, Cells
 from harness.compare.judge import INVALID, WORSE, Runs, judged
 from harness.compare.sides import Key, Side
 from harness.results import ResultsError
+from harness.system.wording import plural
 
 __all__ = ["DEFAULT_THRESHOLD", "Comparison", "compare"]
 
@@ -55,7 +56,8 @@ class Comparison:
 
 
 def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
-    """Compare each cell that both sides have. Raises ResultsError: no common cell.
+    """Compare each cell that both sides have. Raises ResultsError: no common cell, or
+    the same records on both sides.
 
     `fail_on`: by metric family, the relative change in cost that fails. Other families are judged by
     DEFAULT_THRESHOLD and never fail.
@@ -65,6 +67,7 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
     common = [key for key in before if key in after]
     if not common:
         raise ResultsError(_nothing_in_common(base, before, new, after, names))
+    copies = sides.copies(base, new)
     why_not = {key: why for key in common if (why := _why_not(before, after, key))}
     of = {names[key]: key for key in common if key not in why_not}
     pairs = {name: (before.runs(key), after.runs(key)) for name, key in of.items()}
@@ -91,6 +94,7 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
         notes=[
             *base.notes,
             *new.notes,
+            *([f"{plural(copies, 'record')} of the baseline also on the new side"] if copies else []),
             *(f"{name}: in the baseline {was}" for name, (was, _) in lost.items() if was),
         ],
     )

@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,6 +135,18 @@ def history(base: Side, new: Side) -> Mapping[str, Sequence[Stored]]:
         if len(found) >= FEWEST_CAMPAIGNS:
             return found
     return {}
+
+
+def copies(base: Side, new: Side) -> int:
+    """How many records of the baseline are on the other side too, equal in every key. Raises ResultsError if
+    all are."""
+    before, after = (
+        {json.dumps(each.record, sort_keys=True) for records in of.campaigns.values() for each in records}
+        for of in (base, new)
+    )
+    if before == after:
+        raise ResultsError(f"{base.name} and {new.name} hold the same records; give two different campaigns")
+    return len(before & after)
 
 
 def cell_of(stored: Stored) -> Key:

@@ -52,6 +52,7 @@ class Gathered:
             of_stack.setdefault((row["model"], row["stack"]), []).append(row)
         for alike in of_stack.values():
             rows.flag_kernel_changes(alike)
+        rows.drop_intervals(self.repeats)
         agreement.apply_checks(self.repeats, self.checks)
         self.cells: list[Cell] = names.named(budget.split_time(cells.per_cell(self.repeats)))
 

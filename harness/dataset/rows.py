@@ -8,7 +8,16 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.analysis.records import energy, grow_results, sensor_summary, traffic
-from harness.analysis.records.flags import Flag, Limit, flags, identical, published, same_changes
+from harness.analysis.records.disturbances import CONTENTION_TOLERANCE
+from harness.analysis.records.flags import (
+    Flag,
+    Limit,
+    flags,
+    identical,
+    machine_drift,
+    published,
+    same_changes,
+)
 from harness.analysis.records.identity import device, identity, weights
 from harness.analysis.records.verdicts import USABLE, notes, verdict
 from harness.analysis.rows import Figures, Flagged, Growth, Limits, Repeat, Sizes
@@ -21,9 +30,6 @@ from harness.results.kinds import Record, done_of, loaded_of, memory_of
 from harness.results.kinds.parts import StackFacts
 from harness.results.kinds.reported import Reported
 from harness.results.token_times import NO_TOKENS, TokenTimes
-
-WAITED = 0.05  # of the time of each thread, in the control window
-DRIFTED = 0.01  # a drift below this is no news
 
 
 def row(record: Record, times: TokenTimes, series_path: str | None, ceiling: float | None) -> Repeat:
@@ -41,9 +47,7 @@ def row(record: Record, times: TokenTimes, series_path: str | None, ceiling: flo
     limits = traffic.limits(record, ceiling)
     least = _higher(traffic.limits(record, ceiling, past_cache=True))
     loaded = loaded_of(record)
-    raised = notes(record)
-    if drift and drift.significant and abs(drift.share) > DRIFTED:
-        raised.append(_drifted(drift))
+    raised = [*notes(record), *machine_drift(drift)]
     if times and not unusable:
         raised += flags(found, least, _expected(record), loaded.get("kv_read"))
     # A fault of the slope alone keeps B of published figures, but invalidates our measurements.
@@ -117,12 +121,6 @@ def row(record: Record, times: TokenTimes, series_path: str | None, ceiling: flo
     }
 
 
-def _drifted(drift: Drift) -> Flag:
-    longer = "longer" if drift.share > 0 else "less"
-    detail = f"the same tokens took {abs(drift.share):.1%} {longer} after the run: the machine changed"
-    return Flag("machine_drift", f"{detail}; B and W are without it", invalidates=None)
-
-
 def _sizes(loaded: StackFacts, reported: Reported | None) -> Sizes:
     """Buffer sizes after the run by part, as the stack reports them, and the published figures."""
     memory = loaded.get("memory") or {}
@@ -165,9 +163,10 @@ def _analysis(times: TokenTimes, control_ms: Floats) -> tuple[Analysis, Drift | 
 def _control_ms(record: Record) -> Floats:
     """Latencies of the first tokens decoded again; empty if they were not, or if threads waited for a CPU."""
     control = done_of(record).get("control")
-    if not control or (control["cpu_wait_ns"] or 0) > WAITED * sum(control["latency_ns"]) * record["threads"]:
+    if not control:
         return np.empty(0)
-    return np.array(control["latency_ns"]) / 1e6
+    most_ns = CONTENTION_TOLERANCE * sum(control["latency_ns"]) * record["threads"]
+    return np.empty(0) if (control["cpu_wait_ns"] or 0) > most_ns else np.array(control["latency_ns"]) / 1e6
 
 
 def _expected(record: Record) -> int | None:
@@ -264,15 +263,18 @@ def _peak_allocator_bytes(record: Record) -> int | None:
 
 
 def flag_kernel_changes(rows: Sequence[Flagged]) -> None:
-    """Flag rows of one stack whose mode changes at the same n: a change of kernel, not drift. Drift leaves B
-    without an interval."""
+    """Flag rows of one stack whose mode changes at the same n: a change of kernel, not drift."""
     changes = same_changes({str(i): each["mode_changes_at"] for i, each in enumerate(rows)})
     for i, flag in changes.items():
         others = [known for known in rows[int(i)]["flags"] if known["code"] != "drift"]
         rows[int(i)]["flags"] = [*others, flag.row()]
+
+
+def drop_intervals(rows: Sequence[Flagged]) -> None:
+    """Leave B of rows flagged for drift without an interval: no line describes what the machine did."""
     for each in rows:
         if any(flag["code"] == "drift" for flag in each["flags"]):
-            each["B_ci95_ms"] = None  # one line does not describe what the machine did
+            each["B_ci95_ms"] = None
 
 
 def flag_identical_series(rows: Sequence[Repeat], latencies: Sequence[Floats]) -> None:

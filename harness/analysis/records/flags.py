@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.analysis.rows import FlagRow
+from harness.analysis.series.drift import Drift
 from harness.analysis.series.latency import Analysis, jump, plateau
 from harness.analysis.series.line import Floats
 from harness.analysis.series.shapes import Segment, is_flat
@@ -21,6 +22,7 @@ UNSYNCHRONISED = 0.9  # prefill reads all weights too, so it cannot take less th
 NAMED = 8  # of series that are equal
 ONE_LINE = ("line", "staircase", "flat")  # shapes that one line describes
 SAME_N = 3  # tokens: how precisely the position of a change is known
+DRIFTED = 0.01  # share; a drift between the windows below this is no news
 SECOND_TOKEN = 5.0  # times a later step: an unsynchronised first token's time shows up here
 
 
@@ -105,6 +107,15 @@ def published(
     if limit.slope_ms and W_tokens_per_ms and 1 / W_tokens_per_ms < limit.slope_ms / DATA_SHEET_TOLERANCE:
         raised.append(_slope(W_tokens_per_ms, limit.slope_ms))
     return raised
+
+
+def machine_drift(drift: Drift | None) -> list[Flag]:
+    """The flag of a machine that changed between the two windows of a run, beyond the interval and 1%."""
+    if drift is None or not drift.significant or abs(drift.share) <= DRIFTED:
+        return []
+    longer = "longer" if drift.share > 0 else "less"
+    detail = f"the same tokens took {abs(drift.share):.1%} {longer} after the run: the machine changed"
+    return [Flag("machine_drift", f"{detail}; B and W are without it", invalidates=None)]
 
 
 def identical(series: Mapping[str, Floats]) -> dict[str, Flag]:

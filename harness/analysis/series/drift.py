@@ -54,30 +54,22 @@ def measured(before: Floats, after: Floats) -> Drift | None:
 def analyse(n: Floats, ms: Floats, control_ms: Floats) -> tuple[Analysis, Drift | None]:
     """The analysis of one series with B and W freed of drift, and the drift; see latency.analyse. Without
     enough tokens of `control_ms` the analysis of the series as it is, and null."""
-    seen = latency.analyse(n, ms)
+    latency.check(n, ms)
     drift = measured(ms[1:], control_ms) if len(ms) > len(control_ms) else None
-    if drift is None or seen.line is None:
-        return seen, drift
-    passed = _passed(ms[1:], len(control_ms), float(ms[1:].mean()))
+    if drift is None:
+        return latency.analyse(n, ms), None
+    x, passed = n[1:] - 1, _passed(ms[1:], len(control_ms), float(ms[1:].mean()))
     steady = ms.copy()
     steady[1:] /= 1 + drift.share * passed
-    found = latency.analyse(n, steady)
-    x = n[1:] - 1
-    if known := found.interval:
-        known = _allowing(known, x, steady[1:] * passed, drift.half)
-    rise = seen.line.slope_ms * float(np.ptp(x))
+    found = latency.analyse(n, ms, steady)
+    if found.interval is None:
+        return found, drift
+    known = _allowing(found.interval, x, steady[1:] * passed, drift.half)
+    rise = least_squares(x, ms[1:]).slope_ms * float(np.ptp(x))
     explained = abs(drift.share) * float(np.median(ms[1:])) > EXPLAINED * abs(rise)
-    certain = known is not None and known.centre.slope_ms > known.slope_half_ms
-    return replace(
-        seen,
-        line=found.line,
-        interval=known and replace(known, mean_half_ms=(seen.interval or known).mean_half_ms),
-        robust=found.robust,
-        shape=found.shape,
-        bends_up=found.bends_up,
-        halves=found.halves,
-        W_identifiable=found.W_identifiable and certain and not explained,
-    ), drift
+    certain = known.centre.slope_ms > known.slope_half_ms
+    identifiable = found.W_identifiable and certain and not explained
+    return replace(found, interval=known, W_identifiable=identifiable), drift
 
 
 def _passed(ms: Floats, window: int, step_ms: float) -> Floats:

@@ -141,18 +141,22 @@ def inverse(slope: Sequence[float]) -> Ends | None:
     return None if high <= 0 else [1 / high, 1 / low if low > 0 else None]
 
 
-def analyse(n: Floats, ms: Floats) -> Analysis:
-    """Analyse one series including its first token, whose latency may be NaN (unknown). Raises Unusable."""
+def analyse(n: Floats, ms: Floats, steady_ms: Floats | None = None) -> Analysis:
+    """Analyse one series including its first token, whose latency may be NaN (unknown). Raises Unusable.
+
+    `steady_ms`: the same latencies without the machine's drift, for the line and its shape; null: as `ms`.
+    """
     check(n, ms)
+    steady_ms = ms if steady_ms is None else steady_ms
     first = None if np.isnan(ms[0]) else float(ms[0])
-    n, ms = np.asarray(n[1:], dtype=float), np.asarray(ms[1:], dtype=float)
+    n, ms, freed = (np.asarray(each[1:], dtype=float) for each in (n, ms, steady_ms))
     if len(ms) < 2:
         return Analysis(n_tokens=len(ms) + 1, first_token_ms=first)
     x = n - 1
-    line, known, steady = least_squares(x, ms), interval(x, ms), robust(x, ms)
-    shape = shape_of(n, ms)
+    line, known, steady = least_squares(x, freed), interval(x, freed), robust(x, freed)
+    shape = shape_of(n, freed)
     edge = min(EDGE_TOKENS, len(ms))
-    halves = differing_halves(x, ms)
+    halves = differing_halves(x, freed)
     usual, level = running_median(ms), float(np.median(ms))
     return Analysis(
         n_tokens=len(ms) + 1,
@@ -163,8 +167,8 @@ def analyse(n: Floats, ms: Floats) -> Analysis:
         interval=known,
         robust=steady if steady and _differ(line, steady) else None,
         shape=shape,
-        W_identifiable=_identifiable(known, shape, level),
-        bends_up=_bends_up(x, ms),
+        W_identifiable=_identifiable(known, shape, float(np.median(freed))),
+        bends_up=_bends_up(x, freed),
         halves=halves if halves and _differ(*halves) else None,
         spikes=spikes_of(ms, usual),
         tokens_per_s=float(1e3 / ms.mean()),

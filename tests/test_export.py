@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import os
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import pyarrow.parquet as pq
 import pytest
@@ -54,12 +56,14 @@ def llama_cpp(cache: Path) -> Path:
         return path.parent.parent
     folder = cache / "llama.cpp"
     index = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
-    accepted = {"Accept": "application/vnd.pypi.simple.v1+json"}
+    page = f"{index}/llama-cpp-python/"
     try:
-        asked = urllib.request.Request(f"{index}/llama-cpp-python/", headers=accepted)
-        with urllib.request.urlopen(asked, timeout=60) as answer:
-            files = json.load(answer)["files"]
-        (url,) = [f["url"] for f in files if f["filename"] == f"llama_cpp_python-{version}.tar.gz"]
+        # An index may answer in JSON, but must in HTML.
+        with urllib.request.urlopen(page, timeout=60) as answer:
+            found = re.search(rf'href="([^"#]*llama_cpp_python-{version}\.tar\.gz)', answer.read().decode())
+        if found is None:
+            raise EOFError("its page names no such file")
+        url = urljoin(page, html.unescape(found[1]))
         with (
             urllib.request.urlopen(url, timeout=300) as answer,
             tarfile.open(fileobj=answer, mode="r|gz") as sdist,

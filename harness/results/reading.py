@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +15,7 @@ from harness.results.files import ResultsError, read_columns
 from harness.results.kinds import Numbered, Record, wrong_with
 from harness.results.kinds.values import clause
 from harness.results.token_times import TokenTimes
+from harness.system.wording import shortened
 
 Draft = dict[str, Any]
 """A record that is being made; `kinds` has its keys."""
@@ -22,8 +23,6 @@ Draft = dict[str, Any]
 # Schema history (bump SCHEMA, add an upgrade, keep a sample in tests/golden/):
 #   1  first version
 SCHEMA = 1
-# What could not be written again: NaN, infinity (also as 1e999), and lone surrogates.
-_MAYBE_UNWRITABLE = re.compile(r"NaN|Infinity|[eE]\+?\d{3}|\d{300}|\\u[dD][89a-fA-F]")
 UPGRADES: dict[int, Callable[[Draft], Draft]] = {}  # from this number to the next
 
 
@@ -80,7 +79,7 @@ def read(path: Path) -> Record:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        record: Draft = json.loads(text)
+        record: Draft = json.loads(text, parse_float=_finite, parse_constant=_finite)
         if wrong := clause(Numbered, record):
             raise ValueError(wrong)
         number = record["schema"]
@@ -88,8 +87,8 @@ def read(path: Path) -> Record:
             raise ResultsError(
                 f"{path}: record schema {number} is newer than this harness reads ({SCHEMA}); update it"
             )
-        if _MAYBE_UNWRITABLE.search(text):
-            json.dumps(record, allow_nan=False, ensure_ascii=False).encode()
+        if "\\ud" in text or "\\uD" in text:  # a lone surrogate could not be written again
+            json.dumps(record, ensure_ascii=False).encode()
     except OSError as refusal:
         raise ResultsError(f"{path}: {refusal.strerror}") from refusal
     except (ValueError, RecursionError) as damage:
@@ -100,6 +99,13 @@ def read(path: Path) -> Record:
     if wrong := wrong_with(record):
         raise ResultsError(f"{path}: not a record: {wrong}")
     return cast(Record, record)
+
+
+def _finite(text: str) -> float:
+    """Raises ValueError for NaN and infinity (also as 1e999), which could not be written again."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{shortened(text)} is not a finite number")
+    return value
 
 
 def series(stored: Stored) -> dict[str, list[int]]:

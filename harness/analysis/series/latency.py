@@ -154,7 +154,7 @@ def analyse(n: Floats, ms: Floats, steady_ms: Floats | None = None) -> Analysis:
         return Analysis(n_tokens=len(ms) + 1, first_token_ms=first)
     x = n - 1
     line, known, steady = least_squares(x, freed), interval(x, freed), robust(x, freed)
-    shape = shape_of(n, freed)
+    shape = shape_of(n, freed, known)
     edge = min(EDGE_TOKENS, len(ms))
     halves = differing_halves(x, freed)
     usual, level = running_median(ms), float(np.median(ms))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.series.line import BLOCK, Floats, Line, blocks, interval, least_squares
+from harness.analysis.series.line import BLOCK, Floats, Interval, Line, blocks, least_squares
 
 FEWEST_BLOCKS = 8  # under 2,048 tokens a bend cannot be distinguished from noise
 FEWEST_IN_SEGMENT = 3
@@ -42,8 +42,9 @@ class Shape:
     segments: tuple[Segment, ...]
 
 
-def shape_of(n: Floats, ms: Floats) -> Shape:
-    """The shape of a series without its first token; needs at least two tokens."""
+def shape_of(n: Floats, ms: Floats, known: Interval | None) -> Shape:
+    """The shape of a series without its first token; needs at least two tokens. `known`: the interval of its
+    line."""
     x = n - 1
     whole = Segment(int(n[0]), int(n[-1]), least_squares(x, ms))
     if len(ms) < FEWEST_BLOCKS * BLOCK:
@@ -51,14 +52,14 @@ def shape_of(n: Floats, ms: Floats) -> Shape:
     centres, medians = blocks(x).mean(axis=1), np.median(blocks(ms), axis=1)
     count, level = len(centres), float(np.median(medians))
     straight, straight_rss = _line(centres, medians)
-    hinge, hinge_knee, hinge_rss = _hinge(centres, medians)
-    two, mode_block, mode_rss = _two_lines(centres, medians)
 
     def better(rss: float, terms: int, than: float, than_terms: int) -> bool:
         evidence = _bic(than, count, than_terms) - _bic(rss, count, terms)
         return evidence > EVIDENCE and _miss(rss, count, terms) < LEFT * _miss(than, count, than_terms)
 
     if _miss(straight_rss, count, 2) > MISSES * level:
+        hinge, hinge_knee, hinge_rss = _hinge(centres, medians)
+        two, mode_block, mode_rss = _two_lines(centres, medians)
         bends = better(hinge_rss, 3, straight_rss, 2)
         breaks = better(mode_rss, 5, straight_rss, 2)
         if breaks and not (bends and not better(mode_rss, 5, hinge_rss, 3)):
@@ -67,7 +68,7 @@ def shape_of(n: Floats, ms: Floats) -> Shape:
             plateau = Line(hinge.B_ms, 0.0)
             slope = Line(hinge.B_ms - hinge.slope_ms * hinge_knee, hinge.slope_ms)
             return Shape("hinge", _cut(n, hinge_knee, (plateau, slope)))
-    if _is_flat(x, ms, straight, level):
+    if _is_flat(known, straight.slope_ms * float(np.ptp(x)), level):
         return Shape("flat", (whole,))
     return Shape("staircase" if _has_stairs(n, ms) else "line", (whole,))
 
@@ -77,11 +78,10 @@ def is_flat(segment: Segment, level_ms: float) -> bool:
     return abs(segment.line.slope_ms) * (segment.to_n - segment.from_n) < FLAT * level_ms
 
 
-def _is_flat(x: Floats, ms: Floats, line: Line, level: float) -> bool:
+def _is_flat(known: Interval | None, rise_ms: float, level: float) -> bool:
     """Whether the slope is not distinguishable from zero, or too small to matter."""
-    known = interval(x, ms)
     hidden = known is not None and abs(known.centre.slope_ms) <= known.slope_half_ms
-    return hidden or abs(line.slope_ms) * float(x[-1] - x[0]) < 0.01 * level
+    return hidden or abs(rise_ms) < 0.01 * level
 
 
 def _has_stairs(n: Floats, ms: Floats) -> bool:
@@ -111,13 +111,15 @@ def _line(x: Floats, y: Floats) -> tuple[Line, float]:
 
 def _hinge(x: Floats, y: Floats) -> tuple[Line, float, float]:
     """Fit a plateau (B) up to a knee and a rising slope: line, best knee, residual sum of squares."""
-    found = []
     ends = x[FEWEST_IN_SEGMENT - 1], x[-FEWEST_IN_SEGMENT]
-    for knee in np.linspace(*ends, num=KNEES_PER_BLOCK * len(x)):
-        line, rss = _line(np.maximum(x - knee, 0), y)
-        found.append((rss if line.slope_ms > 0 else math.inf, float(knee), line))
-    rss, knee, line = min(found, key=lambda each: each[0])
-    return line, knee, rss
+    knees = np.linspace(*ends, num=KNEES_PER_BLOCK * len(x))
+    past = np.maximum(x - knees[:, None], 0)
+    centred = past - past.mean(axis=1, keepdims=True)
+    slopes = centred @ y / (centred**2).sum(axis=1)
+    left = ((y - y.mean() - slopes[:, None] * centred) ** 2).sum(axis=1)
+    best = int(np.where(slopes > 0, left, np.inf).argmin())
+    line, rss = _line(past[best], y)
+    return line, float(knees[best]), rss if line.slope_ms > 0 else math.inf
 
 
 def _two_lines(x: Floats, y: Floats) -> tuple[tuple[Line, Line], int, float]:

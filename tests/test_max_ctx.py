@@ -19,6 +19,7 @@ from test_memory_limit import with_cgroup
 
 from harness import results
 from harness.campaign.max_context.memory_headroom import DeviceLost, MemoryHeadroom, NoHeadroom, headroom_on
+from harness.results.writing import begun_by
 
 MIB = 2**20
 KV = 65536  # bytes a token: a granule is 16 MiB, far more than what the interpreter's own memory varies by
@@ -257,6 +258,7 @@ def cut_off_after(folder: Path, probes: int) -> None:
     (record,) = folder.glob("results/**/record.json")
     begun = json.loads(record.read_text())
     begun["search"] = {"probes": begun["search"]["probes"][:probes]}
+    begun["begun_by"] = begun_by()
     (record.parent / "begun.json").write_text(json.dumps(begun))
     (record.parent / "events.jsonl").write_bytes(b"")
     record.unlink()

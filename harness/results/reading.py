@@ -11,10 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from harness.results.files import ResultsError, read_columns
+from harness.results.files import MOST_RECORD_BYTES, ResultsError, read_columns
 from harness.results.kinds import Numbered, Record, wrong_with
 from harness.results.kinds.values import clause
 from harness.results.token_times import TokenTimes
+from harness.system.files import open_regular, read_regular
 from harness.system.wording import shortened
 
 Draft = dict[str, Any]
@@ -44,7 +45,7 @@ class Stored:
     def has_series(self) -> bool:
         """Whether the per-token file exists and starts and ends as a parquet file."""
         try:
-            with (self.folder / "tokens.parquet").open("rb") as file:
+            with open_regular(self.folder / "tokens.parquet") as file:
                 first = file.read(4)
                 file.seek(-4, os.SEEK_END)
                 return first == file.read(4) == b"PAR1"
@@ -78,7 +79,7 @@ def read(path: Path) -> Record:
     Raises ResultsError if it is damaged, written by a newer harness, or lacks such a field.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, MOST_RECORD_BYTES).decode()
         record: Draft = json.loads(text, parse_float=_finite, parse_constant=_finite)
         if wrong := clause(Numbered, record):
             raise ValueError(wrong)

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from harness.results.files import ResultsError, write_columns, write_whole
+from harness.results.files import MOST_RECORD_BYTES, ResultsError, write_columns, write_whole
 from harness.results.kinds import Begun, Record, wrong_with
 from harness.results.kinds.searched import Probe
 from harness.results.kinds.values import clause
 from harness.results.reading import SCHEMA, Draft, Stored
 from harness.results.token_times import NO_TOKENS, TokenTimes
+from harness.system import small_files
+from harness.system.files import open_regular, read_regular, sync_folder
 from runners.protocol import Event, Loaded, NonsenseError, Phase, decode
 
 Samples = dict[str, list[int | None]]
 """Columns sampled during a run, including `t_ns`; null where a value could not be read."""
 
 LOG_TAIL_LINES = 20
+MOST_EVENTS_BYTES = 1 << 28  # a million tokens take 30 MB
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # after an OSError with one of these, nothing can be written
 
 
@@ -34,7 +39,7 @@ class Running:
         self.events: BinaryIO = (folder / "events.jsonl").open("wb", buffering=0)
         # Lock before begun.json makes the folder recoverable. The kernel releases it if the controller dies.
         fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        write_whole(folder / "begun.json", json.dumps(begun).encode())
+        write_whole(folder / "begun.json", json.dumps(begun | {"begun_by": begun_by()}).encode())
 
     def note(self, probe: Probe) -> None:
         """Store a probe of a search at once, so that it can be recovered. Raises ResultsError."""
@@ -60,12 +65,17 @@ class Running:
 
 
 def begin(cell_folder: Path, begun: Draft) -> Running:
-    """Create a new folder for a repeat of a cell. Raises ResultsError (read-only, disk full, not a
-    folder)."""
+    """Create a new folder for a repeat of a cell. Raises ResultsError (read-only, disk full, not a folder,
+    or a link that a stranger may have put there)."""
+    for above in (cell_folder, *cell_folder.parents[:2]):  # of the model, and of the machine
+        if above.is_symlink():
+            raise ResultsError(f"{above}: a symbolic link is where a results folder must be")
     while True:
         folder = cell_folder / datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
         try:
             folder.mkdir(parents=True)
+            for above in folder.parents[:4]:
+                sync_folder(above)
             return Running(folder, begun)
         except FileExistsError:
             if not folder.is_dir():  # a file is where a results folder must be
@@ -78,9 +88,7 @@ def check_writable(root: Path) -> None:
     """Raises ResultsError if records cannot be written below root."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        probe = root / f".writable-{os.getpid()}"
-        probe.write_bytes(b"")
-        probe.unlink()
+        tempfile.TemporaryFile(dir=root).close()
     except OSError as refusal:
         raise ResultsError(f"{root}: cannot write results here: {refusal.strerror}") from refusal
 
@@ -106,54 +114,61 @@ def keep(folder: Path, record: Draft, series: dict[str, list[int]], prefill: dic
 
 def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stored]:
     """Write interrupted records for folders whose controller died before writing one. Calls `unreadable` for
-    each folder that cannot be read."""
+    each folder that cannot be recovered: it is damaged, or another machine or user began it."""
     found = []
     for path in sorted(root.rglob("begun.json")):
-        folder = path.parent
-        if (folder / "record.json").exists():  # died between the record and the tidying
-            _tidy(folder)
-            continue
         try:
-            log = (folder / "events.jsonl").open("rb+")
-        except OSError:
-            continue
-        with log:
-            try:
-                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                continue  # another campaign is writing it now
-            try:
-                begun: Draft = json.loads(path.read_text(encoding="utf-8"))
-                if wrong := clause(Begun, begun):
-                    raise ValueError(wrong)
-            except (OSError, ValueError, RecursionError) as damage:
-                unreadable(ResultsError(f"{path}: cannot be recovered: {damage}"))
-                continue
-            events = list(events_in((folder / "events.jsonl").read_bytes()))
-            times = TokenTimes.of_events(events, begun["workload"]["prompt_tokens"])
-            if "search" in begun:
-                probes = [*begun["search"]["probes"], *_probes_in(folder / "probes.jsonl")]
-                begun["search"] = begun["search"] | {"probes": probes}
-            phases = [e.name for e in events if isinstance(e, Phase)]
-            record = begun | {
-                "outcome": "interrupted",
-                "phase": phases[-1] if phases else "start",
-                "reason": "the controller died before the repeat was finished",
-                "loaded": next((e.facts for e in events if isinstance(e, Loaded)), None),
-                "done": None,
-                "tokens": len(times),
-                "timing": {"started_utc": begun["started_utc"], "wall_s": None, "phases": []},
-                "memory": {},
-                "log_tail": tail(folder / "worker.log"),
-            }
-            found.append(_finish(folder, record, times, {}))
+            found += _recovered(path.parent)
+        except (OSError, ValueError, TypeError, LookupError, RecursionError, ResultsError) as damage:
+            why = getattr(damage, "strerror", None) or damage
+            unreadable(ResultsError(f"{path}: cannot be recovered: {why}"))
     return found
+
+
+def _recovered(folder: Path) -> Iterator[Stored]:
+    begun: Draft = json.loads(read_regular(folder / "begun.json", MOST_RECORD_BYTES))
+    if wrong := clause(Begun, begun):
+        raise ValueError(wrong)
+    if begun.pop("begun_by", None) != begun_by():
+        raise ValueError("another machine or user began it")
+    if (folder / "record.json").exists():  # died between the record and the tidying
+        _tidy(folder)
+        return
+    with open_regular(folder / "events.jsonl", os.O_RDWR) as log:
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return  # another campaign is writing it now
+        events = list(events_in(log.read(MOST_EVENTS_BYTES)))
+        times = TokenTimes.of_events(events, begun["workload"]["prompt_tokens"])
+        if "search" in begun:
+            probes = [*begun["search"]["probes"], *_probes_in(folder / "probes.jsonl")]
+            begun["search"] = begun["search"] | {"probes": probes}
+        phases = [e.name for e in events if isinstance(e, Phase)]
+        record = begun | {
+            "outcome": "interrupted",
+            "phase": phases[-1] if phases else "start",
+            "reason": "the controller died before the repeat was finished",
+            "loaded": next((e.facts for e in events if isinstance(e, Loaded)), None),
+            "done": None,
+            "tokens": len(times),
+            "timing": {"started_utc": begun["started_utc"], "wall_s": None, "phases": []},
+            "memory": {},
+            "log_tail": tail(folder / "worker.log"),
+        }
+        yield _finish(folder, record, times, {})
+
+
+def begun_by() -> str:
+    """This machine and user, in a form that names neither and that no stranger can write."""
+    machine = small_files.text(Path("/etc/machine-id"))
+    return hashlib.sha256(f"harness {machine} {os.getuid()}".encode()).hexdigest()
 
 
 def tail(path: Path) -> list[str]:
     """The last lines of a text file, from at most 64 KiB; empty if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
             return [
                 line[:500] for line in file.read().decode("utf-8", "replace").splitlines()[-LOG_TAIL_LINES:]
@@ -175,7 +190,7 @@ def events_in(raw: bytes) -> Iterator[Event]:
 def _probes_in(path: Path) -> Iterator[Draft]:
     """The complete probes at the beginning of a file that may be cut off anywhere."""
     try:
-        *lines, _ = path.read_text(encoding="utf-8").split("\n")
+        *lines, _ = read_regular(path, MOST_RECORD_BYTES).decode().split("\n")
         yield from map(json.loads, lines)
     except (OSError, ValueError):
         return
@@ -194,9 +209,8 @@ def _finish(folder: Path, record: Draft, times: TokenTimes, samples: dict[str, S
 
 
 def _tidy(folder: Path) -> None:
-    for leftover in folder.glob("*.partial"):  # from a write that was killed
-        leftover.unlink(missing_ok=True)
-    for name in ("events.jsonl", "probes.jsonl", "request.json", "begun.json"):
+    leftovers = [path.name for path in folder.glob("*.partial")]  # from a write that was killed
+    for name in (*leftovers, "events.jsonl", "probes.jsonl", "request.json", "begun.json"):
         (folder / name).unlink(missing_ok=True)
 
 

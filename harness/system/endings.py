@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# What code raises that meets values of a file which nobody thought of.
+FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
 
 class NotStarted(Exception):
     """Nothing was started, because what the user gave cannot be used."""

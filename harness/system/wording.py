@@ -16,6 +16,15 @@ def named(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def csv_cell(value: object) -> object:
+    """A value as a cell of a CSV file: text that a spreadsheet would take for a formula gets a quote in
+    front, and no text ends its line."""
+    if not isinstance(value, str):
+        return value
+    line = value.replace("\r", " ")  # csv writes it without quotes, as the end of a line
+    return f"'{line}" if line.lstrip().startswith(("=", "+", "-", "@")) else line
+
+
 def shortened(text: str, most: int = 60) -> str:
     """One printable line of bounded length; user input may have any length and any character."""
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: most + 1])

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import ConfigDict, with_config
 from typing_extensions import NotRequired, TypedDict
 
-from harness.results.kinds.values import Above0, Count, Names, Positive, Switch, Text
+from harness.results.kinds.values import Above0, Count, Extent, Names, Positive, Switch, Text
 
 # A docstring below a key is its line in docs/record.md and its description in the JSON Schema.
 DESCRIBED = ConfigDict(use_attribute_docstrings=True)
@@ -68,13 +68,13 @@ class ShapeFields(TypedDict):
     """The fields of a Shape (harness/theory/shapes.py)."""
 
     arch: Text
-    vocab_size: Positive
-    hidden_size: Positive
-    layers: Positive
-    intermediate_size: Positive
-    heads: Positive
-    kv_heads: Positive
-    head_dim: Positive
+    vocab_size: Extent
+    hidden_size: Extent
+    layers: Extent
+    intermediate_size: Extent
+    heads: Extent
+    kv_heads: Extent
+    head_dim: Extent
     tied: NotRequired[Switch]
     qkv_bias: NotRequired[Switch]
     o_bias: NotRequired[Switch]
@@ -82,8 +82,8 @@ class ShapeFields(TypedDict):
     qk_norm: NotRequired[Switch]
     rope_theta: NotRequired[Above0]
     norm_eps: NotRequired[Above0]
-    context: NotRequired[Positive]
-    window: NotRequired[Positive | None]
+    context: NotRequired[Extent]
+    window: NotRequired[Extent | None]
 
 
 @with_config(DESCRIBED)

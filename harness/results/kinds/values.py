@@ -39,6 +39,7 @@ OUTCOMES = ("ok", "oom", "error", "crash", "timeout", "interrupted", "refused", 
 Text = Annotated[str, MustBe("text")]
 Count = Annotated[int, Field(ge=0, lt=_MOST), MustBe("a whole number from 0")]
 Positive = Annotated[int, Field(gt=0, lt=_MOST), MustBe("a whole number from 1")]
+Extent = Annotated[int, Field(gt=0, lt=2**32), MustBe("a whole number from 1 to 4294967295")]
 Number = Annotated[float, Field(gt=-_MOST, lt=_MOST, allow_inf_nan=False), MustBe("a number")]
 From0 = Annotated[float, Field(ge=0, lt=_MOST, allow_inf_nan=False), MustBe("a number from 0")]
 Above0 = Annotated[float, Field(gt=_LEAST, lt=_MOST, allow_inf_nan=False), MustBe("a number above 0")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import zlib
 from pathlib import Path
@@ -11,8 +12,12 @@ from typing import Any
 from harness.logs import aiperf, csv, guidellm, llama_server, vllm
 from harness.logs.log import Log, LogError, OptionError
 from harness.logs.table import Options
+from harness.system.endings import FAULTS
+from harness.system.files import read_regular
 
 GZIP = b"\x1f\x8b"
+MOST_BYTES = 1 << 25  # decompressed
+MOST_VALUES = 1 << 21  # a column of text, or a number of JSON, takes up to 100 bytes of memory
 
 
 def read(path: Path, options: Options) -> Log:
@@ -34,7 +39,7 @@ def read(path: Path, options: Options) -> Log:
 
 def _text(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        content = read_regular(path, MOST_BYTES, links=True)
     except FileNotFoundError:
         raise OptionError("no such file") from None
     except IsADirectoryError:
@@ -43,9 +48,12 @@ def _text(path: Path) -> str:
         raise LogError(f"it cannot be read: {refusal.strerror}") from refusal
     if content.startswith(GZIP):
         try:
-            content = gzip.decompress(content)
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+                content = file.read(MOST_BYTES + 1)
         except (OSError, EOFError, zlib.error) as damage:
             raise LogError("it is a damaged gzip file") from damage
+    if len(content) > MOST_BYTES:
+        raise LogError(f"it is larger than {MOST_BYTES >> 20} MiB when decompressed")
     wide = content.startswith((b"\xff\xfe", b"\xfe\xff"))  # written by > in PowerShell
     try:
         text = content.decode("utf-16" if wide else "utf-8-sig")
@@ -53,6 +61,8 @@ def _text(path: Path) -> str:
         text = "\0"
     if "\0" in text:
         raise LogError("it is not a text file")
+    if sum(map(text.count, "\n,;\t[{")) > MOST_VALUES:
+        raise LogError(f"it has more than {MOST_VALUES:,} values")
     return text
 
 
@@ -100,6 +110,6 @@ def _guarded(reader: Any, content: Any, form: str) -> Log:
         log: Log = reader(content)
     except LogError:
         raise
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as damage:
+    except FAULTS as damage:
         raise LogError(f"it looks like a {form}, but its fields are not as documented") from damage
     return log

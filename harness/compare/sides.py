@@ -14,6 +14,7 @@ from harness.analysis.records.disturbances import counting
 from harness.analysis.records.verdicts import USABLE, verdict
 from harness.analysis.series.between import FEWEST_CAMPAIGNS
 from harness.results import ResultsError, Stored
+from harness.system.endings import FAULTS
 from harness.system.wording import plural
 
 KINDS = ("measured", "searched")  # published figures have no repeats, and a check times nothing
@@ -173,7 +174,11 @@ def _read(folder: Path) -> _Folder:
         elif record["kind"] in KINDS:
             known = (record["kind"], record["repeat"], record["campaign"]["id"], record["campaign"]["name"])
             when = (str(record["started_utc"]), record["content_key"])
-            judged = verdict(record)
+            try:
+                judged = verdict(record)
+            except FAULTS as fault:
+                damages.append(f"passed over: {each.folder}: cannot be judged: {fault!r}")
+                continue
             worth = (judged.status in USABLE, judged.disturbed is not None)
             found.append(_Found(each.folder, cell_of(each), *known, *when, *worth))
         else:

@@ -18,13 +18,34 @@ from harness.dataset.baseline_match import baseline_rows
 from harness.dataset.study import Curve, MemoryCurve, Study
 from harness.results import NO_TOKENS, ResultsError, Stored, TokenTimes
 from harness.results.kinds import Record, loaded_of
+from harness.system.endings import FAULTS
 from harness.system.wording import plural
 
 
 class Gathered:
-    """All rows of some records, one per repeat, and their series; each file is read once."""
+    """All rows of some records, one per repeat, and their series; each file is read once.
+
+    Records that cannot be analysed are left out, with a warning each."""
 
     def __init__(self, stored: Sequence[Stored]) -> None:
+        self.warnings: list[str] = []
+        try:
+            self._gather(stored)
+        except FAULTS:  # one record must not end the analysis of all: find it
+            usable = [each for each in stored if self._is_usable(each)]
+            if len(usable) == len(stored):
+                raise
+            self._gather(usable)
+
+    def _is_usable(self, each: Stored) -> bool:
+        try:
+            Gathered([])._gather([each])
+        except FAULTS as fault:
+            self._warn(ResultsError(f"{each.folder}: left out, cannot be analysed: {fault!r}"))
+            return False
+        return True
+
+    def _gather(self, stored: Sequence[Stored]) -> None:
         by_size = sorted(stored, key=lambda each: _by_size(str(each.record["model"]["name"])))
         self._ran = [each for each in by_size if each.record["kind"] != "checked"]
         self.stored = [each for each in self._ran if each.record["kind"] != "searched"]
@@ -32,7 +53,6 @@ class Gathered:
         self.searches: list[Search] = names.named(searches.latest(searched))
         checked = [agreement.row(each.record) for each in by_size if each.record["kind"] == "checked"]
         self.checks: list[Check] = names.named(agreement.latest(checked))
-        self.warnings: list[str] = []
         self.curves: dict[str, Curve] = {}
         ceilings = _ceilings(self.stored)
         self.repeats: list[Repeat] = []

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from harness.analysis.rows import Repeat as Row
 from harness.dataset.study import bounds
 from harness.export.chosen import Repeat
+from harness.system.wording import csv_cell
 
 # Columns in this order. An interval becomes two columns; the flags' codes become one text.
 FIELDS = (
@@ -29,7 +30,8 @@ def text(chosen: Iterable[Sequence[Repeat]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for campaign in chosen:
-        writer.writerows([value for field in FIELDS for value in _values(row, field)] for row, _ in campaign)
+        for row, _ in campaign:
+            writer.writerow([csv_cell(value) for field in FIELDS for value in _values(row, field)])
     heading = ",".join(name for field in FIELDS for name in _names(field))
     return f"{heading}\n{out.getvalue()}" if out.getvalue() else ""
 

@@ -17,6 +17,7 @@ from harness.report.drawing import Figure, plain
 from harness.report.ranking import CRITERION
 from harness.report.table import in_markdown
 from harness.results import ResultsError
+from harness.system.wording import csv_cell
 
 WIDTH, SCALE = 1200, 2  # of a PNG file: CSS pixels, and device pixels per CSS pixel
 LEGEND_ROW, LEGEND_COLUMNS = 22, 4
@@ -96,7 +97,7 @@ def csv(rows: Sequence[Row]) -> str:
     writer = csv_format.writer(out, lineterminator="\n")
     writer.writerow([name for field in FIELDS for name in _headings(field)])
     for row in rows:
-        writer.writerow([value for field in FIELDS for value in _values(row, field)])
+        writer.writerow([csv_cell(value) for field in FIELDS for value in _values(row, field)])
     return out.getvalue()
 
 

@@ -15,6 +15,7 @@ from harness.cli.exits import OK, Mistake
 from harness.cli.names import printable, unknown
 from harness.cli.theory import names as typed
 from harness.cli.theory import options, reached
+from harness.system.wording import csv_cell
 from harness.theory import gguf_types
 from harness.theory.families import SHAPES
 from harness.theory.fits import Form
@@ -250,7 +251,7 @@ def _flat(row: Row) -> dict[str, object]:
 def _csv(rows: Sequence[Mapping[str, object]]) -> None:
     writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: csv_cell(value) for key, value in row.items()} for row in rows)
 
 
 def _list(arguments: argparse.Namespace, shapes: Mapping[str, Shape], machines: Mapping[str, Machine]) -> int:

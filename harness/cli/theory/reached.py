@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from harness import shipped
+from harness.results.files import MOST_RECORD_BYTES
 from harness.stacks.header import references
+from harness.system.files import read_regular
 from harness.theory.machine import Machine
 from harness.theory.row_types import Reached, Row
 from harness.theory.shapes import Shape
@@ -51,7 +53,7 @@ def of_model(model: str, shape: Shape) -> Iterator[Unread]:
     own = sorted(RESULTS.glob(f"*/{model}/*/*/record.json"), key=lambda path: path.parent.name)
     for path in [*published, *own[-NEWEST:]]:
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = json.loads(read_regular(path, MOST_RECORD_BYTES))
             stored = Shape(**record["model"]["shape"])
             if stored == shape and record["workload"]["kind"] == "decode" and record["outcome"] == "ok":
                 yield record | {"path": path}

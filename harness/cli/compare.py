@@ -13,7 +13,7 @@ from harness import shipped
 from harness.analysis.records.metrics import FAMILIES
 from harness.cli.exits import NOT_OK, NOT_STARTED, OK, REGRESSION, Mistake, say
 from harness.compare import Comparison, ab, compare, gha, page, sides, text
-from harness.results import ResultsError
+from harness.results.files import write_output
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 
@@ -129,12 +129,12 @@ def show(found: Comparison, form: str | None, output: Path | None) -> None:
         _on_github(found, output or Path("reports") / "benchmark.json")
     elif form == "html":
         path = output or Path("reports") / "compare.html"
-        _write(path, page.page(found))
+        write_output(path, page.page(found))
         print(path.absolute())
     else:
         made = {"md": text.markdown, "json": text.array, None: text.terminal}[form](found)
         if output:
-            _write(output, made)
+            write_output(output, made)
         else:
             print(made, end="")
 
@@ -145,15 +145,7 @@ def _on_github(found: Comparison, path: Path) -> None:
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(summary).open("a", encoding="utf-8") as lines:
             lines.write(text.markdown(found))
-    _write(path, gha.as_json(found.rows))
-
-
-def _write(path: Path, made: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(made, encoding="utf-8")
-    except OSError as refusal:
-        raise ResultsError(f"{path}: cannot be written: {refusal.strerror}") from refusal
+    write_output(path, gha.as_json(found.rows))
 
 
 def exit_code(found: Comparison) -> int:

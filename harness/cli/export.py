@@ -10,7 +10,7 @@ from harness.cli.inputs import add_results, stored
 from harness.export import lines, llama_bench, tokens
 from harness.export.chosen import Chosen
 from harness.results import ResultsError
-from harness.results.files import write_whole
+from harness.results.files import write_output
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         if target is None:
             print(text, end="")
         elif done:
-            write_whole(target, text.encode())
+            write_output(target, text)
         if rows:  # what compare-llama-bench.py takes for its -b and -c
             say(f"builds: {', '.join(llama_bench.builds(rows))}")
     return _summarize(chosen, done, folder)

@@ -12,9 +12,9 @@ from harness.cli.exits import NOT_OK, OK, say
 from harness.cli.inputs import add_json, add_results, stored
 from harness.history import nights, page, steps
 from harness.history.steps import Step
-from harness.report import document
 from harness.report.table import Table
 from harness.results import ResultsError
+from harness.results.files import write_output
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
             print("[]")
         return NOT_OK
     found = steps.found_in(history)
-    document.keep(target, page.page(f"History of {folder.resolve().name}", history, found))
+    write_output(target, page.page(f"History of {folder.resolve().name}", history, found))
     if as_json:
         print(json.dumps([steps.row(step) for step in found], indent=1, allow_nan=False))
     elif found:

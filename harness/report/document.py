@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.dataset.study import Study
 from harness.report import agreement, columns, figures, markup, summary, tables
 from harness.report.ranking import CRITERION
-from harness.results import ResultsError
+from harness.results.files import write_output
 from harness.system.wording import named
 
 SYNTHETIC = (
@@ -18,16 +18,7 @@ SYNTHETIC = (
 
 def write(path: Path, study: Study) -> None:
     """Write the page of a study. Raises ResultsError if the file cannot be written."""
-    keep(path, page(study))
-
-
-def keep(path: Path, text: str) -> None:
-    """Write a page. Raises ResultsError if the file cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as refusal:
-        raise ResultsError(f"{path}: the page cannot be written: {refusal.strerror}") from refusal
+    write_output(path, page(study))
 
 
 def page(study: Study) -> str:

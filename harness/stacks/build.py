@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from harness.stacks import compiled, compiler
 from harness.stacks.header import Environment
 from harness.stacks.steps import Steps, build_variables
 from harness.system.cache import cache_folder, exclusive
+from harness.system.files import write_whole
 
 # Native builds (-march=native) must not be shared by two kinds of machine through one home directory.
 _CPU_MODEL_LINES = ("model name", "flags", "CPU part", "Features")
@@ -106,7 +109,7 @@ def create(environment: Environment, progress: Callable[[str], None]) -> Interpr
     """
     environment = compiler.with_workarounds(environment)
     folder = folder_of(environment)
-    with exclusive(folder.with_suffix(".lock")):
+    with exclusive(folder.with_suffix(".lock")), _writing(environment):
         if built := find(environment):
             return built
         shutil.rmtree(folder, ignore_errors=True)
@@ -123,13 +126,24 @@ def create(environment: Environment, progress: Callable[[str], None]) -> Interpr
             _imports(steps, python),
             lacking,
         )
-        partial = folder / "complete.json.partial"
         kept = {"lock": built.lock, "imports": built.imports, "lacking": built.lacking}
-        partial.write_text(json.dumps(kept), encoding="utf-8")
-        partial.replace(folder / "complete.json")
+        os.sync()  # uv does not: after a power failure the packages would be empty files
+        write_whole(folder / "complete.json", json.dumps(kept).encode())
         for gap in built.gaps():
             progress(gap)
         return built
+
+
+@contextmanager
+def _writing(environment: Environment) -> Iterator[None]:
+    """A full disk, or a cache that cannot be written, is a sentence."""
+    try:
+        yield
+    except OSError as refusal:
+        name, place = f"{environment.stack}/{environment.name}", refusal.filename or cache_folder()
+        raise EnvironmentFailed(
+            f"environment {name} could not be built: {place}: {refusal.strerror or refusal}"
+        ) from refusal
 
 
 def _venv(steps: Steps, folder: Path) -> None:

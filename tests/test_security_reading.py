@@ -1,0 +1,371 @@
+"""Results of a stranger: nothing outside their folder is read or written, and one bad record ends nothing."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import errno
+import gzip
+import io
+import json
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from harness import results
+from harness.logs.log import LogError
+from harness.logs.read import read as read_log
+from harness.logs.table import Options
+from harness.results import NO_TOKENS, ResultsError, Stored
+from harness.results.files import read_columns
+from harness.stacks import build
+from harness.stacks.build import EnvironmentFailed
+from harness.stacks.header import Environment, stacks
+from harness.system import files
+
+GOOD = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
+BEGUN = {
+    "kind": "measured",
+    "cell": "m.fake.v.decode.00000000",
+    "repeat": 1,
+    "started_utc": "2026-11-20T00:00:00+00:00",
+    "workload": {"kind": "decode", "prompt_tokens": 25, "new_tokens": 4},
+}
+
+
+def begun_in(root: Path) -> Path:
+    """A folder as a controller of this machine and user leaves it that was killed."""
+    running = results.begin(root / "machine" / "m" / "cell", BEGUN)
+    running.events.close()
+    return running.folder
+
+
+def begun_elsewhere(root: Path) -> Path:
+    folder = begun_in(root)
+    (folder / "begun.json").write_text(json.dumps(BEGUN | {"begun_by": "0" * 64}))
+    return folder
+
+
+def record_in(root: Path, repeat: int = 1, **changes: Any) -> Path:
+    """A record below root, with parts replaced: `model__shape__heads=3`."""
+    record = copy.deepcopy(GOOD) | {"repeat": repeat}
+    for place, value in changes.items():
+        *parents, last = place.split("__")
+        inner = record
+        for name in parents:
+            inner = inner[name]
+        inner[last] = value
+    folder = root / "machine" / "m" / "cell" / f"20261120T00000{repeat}.000000Z"
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text(json.dumps(record))
+    return folder
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Callable[[int], None]]:
+    """Sets how large a file may get; a write beyond it fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+# Recovery
+
+
+def test_recovery_writes_through_no_link_and_reads_through_none(tmp_path):
+    victim, private = tmp_path / "victim", tmp_path / "private"
+    victim.write_text("precious")
+    private.write_text("secret\n")
+    folder = begun_in(tmp_path / "results")
+    (folder / "record.json.partial").symlink_to(victim)
+    (folder / "worker.log").symlink_to(private)
+    (stored,) = results.recover(tmp_path / "results", print)
+    assert victim.read_text() == "precious"
+    assert stored.record["log_tail"] == []
+    assert victim.exists()
+
+
+@pytest.mark.parametrize("name", ["begun.json", "events.jsonl"])
+def test_recovery_passes_over_a_folder_whose_files_are_links(tmp_path, name):
+    folder = begun_in(tmp_path / "results")
+    (folder / name).rename(tmp_path / name)
+    (folder / name).symlink_to(tmp_path / name)
+    told: list[str] = []
+    assert results.recover(tmp_path / "results", lambda damage: told.append(str(damage))) == []
+    assert [name in each or "begun.json" in each for each in told] == [True]
+    assert "it is a symbolic link" in told[0]
+    assert not (folder / "record.json").exists()
+
+
+def test_what_another_machine_or_user_began_is_left_as_it_is(tmp_path):
+    ours, theirs = begun_in(tmp_path), begun_elsewhere(tmp_path)
+    before = {path.name: path.read_bytes() for path in theirs.iterdir()}
+    told: list[str] = []
+    found = results.recover(tmp_path, lambda damage: told.append(str(damage)))
+    assert [stored.folder for stored in found] == [ours]
+    assert "begun_by" not in found[0].record
+    assert [("another machine or user began it" in each, str(theirs) in each) for each in told] == [
+        (True, True)
+    ]
+    assert {path.name: path.read_bytes() for path in theirs.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [{"search": 1}, {"search": {}}, {"workload": {"prompt_tokens": 2**62}}, {"search": {"probes": 7}}],
+)
+def test_one_begun_folder_that_makes_no_sense_does_not_stop_the_others(tmp_path, begun):
+    strange, ours = begun_in(tmp_path), begun_in(tmp_path)
+    content = json.loads((strange / "begun.json").read_text())
+    (strange / "begun.json").write_text(json.dumps(content | begun))
+    told: list[ResultsError] = []
+    found = results.recover(tmp_path, told.append)
+    assert ours in [stored.folder for stored in found]
+    assert len(found) + len(told) == 2
+
+
+@pytest.mark.parametrize("above", ["machine", "machine/m", "machine/m/cell"])
+def test_no_repeat_is_begun_behind_a_link_in_the_results(tmp_path, above):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    link = tmp_path / "results" / above
+    link.parent.mkdir(parents=True)
+    link.symlink_to(elsewhere)
+    with pytest.raises(ResultsError, match="a symbolic link is where a results folder must be"):
+        results.begin(tmp_path / "results" / "machine" / "m" / "cell", BEGUN)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_looking_whether_results_can_be_written_leaves_every_file_alone(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / f".writable-{os.getpid()}").symlink_to(victim)
+    results.check_writable(tmp_path)
+    assert victim.read_text() == "precious"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+# Reading
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, endless, Path.mkdir], ids=["fifo", "endless", "folder"])
+@pytest.mark.parametrize("name", ["record.json", "tokens.parquet", "begun.json", "worker.log"])
+def test_what_is_no_regular_file_is_neither_waited_for_nor_read(tmp_path, name, make):
+    folder = record_in(tmp_path) if name == "tokens.parquet" else begun_in(tmp_path)
+    (folder / name).unlink(missing_ok=True)
+    make(folder / name)
+    damages: list[ResultsError] = []
+    for stored in results.records(tmp_path, damages.append):
+        assert not stored.has_series
+        with pytest.raises(ResultsError, match="not a series"):
+            results.series(stored)
+    results.recover(tmp_path, damages.append)
+    assert len(damages) == (name in ("record.json", "begun.json"))
+    assert results.tail(folder / name) == []
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, endless], ids=["fifo", "endless"])
+def test_a_log_that_is_no_regular_file_is_refused(tmp_path, make):
+    make(tmp_path / "log.csv")
+    with pytest.raises(LogError, match="it is not a regular file"):
+        read_log(tmp_path / "log.csv", Options())
+
+
+def test_a_log_behind_a_link_is_read(tmp_path):
+    (tmp_path / "real.csv").write_text("latency_ms\n1\n2\n")
+    (tmp_path / "log.csv").symlink_to(tmp_path / "real.csv")
+    assert len(read_log(tmp_path / "log.csv", Options()).series["all"].ms) == 2
+
+
+def test_a_record_that_is_too_large_is_refused_unread(tmp_path):
+    folder = record_in(tmp_path)
+    os.truncate(folder / "record.json", 1 << 40)  # a hole: it takes no space
+    with pytest.raises(ResultsError, match="it is larger than 16 MiB"):
+        results.read(folder / "record.json")
+
+
+def test_a_series_that_is_small_on_disk_and_large_in_memory_is_refused_unread(tmp_path):
+    rows = pa.nulls(5_000_000, pa.int64()).fill_null(1)
+    pq.write_table(pa.table({"n": rows, "latency_ns": rows}), tmp_path / "tokens.parquet", compression="zstd")
+    assert (tmp_path / "tokens.parquet").stat().st_size < 100_000
+    with pytest.raises(ResultsError, match="it has more than 4,194,304 values"):
+        read_columns(tmp_path / "tokens.parquet", ("n",))
+
+
+def test_lists_are_refused_before_they_are_read(tmp_path):
+    lists = pa.array([list(range(1000))] * 10)
+    pq.write_table(pa.table({"n": lists}), tmp_path / "tokens.parquet")
+    with pytest.raises(ResultsError, match="its column n does not hold integers"):
+        read_columns(tmp_path / "tokens.parquet", ("n",))
+
+
+def test_a_log_that_is_small_on_disk_and_large_in_memory_is_refused(tmp_path):
+    (tmp_path / "log.csv.gz").write_bytes(gzip.compress(b"0" * (1 << 26)))
+    with pytest.raises(LogError, match="it is larger than 32 MiB when decompressed"):
+        read_log(tmp_path / "log.csv.gz", Options())
+    (tmp_path / "log.csv.gz").write_bytes(gzip.compress(b"latency_ms\n" + b"1\n" * (1 << 22)))
+    with pytest.raises(LogError, match="it has more than 2,097,152 values"):
+        read_log(tmp_path / "log.csv.gz", Options())
+
+
+# One bad record
+
+
+@pytest.mark.parametrize("command", ["list", "memory", "report", "export"])
+def test_names_that_are_markup_are_text(harness, tmp_path, command):
+    record_in(tmp_path / "results", variant="[/nope]", cell="[/nope]", stack="[bold")
+    options = {"report": ["--format", "md"], "export": ["--to", "csv"]}.get(command, [])
+    ran = harness(command, tmp_path / "results", *options)
+    assert "Traceback" not in ran.err
+    assert ran.code in (0, 1)
+    assert command == "export" or "nope" in ran.out
+
+
+@pytest.mark.parametrize("field", ["heads", "kv_heads", "layers", "vocab_size", "hidden_size", "context"])
+def test_a_shape_beyond_all_models_is_refused_and_the_other_records_are_shown(harness, tmp_path, field):
+    good = record_in(tmp_path / "results")
+    bad = record_in(tmp_path / "results", 2, **{f"model__shape__{field}": 2**62})
+    ran = harness("report", tmp_path / "results", "--format", "json")
+    assert ran.code == 0
+    assert f"{bad / 'record.json'}: not a record: model.shape.{field}" in ran.err
+    assert [row["repeats"] for row in ran.json] == [1]
+    assert good.exists()
+
+
+def test_figures_beyond_64_bits_do_not_end_a_report(harness, tmp_path):
+    largest = dict.fromkeys(("heads", "kv_heads", "layers", "head_dim", "vocab_size"), 2**32 - 1)
+    shape = GOOD["model"]["shape"] | largest
+    record_in(tmp_path / "results", model__shape=shape)
+    for command in (["report", "--format", "md"], ["memory"], ["list"]):
+        assert harness(command[0], tmp_path / "results", *command[1:]).code == 0
+
+
+def test_a_record_that_cannot_be_analysed_is_named_and_the_others_are_shown(harness, tmp_path, monkeypatch):
+    """No such record is known: the fault is put where every record passes."""
+    from harness.dataset import rows
+
+    record_in(tmp_path / "results")
+    bad = record_in(tmp_path / "results", 2)
+    whole = rows.row
+
+    def breaks(record: Any, *others: Any) -> Any:
+        if record["repeat"] == 2:
+            raise KeyError("nobody thought of it")
+        return whole(record, *others)
+
+    monkeypatch.setattr(rows, "row", breaks)
+    ran = harness("list", tmp_path / "results", "--json")
+    assert ran.code == 0
+    assert [row["repeat"] for row in ran.json] == [1]
+    assert f"{bad}: left out, cannot be analysed: KeyError('nobody thought of it')" in ran.err
+
+
+# Tables for spreadsheets
+
+
+@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+def test_no_cell_of_a_csv_file_is_a_formula(harness, tmp_path, text):
+    record_in(tmp_path / "results", variant=text)
+    ran = harness("report", tmp_path / "results", "--format", "csv")
+    (row,) = csv.DictReader(io.StringIO(ran.out))
+    assert row["variant"] == "'" + text.replace("\r", " ")
+    assert float(row["bpw"]) > 0
+
+
+# Writing
+
+
+def test_a_page_that_does_not_fit_leaves_the_page_before(harness, tmp_path, full_disk):
+    record_in(tmp_path / "results")
+    page = tmp_path / "page.html"
+    assert harness("report", tmp_path / "results", "-o", page).code == 0
+    whole = page.read_bytes()
+    full_disk(len(whole) // 2)
+    ran = harness("report", tmp_path / "results", "-o", page)
+    assert ran.code == 2
+    assert f"{page}: cannot be written: {os.strerror(errno.EFBIG)}" in ran.err
+    assert page.read_bytes() == whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "results"]
+
+
+def test_a_page_is_written_through_the_link_that_the_user_named(tmp_path):
+    (tmp_path / "link.html").symlink_to(tmp_path / "real.html")
+    files.write_output(tmp_path / "link.html", b"page")
+    assert (tmp_path / "real.html").read_bytes() == b"page"
+    assert (tmp_path / "link.html").is_symlink()
+    files.write_output(Path("/dev/null"), b"page")
+    assert not Path("/dev/null").is_file()
+
+
+def test_a_write_never_takes_a_name_that_is_there(tmp_path, monkeypatch):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    monkeypatch.setattr(files.secrets, "token_hex", lambda size: "known")
+    (tmp_path / "known.partial").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        files.write_whole(tmp_path / "record.json", b"{}")
+    assert victim.read_text() == "precious"
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    """One whose build is writing alone: it starts no uv."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "_venv", lambda steps, folder: folder.mkdir())
+    monkeypatch.setattr(build, "_install", lambda steps, python: {})
+    monkeypatch.setattr(build, "_frozen", lambda *_: ["a==1"])
+    return next(iter(stacks()["fake"].environments.values()))
+
+
+def test_a_full_disk_while_an_environment_is_built_is_a_sentence(environment, full_disk):
+    full_disk(4)
+    with pytest.raises(EnvironmentFailed, match=r"fake/\w+ could not be built: .*File too large"):
+        build.create(environment, print)
+    assert build.find(environment) is None
+
+
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done from now on, in order: the names that are synced, and those that files get."""
+    done: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def sync(opened: int) -> None:
+        done.append(f"sync {Path(f'/proc/self/fd/{opened}').readlink().name}")
+        fsync(opened)
+
+    def rename(path: Path, target: Path) -> Path:
+        done.append(f"rename {target.name}")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "replace", rename)
+    monkeypatch.setattr(os, "sync", lambda: done.append("sync all"))
+    return done
+
+
+def test_a_record_survives_a_power_failure_in_its_folder_and_in_the_folders_above(tmp_path, monkeypatch):
+    done = synced(monkeypatch)
+    running = results.begin(tmp_path / "results" / "machine" / "m" / "cell", BEGUN)
+    assert {"sync cell", "sync m", "sync machine", "sync results"} <= set(done)
+    running.finish(GOOD, NO_TOKENS)
+    written = done[done.index("rename record.json") :]
+    assert written == ["rename record.json", f"sync {running.folder.name}"]
+    assert [each.folder for each in results.records(tmp_path, print)] == [running.folder]
+    assert Stored(running.folder, GOOD).series_path is None
+
+
+def test_an_environment_is_complete_only_after_its_packages_are_on_the_disk(environment, monkeypatch):
+    done = synced(monkeypatch)
+    build.create(environment, print)
+    assert done[0] == "sync all"
+    assert done[-2:] == ["rename complete.json", f"sync {build.folder_of(environment).name}"]

@@ -186,4 +186,4 @@ def test_bad_folders_are_one_sentence_and_a_code(grown: Grown, harness: Callable
     grown.add(1)
     ran = harness("history", grown.root, "-o", grown.root)
     assert ran.code == 2
-    assert "the page cannot be written: Is a directory" in ran.err
+    assert "cannot be written: Is a directory" in ran.err

@@ -252,7 +252,7 @@ def test_a_page_without_one_of_its_values_is_an_error():
 
 def test_a_page_that_cannot_be_written_is_a_sentence(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ResultsError, match="the page cannot be written"):
+    with pytest.raises(ResultsError, match="cannot be written"):
         document.write(tmp_path / "file" / "page.html", Study("t", [row()]))
 
 

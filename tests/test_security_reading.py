@@ -190,7 +190,7 @@ def test_a_log_behind_a_link_is_read(tmp_path):
 def test_a_record_that_is_too_large_is_refused_unread(tmp_path):
     folder = record_in(tmp_path)
     os.truncate(folder / "record.json", 1 << 40)  # a hole: it takes no space
-    with pytest.raises(ResultsError, match="it is larger than 16 MiB"):
+    with pytest.raises(ResultsError, match="it is larger than 12 MiB"):
         results.read(folder / "record.json")
 
 
@@ -214,8 +214,24 @@ def test_a_log_that_is_small_on_disk_and_large_in_memory_is_refused(tmp_path):
     with pytest.raises(LogError, match="it is larger than 32 MiB when decompressed"):
         read_log(tmp_path / "log.csv.gz", Options())
     (tmp_path / "log.csv.gz").write_bytes(gzip.compress(b"latency_ms\n" + b"1\n" * (1 << 22)))
-    with pytest.raises(LogError, match="it has more than 2,097,152 values"):
+    with pytest.raises(LogError, match="it has more than 1,500,000 values"):
         read_log(tmp_path / "log.csv.gz", Options())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "latency_ms" + "," * 100_000,
+        "latency_ms\n" + "," * 100_000 + "\n1" * 100_000,
+        "latency_ms" + "," * 900 + "\n1" * 100_000,
+        json.dumps([{f"key {number}": 1} for number in range(20_000)]),
+    ],
+    ids=["wide", "wide below its header", "padded", "a key per object"],
+)
+def test_a_log_whose_table_would_be_far_larger_than_its_text_is_refused(tmp_path, text):
+    (tmp_path / "log").write_text(text)
+    with pytest.raises(LogError, match="its table is too large: "):
+        read_log(tmp_path / "log", Options())
 
 
 # One bad record
@@ -296,6 +312,14 @@ def test_a_page_that_does_not_fit_leaves_the_page_before(harness, tmp_path, full
     assert f"{page}: cannot be written: {os.strerror(errno.EFBIG)}" in ran.err
     assert page.read_bytes() == whole
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "results"]
+
+
+def test_a_full_disk_under_any_other_file_is_a_sentence(harness, tmp_path):
+    for side in ("before", "after"):
+        record_in(tmp_path / side, started_utc=f"2026-11-2{len(side)}T00:00:00+00:00")
+    ran = harness("compare", "before", "after", "--format", "gha", GITHUB_STEP_SUMMARY="/dev/full")
+    assert ran.code == 1
+    assert f"cannot be written: {os.strerror(errno.ENOSPC)}" in ran.err
 
 
 def test_a_page_is_written_through_the_link_that_the_user_named(tmp_path):

@@ -17,6 +17,7 @@ from types import ModuleType
 import harness
 from harness.cli.exits import INTERRUPTED, NOT_OK, NOT_STARTED, say
 from harness.system.endings import NotFinished, NotStarted
+from harness.system.files import FULL
 
 COMMANDS = {
     "run": "measure every cell of a config; keeps existing measurements",
@@ -68,6 +69,11 @@ def main(argv: list[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # `harness list | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOT_OK
+    except OSError as refusal:
+        if refusal.errno not in FULL:
+            raise
+        say(f"{refusal.filename or 'a file'} cannot be written: {refusal.strerror}")
         return NOT_OK
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import io
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import pandas
@@ -13,6 +15,7 @@ from harness.logs.log import Log, LogError
 from harness.logs.table import Options
 
 SEPARATORS = (",", ";", "\t")
+MOST_COLUMNS, MOST_CELLS = 1000, 1 << 22
 
 
 def read(text: str, options: Options) -> Log:
@@ -20,10 +23,12 @@ def read(text: str, options: Options) -> Log:
     header = text.split("\n", 1)[0]
     separator = max(SEPARATORS, key=header.count)
     try:
+        first = islice(csv.reader(io.StringIO(text), delimiter=separator), 2)  # pandas goes by these two
+        _check_size(text.count("\n") + text.count("\r"), max(map(len, first)))
         found = pandas.read_csv(
             io.StringIO(text), dtype=str, keep_default_na=False, sep=separator, skip_blank_lines=False
         )
-    except (ValueError, pandas.errors.ParserError) as damage:
+    except (ValueError, pandas.errors.ParserError, csv.Error) as damage:
         raise LogError(f"it is not a CSV file: {_why(damage)}") from damage
     found.index = pandas.RangeIndex(2, 2 + len(found))
     found = found.rename(columns=lambda name: str(name).strip()).fillna("")
@@ -32,21 +37,28 @@ def read(text: str, options: Options) -> Log:
 
 def of_objects(rows: Sequence[Mapping[str, Any]], options: Options) -> Log:
     """The series of JSON objects, one per token. Raises LogError."""
-    found = pandas.DataFrame([{str(key): _text(cell) for key, cell in row.items()} for row in rows]).fillna(
-        ""
-    )
-    found.index = pandas.RangeIndex(1, 1 + len(found))
-    return table.read(found, options, "row")
+    names = dict.fromkeys(name for row in rows for name in row)
+    _check_size(len(rows), len(names))
+    return of_columns({name: [row.get(name) for row in rows] for name in names}, options)
 
 
 def of_lists(columns: Mapping[str, Any], options: Options) -> Log | None:
     """The series of one JSON object with lists of equal length; null: not such an object."""
-    lists = {str(key): value for key, value in columns.items() if isinstance(value, list)}
-    if len({len(value) for value in lists.values()}) != 1:
-        return None
-    return of_objects(
-        [dict(zip(lists, cells, strict=True)) for cells in zip(*lists.values(), strict=True)], options
-    )
+    lists = {key: value for key, value in columns.items() if isinstance(value, list)}
+    return of_columns(lists, options) if len({len(value) for value in lists.values()}) == 1 else None
+
+
+def of_columns(columns: Mapping[str, Sequence[Any]], options: Options) -> Log:
+    """The series of columns of equal length. Raises LogError."""
+    found = pandas.DataFrame({name: [*map(_text, cells)] for name, cells in columns.items()})
+    found.index = pandas.RangeIndex(1, 1 + len(found))
+    return table.read(found, options, "row")
+
+
+def _check_size(rows: int, columns: int) -> None:
+    """Every row gets a cell in every column, also where the file has none."""
+    if columns > MOST_COLUMNS or rows * columns > MOST_CELLS:
+        raise LogError(f"its table is too large: {rows:,} rows and {columns:,} columns")
 
 
 def _text(cell: Any) -> str:

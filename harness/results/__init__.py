@@ -22,7 +22,6 @@ from harness.results.reading import (
 )
 from harness.results.token_times import NO_TOKENS, TokenTimes
 from harness.results.writing import (
-    FULL,
     Running,
     begin,
     check_writable,
@@ -31,6 +30,7 @@ from harness.results.writing import (
     recover,
     tail,
 )
+from harness.system.files import FULL
 
 __all__ = [
     "FULL",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -28,7 +27,6 @@ Samples = dict[str, list[int | None]]
 
 LOG_TAIL_LINES = 20
 MOST_EVENTS_BYTES = 1 << 28  # a million tokens take 30 MB
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # after an OSError with one of these, nothing can be written
 
 
 class Running:
@@ -115,7 +113,7 @@ def keep(folder: Path, record: Draft, series: dict[str, list[int]], prefill: dic
 def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stored]:
     """Write interrupted records for folders whose controller died before writing one. Calls `unreadable` for
     each folder that cannot be recovered: it is damaged, or another machine or user began it."""
-    found = []
+    found: list[Stored] = []
     for path in sorted(root.rglob("begun.json")):
         try:
             found += _recovered(path.parent)

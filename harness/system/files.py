@@ -10,6 +10,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # after an OSError with one of these, nothing can be written
+
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -> BinaryIO:
     """Open a regular file, without waiting for anybody: no device, no FIFO, and no symbolic link unless

@@ -202,6 +202,28 @@ def test_a_series_that_is_small_on_disk_and_large_in_memory_is_refused_unread(tm
         read_columns(tmp_path / "tokens.parquet", ("n",))
 
 
+def test_a_series_whose_footer_says_less_than_its_pages_hold_is_refused_unread(tmp_path):
+    def number(value: int, size: int) -> bytes:
+        """As Thrift writes a number above 0, in so many bytes."""
+        return bytes((value * 2 >> 7 * at) & 127 | (128 if at + 1 < size else 0) for at in range(size))
+
+    path, count, said = tmp_path / "tokens.parquet", 10_000_000, 1_050_000
+    rows = pa.table({"n": pa.nulls(count, pa.int64()).fill_null(7)})
+    one = {"data_page_size": 1 << 30, "max_rows_per_page": count, "row_group_size": count}
+    plain = {"use_dictionary": False, "write_statistics": False, "compression": "zstd"}
+    pq.write_table(rows, path, write_batch_size=count, **one, **plain)
+    size = pq.ParquetFile(path).metadata.row_group(0).column(0).total_uncompressed_size
+    raw = path.read_bytes()
+    for true, length in ((count, 4), (size, 4)):
+        assert number(true, length) in raw[-1000:]
+        raw = raw[:-1000] + raw[-1000:].replace(number(true, length), number(said, length))
+    path.write_bytes(raw)
+    footer = pq.ParquetFile(path).metadata
+    assert (footer.num_rows, footer.row_group(0).column(0).total_uncompressed_size) == (said, said)
+    with pytest.raises(ResultsError, match="it has more than 4,194,304 values"):
+        read_columns(path, ("n",))
+
+
 def test_lists_are_refused_before_they_are_read(tmp_path):
     lists = pa.array([list(range(1000))] * 10)
     pq.write_table(pa.table({"n": lists}), tmp_path / "tokens.parquet")

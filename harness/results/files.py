@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from harness.results.page_sizes import page_sizes
 from harness.system import files
 from harness.system.endings import NotStarted
 from harness.system.wording import shortened
 
 # For a million tokens: an integer of each in four columns; in the record 11 MB of prompt.
-MOST_VALUES, MOST_COLUMNS, MOST_BYTES = 1 << 22, 1000, 1 << 26
+MOST_VALUES, MOST_COLUMNS, MOST_PAGES, MOST_BYTES = 1 << 22, 1000, 10_000, 1 << 26
 MOST_RECORD_BYTES = 12 << 20
 
 
@@ -26,19 +28,26 @@ class ResultsError(NotStarted):
 def read_columns(path: Path, whole: Sequence[str]) -> dict[str, list[int]]:
     """The columns of a file; empty if it does not exist. `whole`: columns that must exist without nulls.
 
-    What the file says of its sizes is checked before any of it is decoded: 182 kB may hold 1.8 GB.
+    All sizes that its reader goes by are checked before any of it is decoded: 182 kB may hold 1.8 GB.
     """
+    try:
+        content = files.read_regular(path, MOST_BYTES)
+    except FileNotFoundError:
+        return {}
+    except OSError as refusal:
+        raise ResultsError(f"{path}: not a series: {refusal.strerror}") from refusal
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        source = pa.BufferReader(files.read_regular(path, MOST_BYTES))
         most = {"thrift_container_size_limit": MOST_COLUMNS, "thrift_string_size_limit": 1 << 20}
-        with pq.ParquetFile(source, **most) as file:  # read_table would import all of pandas
+        with pq.ParquetFile(
+            pa.BufferReader(content), **most
+        ) as file:  # read_table would import all of pandas
             for field in file.schema_arrow:
                 if not pa.types.is_integer(field.type):
                     raise ValueError(f"its column {field.name} does not hold integers")
-            if _is_too_large(file.metadata):
+            if _is_too_large(content, file.metadata):
                 raise ValueError(f"it has more than {MOST_VALUES:,} values")
             table = file.read(use_threads=False)  # of a few KB: starting threads takes longer
         for name in whole:
@@ -47,11 +56,8 @@ def read_columns(path: Path, whole: Sequence[str]) -> dict[str, list[int]]:
             if table[name].null_count:
                 raise ValueError(f"its column {name} has nulls")
         columns: dict[str, list[int]] = table.to_pydict()
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, MemoryError, pa.ArrowException) as damage:
-        said = getattr(damage, "strerror", None) or str(damage)
-        message = " ".join(said.split()).rstrip(" :")  # pyarrow may take several lines
+    except (OSError, ValueError, LookupError, RecursionError, MemoryError, pa.ArrowException) as damage:
+        message = " ".join(str(damage).split()).rstrip(" :")  # pyarrow may take several lines
         raise ResultsError(f"{path}: not a series: {message}") from damage
     return columns
 
@@ -92,9 +98,9 @@ def _written(write: Callable[[Path, bytes], None], path: Path, content: bytes) -
         raise ResultsError(f"{path}: cannot be written: {refusal.strerror}") from refusal
 
 
-def _is_too_large(metadata: Any) -> bool:
+def _is_too_large(content: bytes, metadata: Any) -> bool:
     groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
     columns = [group.column(at) for group in groups for at in range(group.num_columns)]
+    pages = [*islice(page_sizes(content, metadata), MOST_PAGES + 1)]
     values = sum(abs(int(each.num_values)) for each in columns)
-    size = sum(abs(int(each.total_uncompressed_size)) for each in columns)
-    return values > MOST_VALUES or size > MOST_BYTES
+    return values > MOST_VALUES or len(pages) > MOST_PAGES or sum(pages) > MOST_BYTES

@@ -73,7 +73,7 @@ fi
 mkdir -p "$results"
 rm -rf "$out"/{pages,run.txt,summary.md,benchmark.json,records.tar.gz}
 mkdir "$out/pages"
-touch "$out/.began"
+(cd "$results" && find . -name record.json | LC_ALL=C sort >"$out/.before")
 
 # A device that another campaign has is waited for: two at once would measure each other.
 ran=0
@@ -85,9 +85,15 @@ else
   harness ab "${reference[@]}" "$config" --wait -o "$results" | tee "$out/run.txt" || ran=$?
 fi
 [ "$ran" -le 1 ] || exit "$ran"
-tonight=$(cd "$results" && find . -name record.json -newer "$out/.began" -exec dirname {} \;)
+tonight=$(cd "$results" && find . -name record.json | LC_ALL=C sort | LC_ALL=C comm -13 "$out/.before" -)
 [ -n "$tonight" ] || stop "the run left no record, so nothing was compared"
-tar -czf "$out/records.tar.gz" -C "$results" -T - <<<"$tonight"
+sed 's|/record.json$||' <<<"$tonight" | tar -czf "$out/records.tar.gz" -C "$results" -T -
+# Not the latest by its date: a clock may be wrong. What an earlier night left may have been recovered too.
+id=$(cd "$results" && python -c '
+import json, sys
+campaigns = [json.load(open(path.rstrip("\n")))["campaign"] for path in sys.stdin]
+print(max((each.get("order", each["id"]), each["id"]) for each in campaigns)[1])' <<<"$tonight")
+against+=(--campaign "$id")
 
 compared=0
 harness compare "${against[@]}" --format md >"$out/summary.md" 2>"$out/.said" || compared=$?
@@ -127,7 +133,8 @@ else
   fi
 fi
 {
-  echo "<!doctype html><meta charset=utf-8><title>$name</title><h1>$name, $(date -u +%F)</h1>"
+  title=$(python -c 'import html, sys; print(html.escape(sys.argv[1]))' "$name")
+  echo "<!doctype html><meta charset=utf-8><title>$title</title><h1>$title, $(date -u +%F)</h1>"
   for each in compare history report; do
     [ ! -e "$out/pages/$each.html" ] || echo "<p><a href=$each.html>$each</a>"
   done

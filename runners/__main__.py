@@ -1,5 +1,5 @@
 """Entry point, run by path under a stack's interpreter: `python -I runners REQUEST EVENTS_FD GO_ON_FD
-CONTROLLER_PID`."""
+ALIVE_FD`."""
 
 import importlib.util
 import sys

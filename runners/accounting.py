@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import sys
 from pathlib import Path
 
 UNLIMITED_STACK = 2 << 20  # what glibc then gives a thread, on x86-64 and aarch64
@@ -30,3 +31,22 @@ def status_bytes(name: str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+
+
+def page_faults() -> tuple[int, int]:
+    """Major and minor page faults of this process so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_majflt, usage.ru_minflt
+
+
+def data_bytes() -> int | None:
+    """Memory that RLIMIT_DATA counts: private and writable, touched or not; null except on Linux."""
+    return status_bytes("VmData")
+
+
+def peak_rss_bytes() -> int:
+    """This process's peak resident set, from VmHWM (Linux), else from getrusage."""
+    if highest := status_bytes("VmHWM"):
+        return highest
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -206,12 +206,14 @@ class Instruments:
     fake stack does. Its time is virtual, so that no other process can change its measurements.
 
     `clock_ns`: monotonic. `cpu_wait_ns`: how long the threads were ready without a CPU, null if unknown.
-    `page_faults`: major and minor ones so far.
+    `page_faults`: major and minor ones so far. `suspended_ns`: how long the machine was suspended, null if
+    unknown.
     """
 
     clock_ns: Callable[[], int]
     cpu_wait_ns: Callable[[], int | None]
     page_faults: Callable[[], tuple[int, int]]
+    suspended_ns: Callable[[], int | None] = lambda: None
 
 
 Say = Callable[[str], None]

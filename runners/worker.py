@@ -5,11 +5,12 @@ This is the only clock for latency. A stack's own timings are kept as a check an
 
 from __future__ import annotations
 
-import ctypes
+import fcntl
 import importlib
 import itertools
 import os
 import resource
+import select
 import signal
 import sys
 import time
@@ -19,23 +20,22 @@ from pathlib import Path
 from typing import Any
 
 from runners import filling, heap, protocol, teacher_forced, windows
-from runners.accounting import status_bytes
+from runners.accounting import data_bytes, page_faults, peak_rss_bytes
 from runners.protocol import Done, Event, Failed, Instruments, Loaded, Phase, Request, Session, Tokens
 
 Emit = Callable[[Event], None]
 Clock = Callable[[], int]
 # Jobs on files alone, by the module that does them under the interpreter of any stack.
 MODULES = {"synthesize": "synthetic", "pack": "packed", "unpack": "packed", "differences": "differences"}
-PR_SET_PDEATHSIG = 1
 CALIBRATION_TOKENS = 10_000
 RESERVE_BYTES = 8 * 2**20  # 1 MiB is enough to look up the versions of four packages
 
 
-def main(request_path: Path, events_fd: int, go_on_fd: int, controller_pid: int) -> int:
+def main(request_path: Path, events_fd: int, go_on_fd: int, alive_fd: int) -> int:
     """Run one Request. The exit code is 0 unless the job failed; events have the details."""
-    die_with(controller_pid)
-    os.set_inheritable(events_fd, False)
-    os.set_inheritable(go_on_fd, False)
+    die_with_controller(alive_fd)
+    for fd in (events_fd, go_on_fd, alive_fd):
+        os.set_inheritable(fd, False)
 
     def emit(event: Event) -> None:
         line = memoryview(protocol.encode(event))
@@ -82,18 +82,21 @@ def _reason(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {raised.line} ({Path(raised.filename).name}:{raised.lineno})"
 
 
-def die_with(controller_pid: int) -> None:
-    """Have the kernel kill this process when the controller's main thread ends (Linux only)."""
+def die_with_controller(alive_fd: int) -> None:
+    """Have the kernel kill this process group, children of this process included, when the controller ends
+    (Linux only). `alive_fd`: a pipe whose only other end the controller has, and never writes to."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != controller_pid:  # it died before the call above
-            os.kill(os.getpid(), signal.SIGKILL)
+        fcntl.fcntl(alive_fd, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(alive_fd, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(alive_fd, fcntl.F_SETFL, fcntl.fcntl(alive_fd, fcntl.F_GETFL) | os.O_ASYNC)
+        if select.select([alive_fd], [], [], 0)[0]:  # it died before the call above
+            os.killpg(0, signal.SIGKILL)
 
 
 def instruments_of(runner: Any, request: Request) -> Instruments:
     """The runner's own, if it provides them, else this process's."""
     brought: Instruments | None = runner.instruments(request) if hasattr(runner, "instruments") else None
-    return brought or Instruments(time.perf_counter_ns, cpu_wait_ns, page_faults)
+    return brought or Instruments(time.perf_counter_ns, cpu_wait_ns, page_faults, suspended_ns)
 
 
 def loaded(request: Request, runner: Any, emit: Emit, clock: Clock) -> Session:
@@ -145,7 +148,7 @@ def generate(
     A workload of kind grow succeeds when memory runs out: `stopped` has the reason (null: it reached its
     end), `memory_steps` [tokens held, allocated bytes, reserved bytes] at each flush, if the stack has them.
     """
-    clock = instruments.clock_ns
+    clock, suspended = instruments.clock_ns, instruments.suspended_ns()
     session = loaded(request, runner, emit, clock)
     for workload in request.workloads:
         prompt, new_tokens = workload["prompt"], workload["new_tokens"]
@@ -170,6 +173,7 @@ def generate(
         if not growth:  # which has no memory left
             emit(Phase("control", clock()))
             ended["control"] = windows.control(session, prompt, new_tokens, warmup, instruments)
+        suspended_since = instruments.suspended_ns()
         emit(
             Done(
                 {
@@ -180,6 +184,7 @@ def generate(
                     "minor_faults": faults_since[1] - faults[1],
                     "involuntary_switches": after.ru_nivcsw - before.ru_nivcsw,
                     "cpu_wait_ns": None if waited_ns is None else (waited_since_ns or 0) - waited_ns,
+                    "suspended_ns": None if suspended is None else max(0, (suspended_since or 0) - suspended),
                     "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
                     "peak_rss_bytes": peak_rss_bytes(),
                     "heap_free_bytes": heap.free_bytes(),
@@ -282,20 +287,12 @@ def cpu_wait_ns() -> int | None:
     return sum(int(task.split()[1]) for task in tasks) if tasks else None
 
 
-def page_faults() -> tuple[int, int]:
-    """Major and minor page faults of this process so far."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_majflt, usage.ru_minflt
-
-
-def data_bytes() -> int | None:
-    """Memory that RLIMIT_DATA counts: private and writable, touched or not; null except on Linux."""
-    return status_bytes("VmData")
-
-
-def peak_rss_bytes() -> int:
-    """This process's peak resident set, from VmHWM (Linux), else from getrusage."""
-    if highest := status_bytes("VmHWM"):
-        return highest
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+def suspended_ns() -> int | None:
+    """Time that the machine was suspended since it was booted, to 1 ms (Linux); null if unavailable."""
+    if sys.platform != "linux":
+        return None
+    while True:  # until no other process came between the two clocks
+        began = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        with_suspends = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        if time.clock_gettime_ns(time.CLOCK_MONOTONIC) - began < 1_000_000:
+            return with_suspends - began

@@ -146,7 +146,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ra
 
     def run(*arguments: str | Path, **variables: str) -> Ran:
         machine.facts.cache_clear()  # a new process would look anew
-        on_stop = signal.getsignal(signal.SIGTERM)
+        on_stop = {number: signal.getsignal(number) for number in cli.STOPS}
         out, err = io.StringIO(), io.StringIO()
         with monkeypatch.context() as place:
             place.chdir(tmp_path)
@@ -158,7 +158,8 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ra
             except SystemExit as end:  # argparse's
                 code = int(end.code or 0)
             finally:
-                signal.signal(signal.SIGTERM, on_stop)
+                for number, handler in on_stop.items():
+                    signal.signal(number, handler)
         return Ran(code, out.getvalue(), err.getvalue())
 
     return run

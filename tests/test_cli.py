@@ -323,18 +323,25 @@ def test_a_dry_run_looks_at_weights_that_are_given(harness, tmp_path):
     assert lines[1]["disk_bytes"] > 2 * shapes.parameters(TINY)
 
 
-@pytest.mark.parametrize("command", ["run", "max-ctx"])
+@pytest.mark.parametrize(
+    ("command", "signum"), [("run", signal.SIGINT), ("run", signal.SIGHUP), ("max-ctx", signal.SIGINT)]
+)
 def test_of_what_is_interrupted_it_is_said_that_the_same_command_goes_on(
-    config, background, tmp_path, command
+    config, background, tmp_path, command, signum
 ):
+    """However often it is."""
     process = background(command, config({"load_ms": 20_000.0, "clock": "real"}, memory_budget="256MiB"))
     until = time.monotonic() + 30
     while not list(tmp_path.glob("results/**/request.json")) and time.monotonic() < until:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    while process.poll() is None:
+        process.send_signal(signum)
+        time.sleep(0.01)
     _, err = process.communicate(timeout=600)
-    assert process.returncode == 130
-    assert "finished work is kept, run the same command to continue" in err
+    assert process.returncode == 130, err
+    assert err.endswith("finished work is kept, run the same command to continue\n")
+    (record,) = tmp_path.glob("results/**/record.json")
+    assert json.loads(record.read_text())["outcome"] == "interrupted"
 
 
 def test_a_dry_run_of_cells_that_cannot_be_ends_with_1_and_says_so_last(harness, tmp_path):

@@ -189,6 +189,57 @@ def test_the_latest_campaign_is_held_against_those_before_it(harness, runs):
     assert {row["base_campaigns"] for row in short} == {1}
 
 
+def dated(folder: Path, began: str, **campaign: str) -> None:
+    """Date the records of a campaign as a wrong clock would have."""
+    rewritten(
+        folder,
+        lambda record, _: (
+            record.update(started_utc=began),
+            record["campaign"].update(id=began, **campaign),
+        ),
+    )
+
+
+def test_a_night_dated_in_the_future_does_not_blind_the_gate(harness, runs):
+    for night in (1, 2, 3):
+        folder = runs("nights", night=night)
+    gate = ("compare", folder, "--baseline", "last:14", "--fail-on", "slower:5%")
+    dated(ahead := runs("ahead", night=5), "2999-01-01T00:00:00.000001+00:00")
+    ahead.rename(folder / "ahead")
+    assert harness(*gate).code == 0
+    runs("nights", night=4, **SLOW)
+    ran = harness(*gate)
+    assert ran.code == 3
+    assert "1 campaign from the future left out (2999-01-01T00:00)" in ran.err
+    ran = harness(*gate, "--campaign", "2999-01-01T00:00:00.000001+00:00")
+    assert ran.code == 2
+    assert "from the future left out (2999-01-01T00:00): correct the clock" in ran.err
+
+
+def test_a_night_by_a_clock_that_was_set_back_is_the_latest(harness, runs):
+    for night in (1, 2, 3):
+        folder = runs("nights", night=night)
+    gate = ("compare", folder, "--baseline", "last:14", "--fail-on", "slower:5%")
+    back = runs("back", night=4, **SLOW)
+    dated(back, "2020-01-01T00:00:00.000001+00:00", order="2026-03-03T01:00:00+00:00#000001")
+    back.rename(folder / "back")
+    assert harness(*gate).code == 3
+    assert harness(*gate, "--campaign", "2026-03-03T01:00:00+00:00").code == 0
+    missing = harness(*gate, "--campaign", "2026-03-09T01:00:00+00:00")
+    assert (missing.code, missing.err) == (2, f"harness: {folder}: no campaign 2026-03-09T01:00:00+00:00\n")
+
+
+def test_a_campaign_takes_its_place_after_those_of_a_clock_that_was_ahead(harness, config, tmp_path):
+    run = ("run", config({}), "--fresh")
+    harness(*run)
+    dated(tmp_path / "results", "2999-01-01T00:00:00+00:00")
+    for _ in range(2):
+        harness(*run)
+    records = map(json.loads, map(Path.read_text, (tmp_path / "results").rglob("record.json")))
+    places = [record["campaign"].get("order", "") for record in records]
+    assert sorted(places) == ["", *(f"2999-01-01T00:00:00+00:00#00000{number}" for number in (1, 2))]
+
+
 def test_a_slowdown_that_stays_is_slower_every_night(harness, runs):
     for night in (1, 2, 3, 4, 5):
         runs("nights", night=night)

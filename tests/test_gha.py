@@ -101,7 +101,8 @@ def test_what_could_not_be_read_and_lost_repeats_are_told_after_regressions_and_
 
 def test_text_cannot_break_out_of_its_command():
     said = commands(not_compared=[{"name": "a, b: c\n::error::d", "reason": "50%\r\n::error::e"}])
-    assert said == ["::warning title=not compared%3A a%2C b%3A c%0A%3A%3Aerror%3A%3Ad::50%25%0D%0A::error::e"]
+    title = "not compared%3A a%2C b%3A c%0A%3A\\%3Aerror%3A%3Ad"
+    assert said == [f"::warning title={title}::50%25\\r%0A:\\:error::e"]
 
 
 def test_figures_are_costs_so_that_smaller_is_better():
@@ -144,6 +145,15 @@ def test_names_are_unique_and_the_file_is_json_without_nan():
     entries = gha.benchmark(rows)
     assert len({entry["name"] for entry in entries}) == len(rows)
     assert json.loads(gha.as_json(rows)) == entries
+
+
+def test_no_text_of_a_record_is_obeyed():
+    (line,) = commands(
+        [row(name="\x1b[2J\n::error::x", reason="##[add-mask]a", verdict="LARGER", fails=False)]
+    )
+    assert line.startswith("::warning title=LARGER%3A \\x1b[2J%0A%3A\\%3Aerror%3A%3Ax::")
+    assert "\x1b" not in line
+    assert "##[" not in line
 
 
 METRICS = (

@@ -5,11 +5,12 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_nights import Nights, measured
+from made_nights import FIRST, Nights, measured
 
 from harness import results
 from harness.history import nights, page, steps
@@ -65,6 +66,23 @@ def test_one_noisy_night_is_no_step_and_neither_are_two(grown: Grown):
     for night in range(14):
         grown.add(night, 1.5 if night in (4, 9, 10) else 1.0)
     assert grown.steps() == []
+
+
+def test_a_night_from_the_future_is_left_out_and_one_by_a_clock_set_back_keeps_its_place(grown: Grown):
+    for night in range(12):
+        back = (
+            {"campaign__order": f"{(FIRST + timedelta(days=10)).isoformat()}#000001"} if night == 11 else {}
+        )
+        grown.add(3.5 if back else night, 1.0, **back)
+    grown.add(30_000)
+    found = grown.history()
+    assert found.campaigns == 12
+    assert found.warnings == [
+        warning for warning in found.warnings if "1 campaign from the future" in warning
+    ]
+    (series,) = [s for s in found.series if (s.name, s.metric.name) == (A, "tokens_per_s")]
+    days = [night.began.day for night in series.nights]
+    assert days == [*range(1, 12), 4]
 
 
 def test_a_failed_night_is_a_gap_with_its_reason_and_no_zero(grown: Grown):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import statistics
 import subprocess
@@ -131,28 +132,66 @@ def test_tokens_said_before_a_hang_are_kept(worker, fake_interpreter):
     assert sum(len(e.ids) for e in events if isinstance(e, Tokens)) >= 2560
 
 
-def test_a_worker_dies_with_its_controller(tmp_path, fake_interpreter, cache):
+def test_a_worker_dies_with_its_controller_and_its_children_too(tmp_path, fake_interpreter, cache):
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nsleep 3600 & echo $! >{tmp_path}/child\nexec {fake_interpreter.python} "$@"\n'
+    )
+    python.chmod(0o755)
     script = f"""
 import sys
+from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from harness.worker import launch
 from harness.stacks import build
 from harness.stacks.header import stacks
 from test_launch import request_of
-interpreter = build.find(stacks()["fake"].environments["cpu"])
+interpreter = replace(build.find(stacks()["fake"].environments["cpu"]), python=Path({str(python)!r}))
 worker = launch.Worker(request_of(hang_at_token=1), interpreter, Path({str(tmp_path)!r}))
-print(worker.pid, flush=True)
-for event in worker.events(100): pass
+for event in worker.events(1000):
+    print(worker.pid, flush=True)
 """
     controller = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert controller.stdout is not None
     with controller.stdout:
-        pid = int(controller.stdout.readline())
-    assert psutil.pid_exists(pid)
-    controller.send_signal(signal.SIGKILL)
-    controller.wait()
+        pid, child = int(controller.stdout.readline()), int((tmp_path / "child").read_text())
+        assert psutil.pid_exists(pid)
+        assert psutil.pid_exists(child)
+        controller.send_signal(signal.SIGKILL)
+        controller.wait()
     assert gone(pid)
+    assert gone(child)
+
+
+def test_a_worker_that_was_reaped_before_it_was_noted_has_ended(tmp_path, fake_interpreter):
+    """As where Ctrl-C comes between the two."""
+    worker = launch.Worker(request_of(hang_at_token=1), fake_interpreter, tmp_path)
+    os.kill(worker.pid, signal.SIGKILL)
+    os.waitpid(worker.pid, 0)
+    worker.stop()
+    assert worker.exit_status is None
+
+
+def test_the_time_in_which_the_controller_was_stopped_does_not_count(tmp_path):
+    script = """
+import os, signal, time
+from harness.worker import launch
+launch.WAIT_S = 0.001
+lines = launch.lines(0, 1.0)
+print(next(lines), flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+print(*lines, flush=True)
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], bufsize=0, **pipes) as controller:
+        controller.stdin.write(b"begins\n")
+        os.waitpid(controller.pid, os.WUNTRACED)
+        time.sleep(1.5)
+        controller.stdin.write(b"is done\n")
+        controller.stdin.close()
+        controller.send_signal(signal.SIGCONT)
+        assert controller.stdout.read() == b"b'begins\\n'\nb'is done\\n'\n"
 
 
 def test_stopping_kills_the_whole_group_and_reaps_it(tmp_path, fake_interpreter):

@@ -190,7 +190,10 @@ def test_shellcheck_finds_nothing():
 def test_with_a_reference_both_are_measured_in_turns_and_no_night_before_is_needed(nightly, config, tmp_path):
     slow = CELL | {"B_ms": 30.0, "clock": "virtual"}
     reference = config(CELL | {"clock": "virtual"}, name="reference", **SHORT)
-    night = nightly(config(slow, **SHORT), REFERENCE=str(reference), FAIL_ON="slower:20%")
+    night = nightly(config(slow, name="<img src=x>", **SHORT), REFERENCE=str(reference), FAIL_ON="slower:20%")
     assert night.returncode == 3, night.stdout + night.stderr
-    assert "SLOWER (fails)" in (tmp_path / "reports" / "nightly" / "summary.md").read_text()
+    out = tmp_path / "reports" / "nightly"
+    assert "SLOWER (fails)" in (out / "summary.md").read_text()
     assert pages(tmp_path) == {"index.html", "compare.html", "report.html", "history.html"}
+    assert "<title>&lt;img src=x&gt;</title>" in (index := (out / "pages" / "index.html").read_text())
+    assert "<img" not in index

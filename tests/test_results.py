@@ -23,7 +23,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness import results
-from harness.cli import main
+from harness.cli import STOPS, main
 from harness.dataset import rows
 from harness.results import NO_TOKENS, ResultsError, Running, Stored, TokenTimes
 from harness.results.kinds.parts import ShapeFields
@@ -247,10 +247,11 @@ def damaged_series(content: bytes, damage: list[tuple[int, bytes]] | int) -> byt
 
 def listed(folder: Path, *form: str) -> tuple[str, list[str]]:
     """What `harness list` prints, and its lines on stderr."""
-    out, err, handler = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGTERM)
+    out, err, handlers = io.StringIO(), io.StringIO(), {number: signal.getsignal(number) for number in STOPS}
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         assert main(["list", str(folder), *form]) == 0
-    signal.signal(signal.SIGTERM, handler)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     return out.getvalue(), err.getvalue().splitlines()
 
 

@@ -15,7 +15,7 @@ from harness.results.kinds.searched import Probe
 
 Ends = list[float | None]
 """Low and high end of an interval; null: open."""
-Disturbance = Literal["cpu", "memory", "heat", "warmup"]
+Disturbance = Literal["cpu", "memory", "heat", "warmup", "suspend"]
 
 
 class FlagRow(TypedDict):

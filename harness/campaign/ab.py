@@ -74,7 +74,8 @@ def _without_retries(experiment: Experiment) -> Experiment:
 def _shared(campaign: Campaign, first: Campaign) -> dict[str, Any]:
     """The facts of a side, with the campaign and the doctor's findings of side A. A name of its own keeps the
     records out of a nightly baseline (compare --baseline)."""
-    one = {"id": first.shared["campaign"]["id"], "name": f"{first.experiment.name}-ab"}
+    of = first.shared["campaign"]
+    one = {key: of[key] for key in ("id", "order") if key in of} | {"name": f"{first.experiment.name}-ab"}
     findings = {"doctor": first.shared["doctor"]} if "doctor" in first.shared else {}
     return {**campaign.shared, "campaign": {**campaign.shared["campaign"], **one}, **findings}
 

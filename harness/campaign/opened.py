@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from harness.campaign.device_lock import device_lock
 from harness.campaign.forecast import Device, device_of
 from harness.campaign.prepare import Preparation
 from harness.config import Experiment
+from harness.dataset import order
 from harness.machine import doctor
 from harness.plan import Cell
 from harness.results import Draft, Stored
@@ -110,7 +112,10 @@ def prepared(
     keys = {cell.id: readiness.content_key(cell, *known_by) for cell in cells}
     folder = options.root / slug
     shared = facts.of_campaign(experiment, options.config_path, options.command_line)
-    before = _before(folder, watcher)
+    attempts, checks, searches = before = _before(folder, watcher)
+    earlier = itertools.chain(*attempts.values(), checks, searches.values())
+    if place := order.next_place(shared["campaign"]["id"], (each.record for each in earlier)):
+        shared["campaign"]["order"] = place
     return Campaign(
         experiment, cells, options, watcher, preparation, device, mechanism, keys, folder, shared, *before
     )

@@ -12,12 +12,14 @@ import os
 import signal
 import sys
 from collections.abc import Collection
+from contextlib import redirect_stderr, redirect_stdout
 from types import ModuleType
 
 import harness
 from harness.cli.exits import INTERRUPTED, NOT_OK, NOT_STARTED, say
 from harness.system.endings import NotFinished, NotStarted
 from harness.system.files import FULL
+from harness.system.printing import filtered
 
 COMMANDS = {
     "run": "measure every cell of a config; keeps existing measurements",
@@ -40,6 +42,7 @@ COMMANDS = {
     "doctor": "list conditions on this machine that disturb measurements",
 }
 RESUMABLE = ("run", "max-ctx")
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -51,8 +54,27 @@ def main(argv: list[str] | None = None) -> int:
     if unknown:  # parse_args would show the usage of `harness` itself
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     arguments.command_line = ["harness", *argv]
-    # Treat SIGTERM like Ctrl-C: the current record is written and workers end.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in STOPS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _stop)
+    with redirect_stdout(filtered(sys.stdout)), redirect_stderr(filtered(sys.stderr)):
+        return _run(arguments)
+
+
+def _stop(number: int, frame: object) -> None:
+    """End as Ctrl-C does: the current record is written, and workers end. Once is enough: a second signal
+    would interrupt that."""
+    for each in STOPS:
+        signal.signal(each, signal.SIG_IGN)
+    for fd in (1, 2) if number == signal.SIGHUP else ():
+        try:
+            os.write(fd, b"")
+        except OSError:  # the terminal is gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+    raise KeyboardInterrupt
+
+
+def _run(arguments: argparse.Namespace) -> int:
     try:
         code: int = _module(arguments.command).run(arguments)
         return code

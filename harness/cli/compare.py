@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from harness.analysis.records.metrics import FAMILIES
 from harness.cli.exits import NOT_OK, NOT_STARTED, OK, REGRESSION, Mistake, say
 from harness.compare import Comparison, ab, compare, gha, page, sides, text
 from harness.results.files import write_output
+from harness.system.printing import printable_lines, unfiltered
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 
@@ -26,6 +28,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--baseline",
         metavar="last:N",
         help="compare the latest campaign of one folder (default: --results) with the N before it",
+    )
+    parser.add_argument(
+        "--campaign",
+        metavar="ID",
+        help="with --baseline or --ab: the campaign to judge, by its id (default: the latest)",
     )
     parser.add_argument(
         "--ab",
@@ -62,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare and print; the exit code tells whether a regression failed or something was not compared.
     Raises ResultsError if nothing can be compared."""
     fail_on = thresholds(arguments.fail_on)
+    if arguments.campaign and not (arguments.baseline or arguments.ab):
+        raise Mistake("--campaign needs --baseline or --ab")
     found = _ab(arguments, fail_on) if arguments.ab else compare(*_sides(arguments), fail_on)
     show(found, arguments.format, arguments.output)
     return exit_code(found)
@@ -71,7 +80,7 @@ def _ab(arguments: argparse.Namespace, fail_on: dict[str, float]) -> Comparison:
     if arguments.baseline or len(arguments.of) > 1:
         raise Mistake("with --ab, compare takes at most one results folder")
     folder = Path(arguments.of[0]) if arguments.of else arguments.results
-    rounds, names = ab.latest(folder, share("--threshold", arguments.threshold))
+    rounds, names = ab.latest(folder, share("--threshold", arguments.threshold), arguments.campaign)
     return rounds.comparison(names, fail_on)
 
 
@@ -118,7 +127,7 @@ def _sides(arguments: argparse.Namespace) -> tuple[sides.Side, sides.Side]:
         raise Mistake(f"--baseline {arguments.baseline}: must be last:N, as in last:14")
     if len(given) > 1:
         raise Mistake("with --baseline, compare takes at most one results folder")
-    return sides.rolling(Path(given[0]) if given else results, int(count[1]))
+    return sides.rolling(Path(given[0]) if given else results, int(count[1]), arguments.campaign)
 
 
 def show(found: Comparison, form: str | None, output: Path | None) -> None:
@@ -132,7 +141,7 @@ def show(found: Comparison, form: str | None, output: Path | None) -> None:
         write_output(path, page.page(found))
         print(path.absolute())
     else:
-        made = {"md": text.markdown, "json": text.array, None: text.terminal}[form](found)
+        made = printable_lines({"md": text.markdown, "json": text.array, None: text.terminal}[form](found))
         if output:
             write_output(output, made)
         else:
@@ -141,10 +150,10 @@ def show(found: Comparison, form: str | None, output: Path | None) -> None:
 
 def _on_github(found: Comparison, path: Path) -> None:
     """Print annotations, append the tables to the job summary if there is one, write figures to a file."""
-    print("\n".join(gha.commands(found)))
+    print("\n".join(gha.commands(found)), file=unfiltered(sys.stdout))
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(summary).open("a", encoding="utf-8") as lines:
-            lines.write(text.markdown(found))
+            lines.write(printable_lines(text.markdown(found)))
     write_output(path, gha.as_json(found.rows))
 
 

@@ -15,12 +15,13 @@ from harness.analysis.series.latency import Analysis, Unusable
 from harness.analysis.series.line import Floats
 from harness.cli.exits import NOT_OK, OK, Mistake, say
 from harness.cli.inputs import add_json
-from harness.cli.names import printable, unknown
+from harness.cli.names import unknown
 from harness.dataset.rows import drop_intervals, flag_kernel_changes
 from harness.logs.log import Log, LogError, OptionError, Request, Series
 from harness.logs.read import read
 from harness.logs.table import Options
 from harness.results import ResultsError
+from harness.system.printing import printable
 from harness.system.wording import shortened
 from harness.theory import demand, floors, machine_names, names
 from harness.theory.machine import Machine

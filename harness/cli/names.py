@@ -10,11 +10,6 @@ from harness.system.wording import shortened
 MOST_LISTED = 24
 
 
-def printable(text: str) -> str:
-    """Text from a file, with terminal control characters escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> str:
     """`unknown model qwen1.5-7; did you mean qwen1.5-7b?`, else all known names, else how to list them."""
     names = list(known)

@@ -11,6 +11,7 @@ from harness.analysis.records.disturbances import BusyProcess
 from harness.analysis.records.verdicts import USABLE, Verdict, attempts_left, status
 from harness.plan import Cell
 from harness.results import Stored
+from harness.system.printing import printable, unfiltered
 from harness.system.wording import plural
 
 REPEAT_MESSAGE_S = 10.0
@@ -97,5 +98,6 @@ class Progress:
 
     def _draw(self, line: str) -> None:
         width = shutil.get_terminal_size().columns - 1
-        sys.stderr.write("\r\x1b[K" + line[:width])
-        sys.stderr.flush()
+        terminal = unfiltered(sys.stderr)
+        terminal.write("\r\x1b[K" + printable(line)[:width])
+        terminal.flush()

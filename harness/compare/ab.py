@@ -17,6 +17,7 @@ from harness.analysis.series import paired
 from harness.analysis.series.difference import Change, discoveries
 from harness.compare import Comparison
 from harness.compare.judge import INVALID, SAME, UNCLEAR, WORSE
+from harness.dataset import order
 from harness.dataset.gather import Gathered
 from harness.results import Record, ResultsError, Stored
 from harness.system.wording import named, plural
@@ -34,6 +35,7 @@ class Rounds:
     pairs: Sequence[str]
     _rows: dict[tuple[str, str, int], list[tuple[Mapping[str, Any], Stored]]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def add(self, stored: Sequence[Stored]) -> None:
         """The records of one round."""
@@ -98,7 +100,7 @@ class Rounds:
                 if pair not in without and (lost := self._lost(pair, False))
             ],
             damages=self.warnings,
-            notes=[],
+            notes=self.notes,
             paired=True,
         )
 
@@ -199,8 +201,8 @@ class Rounds:
         return "; ".join(parts) or None
 
 
-def latest(folder: Path, threshold: float) -> tuple[Rounds, tuple[str, str]]:
-    """The rounds of the latest campaign of two sides in a results folder, and the names of the sides.
+def latest(folder: Path, threshold: float, campaign: str | None = None) -> tuple[Rounds, tuple[str, str]]:
+    """The rounds of the campaign of that id, else the latest, of two sides, and the names of the sides.
 
     Raises ResultsError: no such campaign.
     """
@@ -208,15 +210,21 @@ def latest(folder: Path, threshold: float) -> tuple[Rounds, tuple[str, str]]:
     damages: list[str] = []
     every = list(results.records(folder, lambda damage: damages.append(f"passed over: {damage}")))
     of_two = [each for each in every if each.record["campaign"].get("side")]
-    if not of_two:
-        raise ResultsError(f"{folder}: no campaign of `harness ab`")
-    last = max(each.record["campaign"]["id"] for each in of_two)
+    ids = {each.record["campaign"]["id"]: order.place(each.record) for each in of_two}
+    future = list(filter(order.from_the_future, ids))
+    notes = [order.left_out(future)] if future else []
+    known = [each for each in ids if each not in future and campaign in (None, each)]
+    if not known:
+        which = f"no campaign {campaign} of" if campaign else "no campaign of"
+        raise ResultsError(f"{folder}: {'; '.join([f'{which} `harness ab`', *notes])}")
+    last = max(known, key=ids.__getitem__)
     found = [each for each in of_two if each.record["campaign"]["id"] == last]
     found.sort(key=lambda each: str(each.record["started_utc"]))
     campaigns = [each.record["campaign"] for each in found]
     rounds = Rounds(threshold, sorted({of["pair"] for of in campaigns}))
     rounds.add(found)
     rounds.warnings += damages
+    rounds.notes += notes
     paths = {of["side"]: Path(of.get("config_path", "")).name for of in campaigns}
     return rounds, (f"A: {paths.get('A', '')}", f"B: {paths.get('B', '')}")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from harness.compare import Comparison
 from harness.compare.judge import INVALID, WORSE
+from harness.system.printing import printable_lines
 from harness.system.wording import plural
 
 Row = Mapping[str, Any]
@@ -98,8 +99,8 @@ def _badness(row: Row) -> float:
 
 def _command(kind: str, title: str, message: str) -> str:
     """A workflow command, escaped as actions/toolkit's core does (packages/core/src/command.ts)."""
-    title = _escaped(title).replace(":", "%3A").replace(",", "%2C")
-    return f"::{kind} title={title}::{_escaped(message)}"
+    title = _escaped(printable_lines(title)).replace(":", "%3A").replace(",", "%2C")
+    return f"::{kind} title={title}::{_escaped(printable_lines(message))}"
 
 
 def _escaped(text: str) -> str:

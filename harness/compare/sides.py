@@ -13,6 +13,7 @@ from harness import results
 from harness.analysis.records.disturbances import counting
 from harness.analysis.records.verdicts import USABLE, verdict
 from harness.analysis.series.between import FEWEST_CAMPAIGNS
+from harness.dataset import order
 from harness.results import ResultsError, Stored
 from harness.system.endings import FAULTS
 from harness.system.wording import plural
@@ -45,7 +46,7 @@ class Side:
 class _Found:
     """The fields of a record kept until records are chosen: a year of nights has tens of thousands.
 
-    `campaign`: its id, which is when it began, UTC.
+    `campaign`: its id, which is when it began, UTC. `place`: sorts campaigns.
     """
 
     folder: Path
@@ -53,6 +54,7 @@ class _Found:
     kind: str
     repeat: int
     campaign: str
+    place: str
     config: str
     started_utc: str
     content_key: str
@@ -62,11 +64,12 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Folder:
-    """The comparable records of a folder: at least one."""
+    """The comparable records of a folder: at least one. `notes`: campaigns left out."""
 
     found: Sequence[_Found]
     checks: Sequence[Stored]
     damages: Sequence[str]
+    notes: Sequence[str]
 
 
 def side(given: str, results_folder: Path) -> Side:
@@ -87,28 +90,32 @@ def side(given: str, results_folder: Path) -> Side:
     return _one(given, of_day, folder)
 
 
-def rolling(path: Path, count: int) -> tuple[Side, Side]:
-    """The baseline and the latest campaign of a folder. Raises ResultsError.
+def rolling(path: Path, count: int, campaign: str | None = None) -> tuple[Side, Side]:
+    """The baseline and the campaign of that id, else the latest, of a folder. Raises ResultsError.
 
     The baseline of each cell is the last `count` earlier campaigns of the same config name and machine that
     have the cell.
     """
     folder = _read(path)
-    newest = max(folder.found, key=lambda each: each.campaign)
+    known = [each for each in folder.found if campaign in (None, each.campaign)]
+    if not known:
+        late = folder.notes if order.from_the_future(str(campaign)) else [f"no campaign {campaign}"]
+        raise ResultsError(f"{path}: {'; '.join(late)}")
+    newest = max(known, key=lambda each: each.place)
     last, name = newest.campaign, newest.config
     same = [each for each in folder.found if (each.config, each.cell[0]) == (name, newest.cell[0])]
-    before = sorted({each.campaign for each in same} - {last})
+    same = [each for each in same if each.place <= newest.place]
+    before = [each for each in _campaigns(same) if each != last]
     if not before:
-        raise ResultsError(
-            f"{path}: nothing to compare with: {last[:16]} is the first campaign of {name} there"
-        )
+        first = f"nothing to compare with: {last[:16]} is the first campaign of {name} there"
+        raise ResultsError(f"{path}: {'; '.join([first, *folder.notes])}")
     by_cell: dict[Key, list[_Found]] = {}
     for each in same:
         by_cell.setdefault(each.cell, []).append(each)
     base: list[_Found] = []
-    notes = []
+    notes = [f"{path}: {each}" for each in folder.notes]
     for cell, mine in by_cell.items():
-        earlier = sorted({each.campaign for each in mine} - {last})[-count:]
+        earlier = [each for each in _campaigns(mine) if each != last][-count:]
         # A cell dropped from the config is listed as not compared on the first night without it only.
         if before[-1] in earlier or any(each.campaign == last for each in mine):
             base += [each for each in mine if each.campaign in earlier]
@@ -167,12 +174,17 @@ def _read(folder: Path) -> _Folder:
     results.check_folder(folder)
     damages: list[str] = []
     found, checks, others = [], [], 0
+    future: set[str] = set()
     for each in results.records(folder, lambda damage: damages.append(f"passed over: {damage}")):
         record = each.record
+        if order.from_the_future(record["campaign"]["id"]):
+            future.add(record["campaign"]["id"])
+            continue
         if record["kind"] == "checked":
             checks.append(each)
         elif record["kind"] in KINDS:
-            known = (record["kind"], record["repeat"], record["campaign"]["id"], record["campaign"]["name"])
+            campaign = record["campaign"]["id"], order.place(record), record["campaign"]["name"]
+            known = (record["kind"], record["repeat"], *campaign)
             when = (str(record["started_utc"]), record["content_key"])
             try:
                 judged = verdict(record)
@@ -183,12 +195,15 @@ def _read(folder: Path) -> _Folder:
             found.append(_Found(each.folder, cell_of(each), *known, *when, *worth))
         else:
             others += 1
+    notes = [order.left_out(future)] if future else []
     if not found:
+        if future:
+            raise ResultsError(f"{folder}: {notes[0]}")
         if others:
             raise ResultsError(f"{folder}: no measurements: {others} records hold published figures alone")
         why = f" that can be read ({damages[0]})" if damages else ""
         raise ResultsError(f"{folder}: no records{why}")
-    return _Folder(found, checks, damages)
+    return _Folder(found, checks, damages, notes)
 
 
 def _one(name: str, every: Sequence[_Found], folder: _Folder) -> Side:
@@ -201,7 +216,8 @@ def _one(name: str, every: Sequence[_Found], folder: _Folder) -> Side:
         (len(every) - len(kept), "of earlier versions of the same cells"),
         (again, "of repeats that were measured again"),
     ]
-    notes = [f"{name}: {plural(count, 'record')} {which} left out" for count, which in left_out if count]
+    notes = [f"{name}: {each}" for each in folder.notes]
+    notes += [f"{name}: {plural(count, 'record')} {which} left out" for count, which in left_out if count]
     same = [each for each in folder.found if latest.get(each.cell) == each.content_key]
     ids = frozenset(each.campaign for each in every)
     return Side(name, campaigns, folder.checks, folder.damages, notes, _history(same), ids)
@@ -209,10 +225,16 @@ def _one(name: str, every: Sequence[_Found], folder: _Folder) -> Side:
 
 def _history(every: Sequence[_Found]) -> dict[str, list[Stored]]:
     """The latest campaigns, if there are enough to show how they differ."""
-    ids = sorted({each.campaign for each in every})[-MOST_CAMPAIGNS:]
+    ids = _campaigns(every)[-MOST_CAMPAIGNS:]
     if len(ids) < FEWEST_CAMPAIGNS:
         return {}
     return _newest([each for each in every if each.campaign in ids], lambda each: each.campaign)
+
+
+def _campaigns(every: Iterable[_Found]) -> list[str]:
+    """The ids of the campaigns, oldest first."""
+    places = {each.campaign: each.place for each in every}
+    return sorted(places, key=places.__getitem__)
 
 
 def _newest(every: Iterable[_Found], campaign: Callable[[_Found], str]) -> dict[str, list[Stored]]:
@@ -221,7 +243,8 @@ def _newest(every: Iterable[_Found], campaign: Callable[[_Found], str]) -> dict[
     for each in sorted(every, key=lambda each: each.started_utc):
         attempts.setdefault((campaign(each), each.cell, each.kind, each.repeat), []).append(each)
     found: dict[str, list[Stored]] = {}
-    for (of, *_), records in sorted(attempts.items(), key=lambda item: item[0]):
+    by_place = sorted(attempts.items(), key=lambda item: (item[0][0] and item[1][0].place, item[0]))
+    for (of, *_), records in by_place:
         folder = counting(records, lambda each: each.usable, lambda each: each.disturbed).folder
         found.setdefault(of, []).append(Stored(folder, results.read(folder / "record.json")))
     return found

@@ -9,14 +9,16 @@ from pathlib import Path
 
 from harness import results
 from harness.analysis.rows import Repeat, Search
+from harness.dataset import order
 from harness.dataset.gather import Gathered
 from harness.results import Stored
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """`began`: start of its first record."""
+    """`place`: sorts campaigns. `began`: start of its first record."""
 
+    place: str
     began: datetime
     gathered: Gathered
     stored: Sequence[Stored]
@@ -38,20 +40,24 @@ class Campaign:
 
 
 def campaigns(stored: Iterable[Stored]) -> Iterator[Campaign]:
-    """Every campaign of some records; the latest check of each variant's weights applies to its repeats.
+    """Every campaign of some records, in their order; the latest check of each variant's weights applies to
+    its repeats.
 
     Raises ResultsError for a record that disappeared since it was found.
     """
     folders, checks = _sorted_out(stored)
-    for began, of in folders:
+    for place, began, of in folders:
         found = [Stored(folder, results.read(folder / "record.json")) for folder in of]
-        yield Campaign(began, Gathered([*found, *checks]), found)
+        yield Campaign(place, began, Gathered([*found, *checks]), found)
 
 
-def _sorted_out(stored: Iterable[Stored]) -> tuple[list[tuple[datetime, Sequence[Path]]], list[Stored]]:
+def _sorted_out(
+    stored: Iterable[Stored],
+) -> tuple[list[tuple[str, datetime, list[Path]]], list[Stored]]:
     """The folders of each campaign, oldest first, and the check of each variant's weights that counts."""
     folders: dict[str, list[Path]] = {}
     began: dict[str, datetime] = {}
+    places: dict[str, str] = {}
     checks: list[tuple[bool, datetime, Stored]] = []
     for each in stored:
         record, at = each.record, datetime.fromisoformat(each.record["started_utc"])
@@ -61,7 +67,9 @@ def _sorted_out(stored: Iterable[Stored]) -> tuple[list[tuple[datetime, Sequence
         campaign = record["campaign"]["id"]
         folders.setdefault(campaign, []).append(each.folder)
         began[campaign] = min(at, began.get(campaign, at))
+        places[campaign] = order.place(record)
     checks.sort(key=lambda check: check[:2])
     latest = {check.record["content_key"]: check for _, _, check in checks}
-    ordered = sorted(folders, key=lambda campaign: began[campaign])
-    return [(began[campaign], folders[campaign]) for campaign in ordered], list(latest.values())
+    ordered = sorted(folders, key=places.__getitem__)
+    found = [(places[campaign], began[campaign], folders[campaign]) for campaign in ordered]
+    return found, list(latest.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from harness.analysis.records.metrics import METRICS, Metric
 from harness.analysis.records.verdicts import USABLE
 from harness.analysis.rows import Repeat, Search
-from harness.dataset import names
+from harness.dataset import names, order
 from harness.dataset.by_campaign import campaigns
 from harness.results import Stored
 
@@ -67,9 +67,8 @@ class History:
 
 
 Key = tuple[str, str, str, str]  # kind of record, cell, machine, device
-Ran = dict[
-    datetime, list[tuple[Repeat | Search, Path]]
-]  # by start of the campaign: the rows of a cell, each with its record's folder
+Ran = dict[tuple[str, datetime], list[tuple[Repeat | Search, Path]]]
+"""By place and start of the campaign: the rows of a cell, each with its record's folder."""
 
 
 def history(stored: Iterable[Stored]) -> History:
@@ -79,13 +78,17 @@ def history(stored: Iterable[Stored]) -> History:
     """
     made = History()
     cells: dict[Key, Ran] = {}
-    for campaign in campaigns(stored):
+    future: set[str] = set()
+    for campaign in campaigns(_until_now(stored, future)):
         made.warnings += campaign.gathered.warnings
         ours = [each for each in campaign.repeats if each[0]["kind"] == "measured"] + campaign.searches
         made.campaigns += bool(ours)
         for row, found in ours:
             key = (row["kind"], row["cell"], row["machine"], str(row["device"]))
-            cells.setdefault(key, {}).setdefault(campaign.began, []).append((row, found.folder))
+            cells.setdefault(key, {}).setdefault((campaign.place, campaign.began), []).append(
+                (row, found.folder)
+            )
+    made.warnings += [order.left_out(future)] if future else []
     cells = _with_a_device(cells)
     names = _names(cells)
     for key, ran in cells.items():
@@ -94,6 +97,16 @@ def history(stored: Iterable[Stored]) -> History:
         if not usable:
             made.cells_without_data[names[key]] = (len(ran), _why([row for row, _ in list(ran.values())[-1]]))
     return made
+
+
+def _until_now(stored: Iterable[Stored], future: set[str]) -> Iterator[Stored]:
+    """The records without those of campaigns from the future, whose ids go to `future`."""
+    for each in stored:
+        campaign = each.record["campaign"]["id"]
+        if order.from_the_future(campaign):
+            future.add(campaign)
+        else:
+            yield each
 
 
 def _with_a_device(cells: Mapping[Key, Ran]) -> dict[Key, Ran]:
@@ -110,8 +123,8 @@ def _with_a_device(cells: Mapping[Key, Ran]) -> dict[Key, Ran]:
         known = measured.get((kind, cell_id, machine), [])
         home = known[0] if len(known) == 1 and device not in known else device
         whole = found.setdefault((kind, cell_id, machine, home), {})
-        for began, night in ran.items():
-            whole.setdefault(began, []).extend(night)
+        for when, night in ran.items():
+            whole.setdefault(when, []).extend(night)
     return {key: dict(sorted(ran.items())) for key, ran in found.items()}
 
 
@@ -133,7 +146,7 @@ def _series(name: str, device: str, metric: Metric, ran: Ran) -> Series | None:
     nights, spreads = [], []
     # The speed of a functional stack means nothing; its memory and longest context do.
     statuses = ("ok",) if metric.family == "slower" else USABLE
-    for began, night in ran.items():
+    for (_, began), night in ran.items():
         rows = [row for row, _ in night if row["status"] in statuses]
         values = [value for row in rows if (value := metric.value(row)) is not None]
         value = statistics.fmean(values) if values else None

@@ -12,6 +12,8 @@ from operator import itemgetter
 from rich.cells import cell_len
 from rich.console import Console
 
+from harness.system.printing import printable, unfiltered
+
 NONE = "-"  # a figure that is missing or unknown
 _FIGURE = re.compile(r"[-+~<>]? ?\d.*|-|oom|", re.DOTALL)
 
@@ -44,8 +46,8 @@ class Table:
         return None
 
     def text(self) -> list[str]:
-        """The lines with aligned columns, headings first."""
-        rows = [self.headings, *self.lines]
+        """The lines with aligned columns, headings first; printable."""
+        rows = [list(map(printable, row)) for row in (self.headings, *self.lines)]
         sizes = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
         aligned = [[_padded(*cell) for cell in zip(row, sizes, self.figures, strict=True)] for row in rows]
         return ["  ".join(row).rstrip() for row in aligned]
@@ -75,7 +77,7 @@ def formatted(value: float | None, form: str = "{:,.0f}", unit: float = 1.0) -> 
 
 def note(text: str, style: str | None = "dim") -> None:
     """Print a line beside a table."""
-    _console().print(text, style=style)
+    _console().print(printable(text), style=style)
 
 
 def in_markdown(text: str) -> str:
@@ -86,7 +88,7 @@ def in_markdown(text: str) -> str:
 
 def _console() -> Console:
     # Text comes from files, so it is no markup. A narrow terminal wraps lines; nothing is cut.
-    return Console(file=sys.stdout, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    return Console(file=unfiltered(sys.stdout), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _padded(text: str, size: int, right: bool) -> str:

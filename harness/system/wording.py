@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.system.printing import printable
+
 
 def plural(number: int, one: str) -> str:
     """The number and its noun, with an s unless the number is 1."""
@@ -27,5 +29,5 @@ def csv_cell(value: object) -> object:
 
 def shortened(text: str, most: int = 60) -> str:
     """One printable line of bounded length; user input may have any length and any character."""
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: most + 1])
+    line = printable(text[: most + 1])
     return line if len(line) <= most else line[: most - 3] + "..."

@@ -33,6 +33,7 @@ from runners.protocol import (
 
 # A healthy worker ends soon after it closes the pipe; freeing a large model takes seconds.
 GRACE_S = 15.0
+WAIT_S = 1.0  # for events of a worker, at a time
 NVML_UUIDS = ("GPU-", "MIG-")
 # Variables that would change a measurement. All that the worker has are recorded.
 RECORDED_VARIABLES = (
@@ -62,7 +63,7 @@ class JobFailed(RuntimeError):
 
 
 class Worker:
-    """One worker process, in its own session and process group; killed if the controller dies."""
+    """One worker process, in its own session and process group, which is killed if the controller dies."""
 
     def __init__(
         self,
@@ -73,25 +74,26 @@ class Worker:
         memory_limit: MemoryLimit | None = None,
     ) -> None:
         """Start the worker, under `memory_limit` (already entered) if given. Writes request.json and
-        worker.log to `folder`. Call from the main thread: the kernel kills the worker when the thread that
-        started it ends. Raises OSError if it cannot be started."""
+        worker.log to `folder`. Raises OSError if it cannot be started."""
         self.log = folder / "worker.log"
         self._memory_limit = memory_limit
         self._jobs_to_do = max(1, len(request.workloads)) if request.job == "generate" else 1
         request.write(folder / "request.json")
         self._pipe, events_end = os.pipe()
         go_on_end, self._go_on = os.pipe()
+        alive_end, self._alive = os.pipe()  # nothing is written: it closes when this process ends
+        ends = [events_end, go_on_end, alive_end]
         self._oom_kills = death.oom_kills()
         command = [str(interpreter.python), "-I", "-X", "utf8", str(runners_folder())]
         command = [*(memory_limit.prefix if memory_limit else ()), *command]
         try:
             with self.log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    [*command, str(folder / "request.json"), *map(str, [events_end, go_on_end, os.getpid()])],
+                    [*command, str(folder / "request.json"), *map(str, ends)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    pass_fds=[events_end, go_on_end],
+                    pass_fds=ends,
                     env=worker_variables(request.device, threads),
                     start_new_session=True,
                 )
@@ -99,8 +101,8 @@ class Worker:
             self._close()
             raise
         finally:
-            os.close(events_end)
-            os.close(go_on_end)
+            for end in ends:
+                os.close(end)
         self.pid = self._process.pid
         self.rusage: dict[str, float | None] | None = None
         self.exit_status: int | None = None  # as in Popen; null: killed by the controller
@@ -111,10 +113,9 @@ class Worker:
 
         `keep`: receives the bytes of each complete event as it arrives.
         """
-        deadline = time.monotonic() + timeout_s
         phase, done, failed = "start", 0, False
         try:
-            for line in self._lines(deadline):
+            for line in lines(self._pipe, timeout_s):
                 event = decode(line)
                 if keep is not None:
                     keep.write(line)
@@ -148,27 +149,9 @@ class Worker:
 
     def _close(self) -> None:
         if self._pipe >= 0:
-            os.close(self._pipe)
-            os.close(self._go_on)
+            for end in (self._pipe, self._go_on, self._alive):
+                os.close(end)
             self._pipe = -1
-
-    def _lines(self, deadline: float) -> Iterator[bytes]:
-        """Complete lines from the pipe until it closes. Raises TimeoutError, NonsenseError (long line)."""
-        rest = b""
-        poll = select.poll()
-        poll.register(self._pipe, select.POLLIN)
-        while True:
-            left_ms = (deadline - time.monotonic()) * 1e3
-            if left_ms <= 0 or not poll.poll(left_ms):
-                raise TimeoutError
-            chunk = os.read(self._pipe, 1 << 16)
-            if not chunk:
-                return
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > MAX_LINE_BYTES:
-                raise NonsenseError(f"a line of more than {MAX_LINE_BYTES} bytes")
-            for line in lines:
-                yield line + b"\n"
 
     def _end(self, grace_s: float) -> int | None:
         """Wait up to grace_s for the process to end, then kill its group. Stores rusage. Returns the exit
@@ -178,7 +161,12 @@ class Worker:
         deadline = time.monotonic() + grace_s
         killed = False
         while True:
-            pid, status, usage = os.wait4(self.pid, 0 if killed else os.WNOHANG)
+            try:
+                pid, status, usage = os.wait4(self.pid, 0 if killed else os.WNOHANG)
+            except ChildProcessError:  # an interrupt came between the reaping and its notes
+                self._kill_group()
+                self._process.returncode, self.rusage = 0, {}
+                return None
             if pid:
                 break
             if time.monotonic() >= deadline:
@@ -201,6 +189,31 @@ class Worker:
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+
+
+def lines(pipe: int, timeout_s: float) -> Iterator[bytes]:
+    """Complete lines from a pipe until it closes. Raises TimeoutError, NonsenseError (long line).
+
+    Time in which this process was stopped, as by Ctrl-Z, does not count: a wait counts as WAIT_S at most.
+    """
+    rest, left_s, before_s = b"", timeout_s, time.monotonic()
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    while left_s > 0:
+        ready = poll.poll(min(left_s, WAIT_S) * 1e3)
+        now_s = time.monotonic()
+        left_s, before_s = left_s - min(now_s - before_s, WAIT_S), now_s
+        if not ready:
+            continue
+        chunk = os.read(pipe, 1 << 16)
+        if not chunk:
+            return
+        *whole, rest = (rest + chunk).split(b"\n")
+        if len(rest) > MAX_LINE_BYTES:
+            raise NonsenseError(f"a line of more than {MAX_LINE_BYTES} bytes")
+        for line in whole:
+            yield line + b"\n"
+    raise TimeoutError
 
 
 def run_job(

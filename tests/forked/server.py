@@ -15,7 +15,7 @@ import traceback
 
 def received(client):
     """The descriptors and the words of one client."""
-    head, descriptors, _, _ = socket.recv_fds(client, 8, 5)
+    head, descriptors, _, _ = socket.recv_fds(client, 8, 6)
     size, words = int.from_bytes(head, "big"), b""
     while len(words) < size:
         more = client.recv(size - len(words))
@@ -38,8 +38,8 @@ def work(descriptors, words):
         exec(arguments[1], {"__name__": "__main__"})
         return
     runners, request = arguments[3:5]
-    # The worker dies with the process that is named last: its parent.
-    sys.argv = [runners, request, *map(str, [*descriptors[3:], os.getppid()])]
+    os.setsid()  # a worker has a process group of its own
+    sys.argv = [runners, request, *map(str, descriptors[3:])]
     runpy.run_path(runners, run_name="__main__")
 
 

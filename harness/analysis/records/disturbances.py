@@ -28,6 +28,7 @@ REFAULT_FLOOR_BYTES = 64 << 20
 REFAULT_TOLERANCE = 0.05  # of the model
 PAGED_IN_FLOOR_BYTES = 4 << 20
 PAGED_IN_TOLERANCE = 0.01  # of the weights that each step reads; the warm-up has read them all
+SUSPENDED_FLOOR_NS = 10_000_000  # the two clocks are read to 1 ms
 NAMED_CPUS = 0.1  # a process that used fewer CPUs than this is not named
 
 T = TypeVar("T")
@@ -56,6 +57,8 @@ class BusyProcess:
 def reasons(record: Record) -> list[Reason]:
     """Each disturbance that makes a finished repeat invalid."""
     found = []
+    if (suspended_ns := done_of(record).get("suspended_ns") or 0) > SUSPENDED_FLOOR_NS:
+        found.append(Reason(f"the machine was suspended for {suspended_ns / 1e9:.1f} s", "suspend"))
     if not done_of(record)["warmup"]["agreed"]:
         detail = "no window agreed with the one before and the one four before"
         found.append(Reason(f"warm-up never settled: {detail}", "warmup"))
@@ -213,6 +216,7 @@ _CAUSES: dict[Disturbance, tuple[str, str]] = {
     "memory": ("memory was short and pages were read from disk", "close programs that use memory"),
     "heat": ("the device was throttled", "let it cool (protocol.cool_down)"),
     "warmup": ("warm-up never settled", "close other programs"),
+    "suspend": ("the machine was suspended", "keep it awake (systemd-inhibit)"),
 }
 
 

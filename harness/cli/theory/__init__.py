@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.cli.exits import OK, Mistake
-from harness.cli.names import printable, unknown
+from harness.cli.names import unknown
 from harness.cli.theory import names as typed
 from harness.cli.theory import options, reached
+from harness.system.printing import printable
 from harness.system.wording import csv_cell
 from harness.theory import gguf_types
 from harness.theory.families import SHAPES

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import ConfigDict, with_config
 from typing_extensions import NotRequired, TypedDict
 
-from harness.results.kinds.values import Above0, Count, Extent, Names, Positive, Switch, Text
+from harness.results.kinds.values import Above0, Count, Extent, Names, Positive, Slug, Switch, Text
 
 # A docstring below a key is its line in docs/record.md and its description in the JSON Schema.
 DESCRIBED = ConfigDict(use_attribute_docstrings=True)
@@ -14,6 +14,9 @@ DESCRIBED = ConfigDict(use_attribute_docstrings=True)
 @with_config(DESCRIBED)
 class Campaign(TypedDict):
     id: Text
+    """the time at which it began"""
+    order: NotRequired[Text]
+    """its place among the campaigns, where the clock was behind that of an earlier one; else missing"""
     name: Text
     config_path: NotRequired[Text]
     config: NotRequired[Any]
@@ -51,7 +54,7 @@ class Gpu(TypedDict):
 class Machine(TypedDict):
     """Properties that do not change; never the host's name."""
 
-    slug: Text
+    slug: Slug
     """names the machine's folder"""
     cpu: Text | None
     physical_cores: Count | None

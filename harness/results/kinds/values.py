@@ -37,6 +37,8 @@ def _with_zone(text: str) -> str:
 OUTCOMES = ("ok", "oom", "error", "crash", "timeout", "interrupted", "refused", "unavailable")
 
 Text = Annotated[str, MustBe("text")]
+# It names folders and pages, so it must not lead out of one.
+Slug = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,80}$"), MustBe("1 to 80 of a to z, 0 to 9 and -")]
 Count = Annotated[int, Field(ge=0, lt=_MOST), MustBe("a whole number from 0")]
 Positive = Annotated[int, Field(gt=0, lt=_MOST), MustBe("a whole number from 1")]
 Extent = Annotated[int, Field(gt=0, lt=2**32), MustBe("a whole number from 1 to 4294967295")]

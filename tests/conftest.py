@@ -29,6 +29,7 @@ from harness.stacks import build
 from harness.stacks.build import Interpreter
 from harness.stacks.header import stacks
 from harness.system.cache import cache_folder, made
+from harness.system.variables import recorded
 from harness.theory.families import SHAPES
 from harness.theory.packed import FORMATS
 from harness.worker import launch
@@ -331,7 +332,7 @@ def worker(tmp_path: Path, answers: dict[str, list[Event | Died]]) -> Callable[.
     def run(
         request: Request, interpreter: Interpreter, timeout_s: float = 900, fresh: bool = False
     ) -> list[Event | Died]:
-        variables = launch.recorded_variables(dict(os.environ))
+        variables = recorded(os.environ)
         key = json.dumps([str(interpreter.python), asdict(request), variables])
         if request.stack not in REAL_STACKS or request.files or fresh:
             return list(launch.run_job(request, interpreter, tmp_path, timeout_s, threads=2))

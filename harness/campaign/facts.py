@@ -18,6 +18,7 @@ from harness.plan import Cell
 from harness.results import Draft
 from harness.stacks.build import key_of
 from harness.stacks.header import runners_folder
+from harness.system.variables import redacted
 
 _OURS = re.compile(r"^ *from runners(?:\.(\w+)| import ([\w, ]+))", re.MULTILINE)
 
@@ -31,7 +32,7 @@ def of_campaign(experiment: Experiment, config_path: Path, command_line: Sequenc
             "name": experiment.name,
             "config_path": str(config_path.absolute()),
             "config": experiment.source,
-            "command_line": list(command_line),
+            "command_line": [redacted(word) for word in command_line],
         },
         "protocol": experiment.protocol.model_dump(mode="json"),
         "harness": {"version": harness.__version__, "git_commit": git_commit()},

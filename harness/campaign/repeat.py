@@ -16,6 +16,7 @@ from harness.results import Draft, ResultsError, Stored, TokenTimes
 from harness.results.kinds.measured import EndFacts, Mark
 from harness.stacks.build import Interpreter
 from harness.stacks.rules import Value
+from harness.system.variables import recorded
 from harness.worker import launch, life
 from harness.worker.memory_limit import MemoryLimit
 from harness.worker.memory_sampler import pressure
@@ -68,7 +69,7 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, on_tokens: O
     workload: dict[str, object] = {"kind": cell.workload.kind, "warmup": inputs.warmup, **lengths}
     request = inputs.request(cell, "generate", workload)
     variables = launch.worker_variables(inputs.device_id, inputs.threads)
-    begun = begun | {"variables": launch.recorded_variables(variables)}
+    begun = begun | {"variables": recorded(variables)}
     running = results.begin(folder / cell.model.name / cell.id, begun)
     memory_limit = None if cell.budget_bytes is None else MemoryLimit(cell.budget_bytes)
     report = WorkerReport(memory_limit)

@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         config.load(paths[0], [*arguments.set, *arguments.set_a]),
         config.load(paths[1], [*arguments.set, *arguments.set_b]),
     )
-    pairs = _pairs(sides, arguments.only)
+    pairs = _pairs(sides, arguments)
     packages = arguments.package_a, arguments.package_b
     _check(sides, pairs, packages)
     names = _names(pairs)
@@ -129,16 +129,13 @@ def _limits(arguments: argparse.Namespace) -> ab.Limits:
     return ab.Limits(arguments.max_rounds, None if minutes is None else 60 * minutes)
 
 
-def _pairs(sides: tuple[Experiment, Experiment], only: Sequence[str]) -> list[tuple[Cell, Cell]]:
+def _pairs(sides: tuple[Experiment, Experiment], arguments: argparse.Namespace) -> list[tuple[Cell, Cell]]:
     timed = [[cell for cell in plan.cells(each) if not cell.searches] for each in sides]
     pairs, alone = plan.pairs(*timed)
-    if only:
-        wanted = (
-            {cell.id for cell in chosen([cell for pair in pairs for cell in pair], only)} if pairs else set()
-        )
+    if pairs:
+        wanted = {cell.id for cell in chosen([cell for pair in pairs for cell in pair], arguments)}
         pairs = [pair for pair in pairs if wanted & {cell.id for cell in pair}]
-        alone = []
-    if alone:
+    if alone and not arguments.only:
         ids = named([cell.id for cell in alone], 3)
         raise Mistake(
             f"{plural(len(alone), 'cell')} without a partner on the other side: {ids}; choose with --only"

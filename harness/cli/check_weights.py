@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 < seconds <= 1e6:
         raise Mistake(f"--seconds {seconds:g}: must be above 0 and at most 1e6")
     experiment = config.load(arguments.config, arguments.set)
-    cells = chosen(plan.cells(experiment), arguments.only)
+    cells = chosen(plan.cells(experiment), arguments)
     root = (arguments.out or Path("results")).absolute()
     command_line, fresh = arguments.command_line, arguments.fresh
     request = campaign.RunOptions(root, arguments.config, command_line, fresh=fresh, retry_failed=True)

@@ -38,10 +38,15 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
 
 
 def add_chosen(parser: argparse.ArgumentParser) -> None:
-    """Add which cells, and where their records are kept."""
+    """Add which cells, whether they may run a checkpoint's own code, and where their records are kept."""
     parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="results folder (default: results)")
     parser.add_argument(
         "--only", action="append", default=[], metavar="GLOB", help="only cells whose id matches; repeatable"
+    )
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the Python files of checkpoints, where the config has trust_remote_code too",
     )
 
 
@@ -61,14 +66,22 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--json", action="store_true", help=f"print one JSON array, {what}")
 
 
-def chosen(cells: Sequence[Cell], globs: Sequence[str]) -> Sequence[Cell]:
-    """The cells that match --only. Raises Mistake if there are none."""
+def chosen(cells: Sequence[Cell], arguments: argparse.Namespace) -> Sequence[Cell]:
+    """The cells that match --only. Raises Mistake if there are none, or if one would run a checkpoint's code
+    without --trust-remote-code: the config may be a stranger's."""
     from harness import plan
 
-    if found := plan.select(cells, globs):
-        return found
-    hint = f"matches none of {plural(len(cells), 'cell')}, such as {cells[0].id}"
-    raise Mistake(f"--only {' '.join(globs)}: {hint}")
+    found = plan.select(cells, arguments.only)
+    if not found:
+        hint = f"matches none of {plural(len(cells), 'cell')}, such as {cells[0].id}"
+        raise Mistake(f"--only {' '.join(arguments.only)}: {hint}")
+    running = [cell.id for cell in found if cell.variant.options.get("trust_remote_code")]
+    if running and not arguments.trust_remote_code:
+        raise Mistake(
+            f"{running[0]}: trust_remote_code runs the Python files of its checkpoint; "
+            "if you trust them, add --trust-remote-code"
+        )
+    return found
 
 
 def stored(folder: Path) -> Iterator[Stored]:

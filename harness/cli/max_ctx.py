@@ -34,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search, then print the table or one array."""
     experiment = _searching(config.load(arguments.config, arguments.set), arguments.no_fill)
-    cells = chosen(plan.cells(experiment), arguments.only)
+    cells = chosen(plan.cells(experiment), arguments)
     root = (arguments.out or Path("results")).absolute()
     request = campaign.RunOptions(
         root,

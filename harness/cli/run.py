@@ -46,7 +46,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure a config, print the table (or JSON), write the page."""
     experiment = config.load(arguments.config, arguments.set)
-    cells = chosen(plan.cells(experiment), arguments.only)
+    cells = chosen(plan.cells(experiment), arguments)
     if arguments.skip_known_failures:
         cells = _able(experiment, cells)
     if arguments.dry_run:

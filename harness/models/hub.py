@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harness.models.checkpoint import INDEX, SINGLE
 from harness.models.config_json import PACKING_FILES
+from harness.system.variables import redacted
 
 ASK_TIMEOUT_S = 5.0  # wait for the first answer; the library alone would retry six times, 23 s in all
 WANTED = (
@@ -133,4 +134,5 @@ def _unreadable(repo: str, refusal: OSError) -> HubError:
 
 
 def _clause(refusal: Exception) -> str:
-    return (str(refusal).strip() or type(refusal).__name__).splitlines()[0][:200].rstrip(".")
+    line = (str(refusal).strip() or type(refusal).__name__).splitlines()[0]
+    return redacted(line)[:200].rstrip(".")

@@ -20,6 +20,7 @@ from harness.stacks.header import Environment
 from harness.stacks.steps import Steps, build_variables
 from harness.system.cache import cache_folder, exclusive
 from harness.system.files import write_whole
+from harness.system.variables import redacted
 
 # Native builds (-march=native) must not be shared by two kinds of machine through one home directory.
 _CPU_MODEL_LINES = ("model name", "flags", "CPU part", "Features")
@@ -215,8 +216,9 @@ def _frozen(uv: str, python: Path, environment: Environment) -> list[str]:
     listing = subprocess.run(freeze, capture_output=True, text=True, env=build_variables({}))
     if listing.returncode:
         name = f"{environment.stack}/{environment.name}"
-        raise EnvironmentFailed(f"environment {name}: uv pip freeze failed: {listing.stderr.strip()[-300:]}")
-    return listing.stdout.splitlines()
+        why = redacted(listing.stderr.strip())[-300:]
+        raise EnvironmentFailed(f"environment {name}: uv pip freeze failed: {why}")
+    return redacted(listing.stdout).splitlines()
 
 
 def uv_binary() -> str:

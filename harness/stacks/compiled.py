@@ -8,6 +8,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+from harness.system.variables import for_builds
+
 LIMIT_S = 300.0  # torch's CUDA build takes ten seconds on a cold disk
 # Kernels link to torch's libraries, which only its own import finds.
 _IMPORT = """
@@ -23,7 +25,7 @@ def why_not(python: Path, module: str) -> str | None:
     """Why a module does not import under an environment's python, e.g. built for another torch or a missing
     library; null if it imports."""
     # Importing a kernel needs no GPU; hide it, since a measurement may be using it.
-    variables = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    variables = for_builds(os.environ) | {"CUDA_VISIBLE_DEVICES": ""}
     try:
         ran = subprocess.run(
             [python, "-I", "-c", _IMPORT, module],

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from harness.stacks.build import Interpreter
 from harness.stacks.header import runners_folder
+from harness.system.variables import for_workers
 from harness.worker import death
 from harness.worker.memory_limit import MemoryLimit
 from runners.protocol import (
@@ -35,27 +36,6 @@ from runners.protocol import (
 GRACE_S = 15.0
 WAIT_S = 1.0  # for events of a worker, at a time
 NVML_UUIDS = ("GPU-", "MIG-")
-# Variables that would change a measurement. All that the worker has are recorded.
-RECORDED_VARIABLES = (
-    "OMP_",
-    "GOMP_",
-    "KMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "GGML_",
-    "LLAMA_",
-    "CUDA_",
-    "HIP_",
-    "LD_",
-    "MALLOC_",
-    "CUBLAS",
-    "CUDNN",
-    "NVIDIA_TF32_",
-    "PYTORCH_",
-    "TRANSFORMERS_",
-    "TORCH",
-    "BNB_",
-)
 
 
 class JobFailed(RuntimeError):
@@ -233,9 +213,9 @@ def run_job(
 
 
 def worker_variables(device: str, threads: int) -> dict[str, str]:
-    """The worker's environment variables: ours without Python's, one thread count for all libraries, one
-    visible device."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    """The worker's environment variables: those of ours that it may have, one thread count for all libraries,
+    one visible device."""
+    kept = for_workers(os.environ)
     if device == "cpu" or device.startswith(NVML_UUIDS):
         kept["CUDA_VISIBLE_DEVICES"] = "" if device == "cpu" else device
     count = str(threads)
@@ -246,10 +226,6 @@ def worker_variables(device: str, threads: int) -> dict[str, str]:
         "GGML_NO_BACKTRACE": "1",  # an abort would attach gdb for seconds
         "HF_HUB_OFFLINE": "1",  # a missing local path otherwise costs ~23 s of retries
     }
-
-
-def recorded_variables(variables: dict[str, str]) -> dict[str, str]:
-    return {k: v for k, v in sorted(variables.items()) if k.startswith(RECORDED_VARIABLES)}
 
 
 def _own_max_rss() -> int:

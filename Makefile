@@ -10,18 +10,22 @@ export UV_FIND_LINKS ?= $(subst $(empty) $(empty),$(comma),$(strip $(PIP_FIND_LI
 # In four processes, also on two cores: tests often wait for others. Those of a stack stay in one, which has it loaded.
 PYTEST = .venv/bin/python -m pytest -n 4 --dist loadgroup --durations 20
 RESULTS = build/tests
+INSTALL = .venv/bin/uv pip install --no-config --quiet --python .venv/bin/python
 # How properties are tried beyond the first tier: all (thousands of examples, always the same) or random.
 HYPOTHESIS_PROFILE ?= all
 
-.PHONY: setup demo demo-all test test-rest test-all test-stack test-other coverage flake lint docs clean
+.PHONY: setup demo demo-all test test-rest test-all test-stack test-other coverage flake lint docs lock clean
 
 setup: .venv/.ready
 
-.venv/.ready: pyproject.toml
+# Exact versions with their hashes (`make lock`), and no settings of uv but those of variables (UV_INDEX_URL).
+.venv/.ready: pyproject.toml requirements/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "harness needs Python 3.10 or newer; try: make PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet uv
-	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable . --group dev
+	sed -n '/^uv==/,/[^\\]$$/p' requirements/dev.txt > .venv/uv.txt
+	.venv/bin/python -m pip install --quiet --require-hashes --requirement .venv/uv.txt
+	$(INSTALL) --compile-bytecode --require-hashes --requirements requirements/dev.txt
+	$(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 demo: .venv/.ready
@@ -71,8 +75,12 @@ lint: .venv/.ready
 
 # The pages of docs/ as a site in build/site: no broken link, no page left out.
 docs: .venv/.ready
-	.venv/bin/uv pip install --quiet --python .venv/bin/python --group docs
+	$(INSTALL) --require-hashes --requirements requirements/docs.txt
 	.venv/bin/mkdocs build --strict --quiet
+
+# The locks, of requirements/ and runners/locks/: new pins alone, or make lock LOCK=--upgrade, or LOCK="hf build".
+lock: .venv/.ready
+	.venv/bin/python -m ci.lock $(LOCK)
 
 clean:
 	rm -rf .venv build

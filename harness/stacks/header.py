@@ -29,7 +29,8 @@ _BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)
 class Environment:
     """One way to build a stack's interpreter. `device`: the device family it serves. `unisolated`: packages
     built with the environment's own torch at hand; `optional`: optional requirements; `imports`:
-    compiled modules of kernels."""
+    compiled modules of kernels; `lock_name`: of the file in `locks/` that pins and hashes its packages, if it
+    exists."""
 
     stack: str
     name: str
@@ -41,6 +42,7 @@ class Environment:
     unisolated: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+    lock_name: str = ""
 
     def with_packages(self, requirements: Sequence[str]) -> Environment:
         """This environment with other versions of its packages: each requirement replaces the pinned one of
@@ -190,6 +192,7 @@ def _environments(stack: str, table: dict[str, Any]) -> dict[str, Environment]:
             unisolated=tuple(given.get("no-build-isolation", ())),
             optional=tuple(given.get("optional", ())),
             imports=tuple(given.get("imports", ())),
+            lock_name=f"{stack}-{name}" if "dependencies" in given else stack,
         )
         for name, given in table["tool"]["harness"]["env"].items()
     }

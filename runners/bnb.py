@@ -1,6 +1,6 @@
 """One model with bitsandbytes' linear layers: quantized while transformers loads it, decoded by hf's loop."""
 # /// script
-# requires-python = ">=3.10"
+# requires-python = ">=3.11"
 # dependencies = [
 #   "torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "bitsandbytes==0.50.2", "numpy==2.2.6",
 # ]

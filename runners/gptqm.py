@@ -1,6 +1,6 @@
 """One GPTQ or AWQ checkpoint in gptqmodel, the kernel chosen by name; decoded by hf's loop."""
 # /// script
-# requires-python = ">=3.10"
+# requires-python = ">=3.11,<3.14"
 # dependencies = [
 #   "torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "gptqmodel==7.6.0", "numpy==2.2.6",
 # ]

@@ -1,6 +1,6 @@
 """One model in transformers: decodes greedily, the cache passed in. Owns the loop that others share."""
 # /// script
-# requires-python = ">=3.10"
+# requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "numpy==2.2.6"]
 #
 # [tool.harness]

@@ -212,6 +212,8 @@ def test_an_environment_of_plain_packages_keeps_its_key():
                 continue
             asked = [each.dependencies, [], sorted(each.variables.items()), each.requires_python]
             asked += [platform.python_version(), platform.machine(), ""]
+            if locks := [hashlib.sha256(lock.read_bytes()).hexdigest() for lock in each.locks()]:
+                asked.append(["locks", locks])
             assert build.key_of(each) == hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
 
 

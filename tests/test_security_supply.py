@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import sys
+from pathlib import Path
 
 import psutil
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from test_env_build import RUNNER, source, wheel
 from test_launch import request_of
 
 from harness.stacks import build
 from harness.stacks.build import EnvironmentFailed
-from harness.stacks.header import Environment, parse
+from harness.stacks.header import Environment, parse, stacks
 from harness.system import variables
 from harness.worker import launch
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parent.parent
 SECRET = "s3cr3t"
 CREDENTIALS = dict.fromkeys(
     [
@@ -60,6 +71,74 @@ def test_a_uv_toml_above_the_users_folder_names_no_source_of_packages(tiny, tmp_
         create(tiny("nosuchpackage==1.0"))
     monkeypatch.setenv("UV_FIND_LINKS", "../theirs")  # the user's own word, from where they stand
     assert create(tiny("nosuchpackage==1.0")).lock == ("nosuchpackage==1.0",)
+
+
+def locked(folder: Path, name: str, text: str) -> None:
+    (folder / "locks").mkdir(parents=True, exist_ok=True)
+    (folder / "locks" / f"{name}.txt").write_text(text)
+
+
+def test_a_package_that_is_not_the_one_of_the_lock_is_not_installed(tiny, tmp_path, monkeypatch):
+    runners = tmp_path / "runners"
+    monkeypatch.setenv("HARNESS_RUNNERS", str(runners))
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    ours, another = hashlib.sha256(wheel(tmp_path, "kernels", {}).read_bytes()).hexdigest(), "0" * 64
+    locked(runners, "build", "")
+    locked(runners, "tiny-cpu", f"kernels==1.0 --hash=sha256:{another}\n")
+    environment = tiny("kernels==1.0")
+    before = build.key_of(environment)
+    with pytest.raises(EnvironmentFailed):
+        create(environment)
+    assert f"sha256:{another}" in build.folder_of(environment).with_suffix(".log").read_text()
+    locked(runners, "tiny-cpu", f"kernels==1.0 --hash=sha256:{ours}\n")
+    assert create(environment).lock == ("kernels==1.0",)
+    assert (
+        len({before, build.key_of(environment), build.key_of(environment.with_packages(["kernels==2"]))}) == 3
+    )
+
+
+def test_no_version_but_that_of_the_lock_is_installed(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("HARNESS_RUNNERS", str(tmp_path / "runners"))
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    wheel(tmp_path, "needed", {})
+    locked(tmp_path / "runners", "build", "")
+    locked(tmp_path / "runners", "tiny-cpu", "needed==2.0\n")
+    with pytest.raises(EnvironmentFailed, match=r"needed==2\.0"):
+        create(tiny("needed"))
+    assert create(tiny("needed").with_packages(["needed==1.0"])).lock == ("needed==1.0",)
+
+
+def test_every_stack_has_a_lock_of_its_pins_with_hashes_and_without_a_host():
+    for environment in (e for header in stacks().values() for e in header.environments.values()):
+        if not environment.dependencies:
+            continue
+        own, builders = (path.read_text() for path in environment.locks())
+        pins = [each for each in environment.dependencies if "==" in each]
+        if "UV_TORCH_BACKEND" in environment.variables:
+            pins = [each for each in pins if not each.startswith("torch==")]
+        assert not [pin for pin in pins if not re.search(rf"(?im)^{re.escape(pin)}\b", own.replace("_", "-"))]
+        check_lock(own + builders)
+
+
+@pytest.mark.parametrize("name", ["dev", "docs"])
+def test_what_make_installs_is_locked_with_hashes_and_without_a_host(name):
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    check_lock(text)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    needed = project["dependency-groups"][name] + (
+        project["project"]["dependencies"] if name == "dev" else []
+    )
+    for each in map(Requirement, needed):
+        versions = re.findall(rf"(?im)^{re.escape(canonicalize_name(each.name))}==(\S+)", text)
+        assert versions, each
+        assert all(each.specifier.contains(version) for version in versions) or each.marker, each
+
+
+def check_lock(text: str) -> None:
+    blocks = re.split(r"(?m)^(?=\S)", text)[1:]
+    assert blocks
+    assert all(re.match(r"[a-z0-9._-]+==\S+ .*\\\n    --hash=sha256:", block) for block in blocks)
+    assert "://" not in text
 
 
 # Who gets which variables

@@ -144,7 +144,7 @@ def test_a_night_is_the_script_on_a_gpu_runner_and_leaves_what_it_made_however_i
     (upload,) = [step for step in job["steps"] if "actions/upload-artifact" in step.get("uses", "")]
     assert upload["if"] == "always()"
     (cached,) = [step for step in job["steps"] if "actions/cache" in step.get("uses", "")]
-    assert "hashFiles('runners/*.py', 'pyproject.toml')" in cached["with"]["key"]
+    assert "hashFiles('runners/*.py', 'runners/locks/*.txt')" in cached["with"]["key"]
 
 
 def test_pull_requests_are_tested_without_a_gpu():
@@ -172,11 +172,11 @@ def test_every_stack_but_the_fake_one_has_a_job_that_the_others_do_not_stop():
     assert job["strategy"]["fail-fast"] is False
 
 
-def test_each_environment_is_cached_by_the_header_it_is_built_from():
+def test_each_environment_is_cached_by_the_header_and_the_locks_it_is_built_from():
     def entry(stack: str, header: str) -> dict[str, str]:
         machine = f"${{{{ runner.os }}}}-${{{{ runner.arch }}}}-{PYTHON}"
-        key = f"env-{stack}-{machine}-${{{{ hashFiles({header}) }}}}"
-        return {"path": f"~/.cache/harness/stacks/{stack}-*", "key": key}
+        key = f"env-{stack}-{machine}-${{{{ hashFiles({header}, 'runners/locks/*.txt') }}}}"
+        return {"path": f"~/.cache/harness/envs/{stack}-*", "key": key}
 
     always = [entry(stack, f"'runners/{stack}.py'") for stack in ("llamacpp", "hf")]
     own = entry("${{ matrix.stack }}", "format('runners/{0}.py', matrix.stack)")

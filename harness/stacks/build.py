@@ -66,7 +66,7 @@ class Interpreter:
 
 
 def key_of(environment: Environment) -> str:
-    """Hash of what an environment is built from: the header, the Python, and the CPU it is compiled for."""
+    """Hash of what an environment is built from: the header, the locks, the Python, and the CPU it is for."""
     parts: list[object] = [
         environment.dependencies,
         environment.source_builds,
@@ -80,6 +80,8 @@ def key_of(environment: Environment) -> str:
     for name in ("unisolated", "optional", "imports"):
         if given := getattr(environment, name):
             parts.append([name, given])
+    if locks := environment.locks():
+        parts.append(["locks", [hashlib.sha256(lock.read_bytes()).hexdigest() for lock in locks]])
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
@@ -173,6 +175,9 @@ def _install(steps: Steps, python: Path) -> dict[str, str]:
     if environment.source_builds:
         # uv's cache would give what it built with other variables: a GPU's environment the CPU's build.
         install.append("--no-cache")
+    # As constraints, the locks verify what they have; builds of torch for a device are in no lock.
+    for kind, lock in zip(("--constraints", "--build-constraints"), environment.locks(), strict=False):
+        install += [kind, str(lock)]
     dependencies = environment.dependencies
     unisolated = {_name(each) for each in environment.unisolated}
     first = [each for each in dependencies if _name(each) not in unisolated]

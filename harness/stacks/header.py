@@ -29,8 +29,7 @@ _BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)
 class Environment:
     """One way to build a stack's interpreter. `device`: the device family it serves. `unisolated`: packages
     built with the environment's own torch at hand; `optional`: optional requirements; `imports`:
-    compiled modules of kernels; `lock_name`: of the file in `locks/` that pins and hashes its packages, if it
-    exists."""
+    compiled modules of kernels; `lock_name`: see locks()."""
 
     stack: str
     name: str
@@ -49,7 +48,14 @@ class Environment:
         the same project; those of other projects are ignored."""
         given = {project_of(each): each for each in requirements}
         dependencies = tuple(given.get(project_of(each), each) for each in self.dependencies)
-        return replace(self, dependencies=dependencies)
+        if dependencies == self.dependencies:
+            return self
+        return replace(self, dependencies=dependencies, lock_name="")  # the lock is of the pinned ones
+
+    def locks(self) -> list[Path]:
+        """The exact versions and hashes of its packages, and of what compiles them; empty without a lock."""
+        own = runners_folder() / "locks" / f"{self.lock_name}.txt"
+        return [own, own.with_name("build.txt")] if own.is_file() else []
 
 
 def project_of(requirement: str) -> str:

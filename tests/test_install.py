@@ -74,6 +74,11 @@ def test_a_shipped_config_is_found_by_its_name(installed: Path, command: Callabl
     assert "quickstart.yaml: ok, 3 cells x 3 repeats" in ran.out
 
 
+def test_the_locks_of_the_stacks_come_along(installed: Path) -> None:
+    (locks,) = installed.glob("lib/python*/site-packages/runners/locks")
+    assert {path.name for path in locks.iterdir()} == {p.name for p in (ROOT / "runners/locks").iterdir()}
+
+
 def test_the_published_study_is_found_and_its_page_is_the_users(
     installed: Path, command: Callable[..., Ran], tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ RECORDED_VARIABLES = (
     "TRANSFORMERS_",
     "TORCH",
     "BNB_",
+    "HARNESS_LOCKS",  # other campaigns may not have been locked out
 )
 
 

@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from harness.system import locks
 from harness.system.cache import cache_folder, made
 from harness.system.endings import NotFinished
+from harness.system.files import open_regular
 
 
 class DeviceBusy(NotFinished):
@@ -35,12 +36,12 @@ def device_lock(
         yield
 
 
-def _hold(lock: TextIO, device_id: str, wait: bool, say: Callable[[str], None]) -> None:
+def _hold(lock: BinaryIO, device_id: str, wait: bool, say: Callable[[str], None]) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        written = lock.read(20)  # maybe by another user: any text
-        holder = written if written.isdecimal() else "unknown"
+        written = lock.read(20)  # maybe by another user: anything
+        holder = written.decode() if written.isdigit() else "unknown"
         if not wait:
             raise DeviceBusy(
                 f"another campaign (process {holder}) is measuring on {device_id}; use --wait to wait for it"
@@ -49,7 +50,7 @@ def _hold(lock: TextIO, device_id: str, wait: bool, say: Callable[[str], None]) 
         fcntl.flock(lock, fcntl.LOCK_EX)
     lock.seek(0)
     lock.truncate()
-    lock.write(str(os.getpid()))
+    lock.write(str(os.getpid()).encode())
     lock.flush()
 
 
@@ -57,7 +58,7 @@ def is_busy(device_id: str) -> bool:
     """Whether a campaign is measuring on the device now. Creates no file. Raises CacheError, LockError."""
     for path in (_path(device_id), _shared_path(device_id)):
         try:
-            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as lock:
+            with open_regular(path) as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             continue

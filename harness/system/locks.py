@@ -4,13 +4,13 @@ users of the machine share."""
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from harness.system.endings import NotStarted
+from harness.system.files import open_regular
 
 # World-writable where they exist and are what they should be. Not $TMPDIR: it may differ between users.
 _SHARED = ("/run/lock", "/tmp")
@@ -36,26 +36,22 @@ def shared_folder() -> Path:
     )
 
 
-def opened(path: Path, mode: int = 0o600) -> TextIO:
+def opened(path: Path, mode: int = 0o600) -> BinaryIO:
     """A lock file to read and write, created if it is missing. `mode`: of a new one, whatever the umask.
 
     Others may be able to write in its folder: a symbolic or hard link there leads to a file that is not
     ours, and a pipe would block. Raises LockError.
     """
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         # O_CREAT alone is refused by Linux for another user's file in a sticky folder (protected_regular).
         with contextlib.suppress(FileExistsError):
-            new = os.open(path, flags | os.O_CREAT | os.O_EXCL, mode)
+            new = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
             os.fchmod(new, mode)
             os.close(new)
-        lock = os.open(path, flags)
+        lock = open_regular(path, os.O_RDWR)
     except OSError as refusal:
-        link = refusal.errno == errno.ELOOP
-        why = "is a symbolic link: remove it" if link else f"cannot be written: {refusal.strerror}"
-        raise LockError(f"{path}: {why}") from refusal
-    status = os.fstat(lock)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        os.close(lock)
-        raise LockError(f"{path}: is not a lock file: remove it")
-    return os.fdopen(lock, "r+", encoding="utf-8", errors="replace")
+        raise LockError(f"{path}: cannot be used as a lock: {refusal.strerror}") from refusal
+    if os.fstat(lock.fileno()).st_nlink > 1:
+        lock.close()
+        raise LockError(f"{path}: cannot be used as a lock: it is a hard link")
+    return lock

@@ -1,11 +1,14 @@
 """Tokenize in a process with limits: `python -I limited_tokenizer.py FILE COUNT`, the text on stdin."""
 
+import ctypes
 import json
 import resource
+import signal
 import sys
 
 MEMORY_BYTES = 2 << 30  # 33 MB of tokenizer.json, the largest known, take 0.3 GB
 CPU_S = 60  # not of wall time: the machine may be busy
+PR_SET_PDEATHSIG = 1
 
 
 def main(path: str, count: int) -> None:
@@ -14,6 +17,8 @@ def main(path: str, count: int) -> None:
         hard = resource.getrlimit(what)[1]  # -1: none
         resource.setrlimit(what, (most if hard < 0 else min(most, hard), hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with the controller
     from tokenizers import Tokenizer
 
     try:

@@ -187,7 +187,7 @@ def experiment(
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """A device lock of its own; environments and weights are those of the user's cache."""
+    """A cache of its own, with the environments and weights of the user's."""
     cache = folder / "cache"
     for name in ("envs", "weights"):
         (cache_folder() / name).mkdir(parents=True, exist_ok=True)

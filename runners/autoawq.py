@@ -122,6 +122,7 @@ from runners import hf_loaded, torch_device
 from runners.hf import DOES_NOT_FIT, HfSession
 from runners.packed_loaded import UNPACKS, check_whole, kernel_facts, lacks
 from runners.protocol import Request, Say
+from runners.safetensors_folder import staged
 from runners.torch_probe import probe as torch_probe
 
 __all__ = ["DOES_NOT_FIT", "load", "probe"]
@@ -150,9 +151,9 @@ def load(request: Request) -> HfSession:
         _gemm.TRITON_AVAILABLE = False
     if kernel == "torch":
         _gemm.awq_ext, _gemm.TRITON_AVAILABLE = None, False
-    with torch_device.memory_errors():
+    with torch_device.memory_errors(), staged(source) as folder:
         model = AutoAWQForCausalLM.from_quantized(
-            str(source),
+            str(folder),
             max_seq_len=options["max_seq_len"] + SPARE if fuse else LONGEST_INPUT,
             fuse_layers=fuse,
             use_exllama=kernel == "exllama",

@@ -103,9 +103,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +114,7 @@ from runners import hf_loaded, torch_device
 from runners.hf import DOES_NOT_FIT, HfSession
 from runners.packed_loaded import UNPACKS, check_whole, kernel_facts, lacks
 from runners.protocol import Request, Say
-from runners.safetensors_folder import json_object
+from runners.safetensors_folder import json_object, staged
 from runners.torch_probe import probe as torch_probe
 
 __all__ = ["DOES_NOT_FIT", "load", "probe"]
@@ -129,7 +126,6 @@ MODULES = {  # compiled code; without it auto-gptq takes another kernel
     "exllama": "exllama_kernels",
     "cuda": "autogptq_cuda_64",
 }
-REPACKED = "autogptq_model.safetensors"  # the name that auto-gptq gives its copy
 SINCE = {"marlin": (8, 0)}  # compute capability
 
 
@@ -139,7 +135,7 @@ def load(request: Request) -> HfSession:
     torch_device.prepare(device, torch.float16, options["threads"], options["expandable_segments"])
     kernel, source = options["kernel"], Path(request.model["path"])
     known = check_whole(source, options["trust_remote_code"])
-    with torch_device.memory_errors(), _folder_for(kernel, source) as folder:
+    with torch_device.memory_errors(), staged(source) as folder:  # for Marlin it writes a copy there
         wrapped = AutoGPTQForCausalLM.from_quantized(
             str(folder),
             device=str(device),
@@ -179,20 +175,6 @@ def _settings(source: Path) -> BaseQuantizeConfig | None:
         return None
     known = {key: inline[key] for key in ("bits", "group_size", "desc_act", "sym") if key in inline}
     return BaseQuantizeConfig(**({"desc_act": False} | known))  # its own default is act-order
-
-
-@contextmanager
-def _folder_for(kernel: str, source: Path) -> Iterator[Path]:
-    """The checkpoint; for Marlin links in a temporary folder: auto-gptq writes a repacked copy there, and
-    would load that the next time, even if the checkpoint changed."""
-    if kernel != "marlin":
-        yield source
-        return
-    with tempfile.TemporaryDirectory(prefix="harness-marlin-") as folder:
-        for path in source.iterdir():
-            if path.name != REPACKED:
-                (Path(folder) / path.name).symlink_to(path.absolute())
-        yield Path(folder)
 
 
 def _name(module: nn.Module) -> str | None:

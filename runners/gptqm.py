@@ -143,6 +143,7 @@ from runners import hf_loaded, torch_device
 from runners.hf import DOES_NOT_FIT, HfSession
 from runners.packed_loaded import UNPACKS, check_whole, kernel_facts
 from runners.protocol import Request, Say
+from runners.safetensors_folder import staged
 from runners.torch_device import DTYPES
 from runners.torch_probe import probe as torch_probe
 
@@ -181,10 +182,10 @@ def load(request: Request) -> HfSession:
         raise ValueError(f"{kernel} is not a kernel of {format}; known: {', '.join(BACKENDS[format])}")
     known, backend = check_whole(source, trusted), BACKENDS[format][kernel]
     gptqmodel.models.loader.load_hf_tokenizer = lambda *_, **__: None  # ids suffice; some have none
-    with torch_device.memory_errors():
+    with torch_device.memory_errors(), staged(source) as folder:
         # By name: by default it chooses a kernel itself, and reports it only in its log.
         wrapped = GPTQModel.load(
-            str(source), backend=backend, device=str(device), dtype=dtype, trust_remote_code=trusted
+            str(folder), backend=backend, device=str(device), dtype=dtype, trust_remote_code=trusted
         )
     model, bits = wrapped.model, wrapped.quantize_config.bits
     model.set_attn_implementation(options["attn"])

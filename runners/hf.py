@@ -93,6 +93,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from runners import hf_loaded, torch_device
 from runners.hf_cache import TransformersCache
 from runners.protocol import Request
+from runners.safetensors_folder import staged
 from runners.torch_device import DTYPES
 from runners.torch_probe import probe
 
@@ -124,24 +125,25 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
     torch_device.prepare(device, dtype, options["threads"], options.get("expandable_segments", False))
     transformers.utils.logging.disable_progress_bar()
     path, trusted = Path(request.model["path"]), options["trust_remote_code"]
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trusted, local_files_only=True)
-    except ValueError as refusal:
-        if "custom code" not in str(refusal):
-            raise
-        raise ValueError(f"{path}: contains Python code; it runs only with {TRUSTED}") from refusal
-    model, found = AutoModelForCausalLM.from_pretrained(
-        path,
-        config=config,
-        dtype=dtype,
-        attn_implementation=options["attn"],
-        device_map={"": device},
-        use_safetensors=True,  # a pickle may run code
-        local_files_only=True,
-        trust_remote_code=trusted,
-        output_loading_info=True,
-        **more,
-    )
+    with staged(path) as folder:
+        try:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted, local_files_only=True)
+        except ValueError as refusal:
+            if "custom code" not in str(refusal):
+                raise
+            raise ValueError(f"{path}: contains Python code; it runs only with {TRUSTED}") from refusal
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=options["attn"],
+            device_map={"": device},
+            use_safetensors=True,  # a pickle may run code
+            local_files_only=True,
+            trust_remote_code=trusted,
+            output_loading_info=True,
+            **more,
+        )
     if missing := sorted(found["missing_keys"]):
         raise ValueError(f"{path}: has no {missing[0]}, which its config.json requires")
     if odd := sorted(str(key[0]) for key in found["mismatched_keys"]):

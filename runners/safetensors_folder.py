@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,8 @@ SHARD_BYTES = 5 * 10**9  # of tensors in one file, as transformers writes them
 SAY_EVERY_S = 0.3
 # Buffers of older checkpoints; the controller's list is _BUFFER in harness/models/checkpoint.py.
 NOT_WEIGHTS = (".rotary_emb.inv_freq", ".masked_bias", ".self_attn.bias")
-_INDEX = "model.safetensors.index.json"
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SETTINGS = ("config.json", "quantize_config.json", "quant_config.json")  # PACKING_FILES of the controller
 _LONGEST_HEADER = 100_000_000  # the safetensors library's own bound
 
 
@@ -101,8 +103,35 @@ def _read(tensor: Stored, file: int, first: int, count: int) -> bytearray:
 
 def stored_in(source: Path) -> dict[str, Stored]:
     """All tensors of model.safetensors, or of the shards that the index names."""
-    if (single := source / "model.safetensors").exists():
-        return _header(single)
+    found: dict[str, Stored] = {}
+    for path in _files(source):
+        found |= _header(path)
+    return found
+
+
+@contextmanager
+def staged(source: Path) -> Iterator[Path]:
+    """A temporary folder of links to the files of a checkpoint that the controller checks and fingerprints.
+
+    Beside them may lie pickles, other safetensors or adapters, which a library may prefer. Its last name is
+    that of the source, by which transformers names a model's Python code.
+    """
+    weights = _files(source)
+    index = [_INDEX] if weights[0].name != _SINGLE else []  # else accelerate would prefer it
+    others = [source / name for name in (*index, *_SETTINGS)]
+    with tempfile.TemporaryDirectory(prefix="harness-weights-") as parent:
+        folder = Path(parent, source.resolve().name or "weights")
+        folder.mkdir()
+        for path in (*weights, *others, *source.glob("*.py")):
+            if path.exists():
+                (folder / path.name).symlink_to(path.absolute())
+        yield folder
+
+
+def _files(source: Path) -> list[Path]:
+    """model.safetensors, else the shards that the index names: as the controller has it."""
+    if (single := source / _SINGLE).exists():
+        return [single]
     if not (source / _INDEX).exists():
         pickled = any(source.glob("*.bin")) or any(source.glob("*.pth"))
         why = "its weights are pickled; only safetensors are read" if pickled else "has no model.safetensors"
@@ -110,11 +139,10 @@ def stored_in(source: Path) -> dict[str, Stored]:
     weight_map = json_object(source / _INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or any(Path(str(name)).name != name for name in weight_map.values()):
         raise ValueError(f"{source / _INDEX}: has no weight_map of files in its folder")
-    found: dict[str, Stored] = {}
-    for shard in sorted(set(weight_map.values())):
-        if not (source / shard).exists():
-            raise FileNotFoundError(f"{source / shard}: is missing")
-        found |= _header(source / shard)
+    found = [source / shard for shard in sorted(set(weight_map.values()))]
+    for shard in found:
+        if not shard.exists():
+            raise FileNotFoundError(f"{shard}: is missing")
     return found
 
 

@@ -107,6 +107,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             here.symlink_to(real)
     with pytest.MonkeyPatch.context() as variables:
         variables.setenv("HARNESS_CACHE", str(folder))
+        (shared := folder / "shared").mkdir()
+        shared.chmod(0o1777)
+        variables.setenv("HARNESS_LOCKS", str(shared))  # campaigns of other processes and users go on
         yield folder
     for server in servers:
         server.stop()

@@ -1,15 +1,18 @@
-"""Allow one campaign on a device at a time."""
+"""Allow one campaign on a device at a time: one of this cache, and one of all users of this machine."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
-from harness.system.cache import CacheError, cache_folder, made
+from harness.system import locks
+from harness.system.cache import cache_folder, made
 from harness.system.endings import NotFinished
+from harness.system.files import open_regular
 
 
 class DeviceBusy(NotFinished):
@@ -17,47 +20,56 @@ class DeviceBusy(NotFinished):
 
 
 @contextmanager
-def device_lock(device_id: str, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
+def device_lock(
+    device_id: str, wait: bool, say: Callable[[str], None], measures: bool = True
+) -> Iterator[None]:
     """Lock the device until the block ends or the process dies. If it is taken: waits, or raises DeviceBusy.
 
-    Raises CacheError when the lock file cannot be created.
+    `measures`: false for what no other process can disturb, and that disturbs none: then it is locked only
+    for campaigns of the same cache. Raises CacheError, LockError when a lock file cannot be used.
     """
-    path = _path(device_id)
-    made(path.parent)
-    try:
-        lock = path.open("a+")
-    except OSError as refusal:
-        raise CacheError(f"{path}: cannot be written: {refusal.strerror}; see HARNESS_CACHE") from refusal
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            holder = lock.read().strip() or "unknown"
-            if not wait:
-                raise DeviceBusy(
-                    f"another campaign (process {holder}) is measuring on {device_id}; "
-                    "use --wait to wait for it"
-                ) from None
-            say(f"waiting for another campaign (process {holder}) on {device_id}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+    made(_path(device_id).parent)
+    with ExitStack() as held:
+        _hold(held.enter_context(locks.opened(_path(device_id))), device_id, wait, say)
+        if measures:
+            _hold(held.enter_context(locks.opened(_shared_path(device_id), 0o666)), device_id, wait, say)
         yield
 
 
-def is_busy(device_id: str) -> bool:
-    """Whether a campaign is measuring on the device now. Creates no file."""
+def _hold(lock: BinaryIO, device_id: str, wait: bool, say: Callable[[str], None]) -> None:
     try:
-        with _path(device_id).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return True
+        written = lock.read(20)  # maybe by another user: anything
+        holder = written.decode() if written.isdigit() else "unknown"
+        if not wait:
+            raise DeviceBusy(
+                f"another campaign (process {holder}) is measuring on {device_id}; use --wait to wait for it"
+            ) from None
+        say(f"waiting for another campaign (process {holder}) on {device_id}")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    lock.seek(0)
+    lock.truncate()
+    lock.write(str(os.getpid()).encode())
+    lock.flush()
+
+
+def is_busy(device_id: str) -> bool:
+    """Whether a campaign is measuring on the device now. Creates no file. Raises CacheError, LockError."""
+    for path in (_path(device_id), _shared_path(device_id)):
+        try:
+            with open_regular(path) as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return True
     return False
 
 
 def _path(device_id: str) -> Path:
     return cache_folder() / "locks" / f"{device_id.replace(':', '-')}.lock"
+
+
+def _shared_path(device_id: str) -> Path:
+    return locks.shared_folder() / f"harness-{_path(device_id).name}"

@@ -81,7 +81,11 @@ def opened(
     """Lock the device, recover interrupted repeats, and load earlier records. Raises as run()."""
     results.check_writable(options.root)
     preparation = preparation_of(experiment, watcher)
-    with device_lock(preparation.device_id, options.wait, watcher.say):
+    # The fake's time is virtual: without a probe of the machine it neither measures nor disturbs.
+    protocol = experiment.protocol
+    probes = protocol.measure_bandwidth or protocol.measure_matrix_rate
+    measures = probes or any(cell.weights_format != "none" for cell in cells)
+    with device_lock(preparation.device_id, options.wait, watcher.say, measures):
         recover(options, watcher)
         yield prepared(experiment, cells, options, watcher, preparation)
 

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+from harness.models import limited_tokenizer
+from harness.models.limited_tokenizer import CPU_S, MEMORY_BYTES
 from harness.models.weights import WeightsError
 
 
-def ids(path: Path, text: str) -> list[int]:
-    """Without special tokens. Raises WeightsError."""
-    from tokenizers import Tokenizer
+def ids(path: Path, text: str, count: int) -> list[int]:
+    """The first `count` ids, or all if they are fewer; without special tokens, padding and truncation.
 
-    try:
-        return list(Tokenizer.from_file(str(path)).encode(text, add_special_tokens=False).ids)
-    except Exception as mistake:  # the library raises no other type
-        first = (str(mistake).strip() or type(mistake).__name__).splitlines()[0][:200]
-        raise WeightsError(f"{path}: {first}") from mistake
+    In a process with limits: a small file can demand any memory and time. Raises WeightsError.
+    """
+    if not path.is_file():  # a pipe would be waited for
+        raise WeightsError(f"{path}: is not a regular file")
+    command = [sys.executable, "-I", limited_tokenizer.__file__, str(path), str(count)]
+    variables = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
+    ran = subprocess.run(command, input=text.encode(), capture_output=True, env=variables)
+    if ran.returncode:
+        by = signal.Signals(-ran.returncode).name if ran.returncode < 0 else f"exit code {ran.returncode}"
+        limits = f"{MEMORY_BYTES >> 30} GiB of memory and {CPU_S} s of CPU time"
+        raise WeightsError(f"{path}: its tokenizer ended with {by}; it may take {limits}")
+    answer = json.loads(ran.stdout)
+    if "error" in answer:
+        raise WeightsError(f"{path}: {answer['error']}")
+    found: list[int] = answer["ids"]
+    return found

@@ -14,6 +14,7 @@ from harness.models import checkpoint, gguf_header
 from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
 from harness.models.config_json import PACKING_FILES
 from harness.models.gguf_shape import is_mixture
+from harness.models.sampled import sampled
 from harness.system.cache import cache_folder
 from harness.theory import gguf_types
 from harness.theory.packed import KINDS, Packing
@@ -125,7 +126,7 @@ def _gguf(path: Path) -> Ready:
     return Ready(
         path=path,
         format="gguf",
-        fingerprint=f"{header.digest}-{status.st_size}-{status.st_mtime_ns}",
+        fingerprint=f"{header.digest}-{status.st_size}-{status.st_mtime_ns}-{sampled([path])}",
         architecture=header.architecture,
         quant=header.quant,
         synthetic=header.synthetic,
@@ -193,19 +194,19 @@ def _widest_type(found: Checkpoint) -> str | None:
 
 def _fingerprint(found: Checkpoint) -> str:
     """Digest of config.json, of every file's header, and of sizes and times, those of the tokenizer, of
-    separate settings files and of Python code too."""
+    separate settings files and of Python code too; then a digest of a sample of all these files."""
     assert found.config is not None  # checked by the caller
-    digest = hashlib.sha256(found.config.read_bytes())
+    known = hashlib.sha256(found.config.read_bytes())
     for path in found.files:
         with path.open("rb") as file:
             start = file.read(8)
-            digest.update(start + file.read(int.from_bytes(start, "little")))
+            known.update(start + file.read(int.from_bytes(start, "little")))
     settings = (found.path / name for name in (_TOKENIZER, *PACKING_FILES))
-    for path in (*found.files, *settings, *sorted(found.path.glob("*.py"))):
-        if path.exists():
-            status = path.stat()
-            digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns} ".encode())
-    return digest.hexdigest()[:16]
+    others = [path for path in (*settings, *sorted(found.path.glob("*.py"))) if path.exists()]
+    for path in (*found.files, *others):
+        status = path.stat()
+        known.update(f"{path.name} {status.st_size} {status.st_mtime_ns} ".encode())
+    return f"{known.hexdigest()[:16]}-{digest([sampled(found.files), sampled(others)])}"
 
 
 def synthetic_bytes(shape: Shape, quant: str) -> int:

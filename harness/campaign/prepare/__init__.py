@@ -199,7 +199,7 @@ class Preparation:
                     job = self._producer.request(cell, "tokenize", source, workloads=[{"text": text}])
                     ids = list(self._producer.run(cell, job)["ids"] or [])
                 else:
-                    ids = tokenizer.ids(source, text)
+                    ids = tokenizer.ids(source, text, count)
             except WeightsError as failure:
                 raise NotReady("error", f"{ready.path}: cannot tokenize: {failure}") from failure
             ids = ids[:count]

@@ -21,7 +21,7 @@ def commands(place: Place) -> dict[str, tuple[list[str | Path], dict[str, str]]]
         "campaign": (["run", place.config, "-o", place.disk / "results"], {}),
         "page": (["report", PUBLISHED, "-o", place.disk / "page.html"], {}),
         "environment": (["env", "create", "fake"], {"HARNESS_CACHE": str(on_disk)}),
-        "export": (["export", PUBLISHED, "--format", "csv", "-o", place.disk / "export.csv"], {}),
+        "export": (["export", PUBLISHED, "--to", "csv", "-o", place.disk / "export.csv"], {}),
         "config": (["init", "-o", place.disk / "config.yaml"], {}),
     }
 
@@ -88,7 +88,7 @@ def read_only(place: Place, say: Say) -> None:
             ["max-ctx", config, "-o", results],
             ["report", results, "-o", page],
             ["history", results, "-o", page],
-            ["export", results, "--format", "csv", "-o", place.disk / "export.csv"],
+            ["export", results, "--to", "csv", "-o", place.disk / "export.csv"],
             ["init", "-o", place.disk / "new.yaml"],
             ["synth", "tiny-qwen2"],
         ]

@@ -31,7 +31,7 @@ class Journal:
     finished: dict[Path, int] = field(default_factory=dict)
 
     def note(self, *step: Any) -> None:
-        if all(not isinstance(part, Path) or self.root in part.parents for part in step[1:3]):
+        if all(not isinstance(part, Path) or part.is_relative_to(self.root) for part in step[1:3]):
             self.steps.append(step)
 
 

@@ -248,10 +248,14 @@ def _logs() -> st.SearchStrategy[bytes]:
 
 
 def _results(name: str, damage: st.SearchStrategy[bytes]) -> Format:
-    """A results folder of two records, with one file of the second damaged."""
-    sound = {"record.json": dumped(RECORD), "tokens.parquet": _parquets()[0]}
-    files = {f"results/a/{run}/{file}": content for run in ("r1", "r2") for file, content in sound.items()}
-    return one_of_them(files, {f"results/a/r2/{name}": damage})
+    """A results folder of two campaigns of one record, with one file of the second damaged."""
+    files = {}
+    for folder, day in (("a", "2026-11-19"), ("b", "2026-11-20")):
+        began = f"{day}T08:08:39.619499+00:00"
+        record = RECORD | {"campaign": RECORD["campaign"] | {"id": began}, "started_utc": began}
+        files[f"results/{folder}/r/record.json"] = dumped(record)
+        files[f"results/{folder}/r/tokens.parquet"] = _parquets()[0]
+    return one_of_them(files, {f"results/b/r/{name}": damage})
 
 
 def _begun() -> Format:

@@ -95,8 +95,8 @@ RECORDS = {
     "report md": command("report", "results", "--format", "md"),
     "report page": command("report", "results"),
     "history": command("history", "results"),
-    "compare": command("compare", "results/a/r1", "results", "--format", "gha"),
-    "export": command("export", "results", "--format", "csv", "-o", "export.csv"),
+    "compare": command("compare", "results/a", "results/b", "--format", "gha"),
+    "export": command("export", "results", "--to", "csv", "-o", "export.csv"),
 }
 FIT = {"fit": lambda name: command("fit", name), "fit --json": lambda name: command("fit", name, "--json")}
 READERS: dict[str, dict[str, Reader]] = {

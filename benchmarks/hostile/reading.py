@@ -33,7 +33,7 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = {"os.remove": 0, "os.mkdir": 0, "os.rmdir": 0, "os.rename": 1, "os.symlink": 1, "os.link": 1}
 CHANGES |= {"os.chmod": 0, "os.chown": 0, "os.truncate": 0, "os.utime": 0}
 STARTS = {"subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.fork", "socket.connect"}
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|^::", re.MULTILINE)  # escapes, and GitHub's commands
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|^::(?!\w+ title=)", re.MULTILINE)  # and GitHub's
 Reader = Callable[[], bool]
 
 
@@ -124,7 +124,7 @@ def main(name: str, first_seed: int, count: int, folder: Path) -> None:
     format, readers = formats()[name](), READERS[name]
     for each, reader in readers.items():  # imports, and whether the sound input is taken
         laid_out(here, format.sound)
-        if not reader():
+        if not reader() and each != "compare":  # one repeat each is too few to compare
             raise SystemExit(f"{each} refuses the sound {name}")
     guard = Guard(here)
     state = os.open(folder / "state", os.O_RDWR | os.O_CREAT)

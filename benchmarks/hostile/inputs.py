@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import struct
+import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from hypothesis import strategies as st
 
 from benchmarks.hostile.mutations import Format, damaged, documents, dumped, json_files, one_of_them
+from harness import results
 
 TESTS = Path(__file__).parents[2] / "tests"
 PUBLISHED = sorted((TESTS.parent / "results" / "published").rglob("record.json"))
@@ -262,10 +264,14 @@ def _begun() -> Format:
     """What a controller that was killed leaves: every file of it may be damaged."""
     events = b'{"event":"phase","name":"load","t_ns":1}\n' * 3
     folder = "results/a/r2/"
-    left = {"begun.json": dumped(BEGUN), "events.jsonl": events, "worker.log": b"log\n" * 30}
+    with tempfile.TemporaryDirectory() as made:  # it names the machine and the user
+        running = results.begin(Path(made) / "cell", BEGUN)
+        begun = json.loads((running.folder / "begun.json").read_bytes())
+        running.events.close()
+    left = {"begun.json": dumped(begun), "events.jsonl": events, "worker.log": b"log\n" * 30}
     left["probes.jsonl"] = b'{"n_ctx": 256, "fits": true}\n'
     damage = {name: damaged([content]) for name, content in left.items()}
-    damage["begun.json"] = json_files([BEGUN, RECORD | {"search": {"probes": []}}])
+    damage["begun.json"] = json_files([begun, begun | {"search": {"probes": []}}])
     for link in ("record.json.partial", "tokens.parquet.partial"):
         damage[link] = st.just(b"left over")
     files = {folder + name: content for name, content in left.items()}

@@ -31,7 +31,7 @@ from typing import Any
 import psutil
 
 from benchmarks.hostile.inputs import formats
-from benchmarks.hostile.reading import MOST_S, STATE
+from benchmarks.hostile.reading import MOST_S, OURS, STATE
 
 ROOT = Path(__file__).parents[2]
 CHUNK = 1000
@@ -109,6 +109,8 @@ def chunk(name: str, seed: int, count: int, folder: Path, report: Report) -> Non
             raise SystemExit(f"{name}: {why}")
         reader = (folder / "reader").read_text()
         report.findings[f"{name}, {reader}: {why}"] += 1
+        with (folder / "deaths.txt").open("a") as lines:
+            lines.write(f"{name} seed {seed} after {begun}, {reader}: {why}\n")
         kept = folder / "inputs" / f"{name}-{seed}-death-{death}"
         subprocess.run(["cp", "-a", "--sparse=always", folder / "here", kept], check=False)
         report.read[name] += begun
@@ -139,6 +141,8 @@ def process(name: str, seed: int, count: int, folder: Path, report: Report) -> s
         for line in (folder / "findings.jsonl").read_text().splitlines():
             found = json.loads(line)
             report.findings[f"{found['format']}, {found['reader']}: {found['what']}"] += 1
+    if reading.returncode == OURS:
+        raise SystemExit((folder / "errors.txt").read_text())
     if reading.returncode and why is None:
         words = (folder / "errors.txt").read_text(errors="replace").strip().splitlines()
         why = f"ended with {reading.returncode}: {words[-1][:200] if words else ''}"

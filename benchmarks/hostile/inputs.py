@@ -108,8 +108,8 @@ def _text(value: Any) -> bytes:
 
 def _value(kind: Any, value: Any) -> bytes:
     sizes = {0: 8, 1: 8, 2: 16, 3: 16, 4: 32, 5: 32, 6: 32, 7: 8, 10: 64, 11: 64, 12: 64}
-    if kind in sizes:
-        return _number(value, sizes[kind]).to_bytes(sizes[kind] // 8, "little")
+    if bits := sizes.get(kind if isinstance(kind, int) else -1):
+        return _number(value, bits).to_bytes(bits // 8, "little")
     if kind == 9 and isinstance(value, dict):
         parts = value.get("items")
         listed = parts if isinstance(parts, list) else []

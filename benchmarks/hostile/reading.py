@@ -34,6 +34,7 @@ CHANGES = {"os.remove": 0, "os.mkdir": 0, "os.rmdir": 0, "os.rename": 1, "os.sym
 CHANGES |= {"os.chmod": 0, "os.chown": 0, "os.truncate": 0, "os.utime": 0}
 STARTS = {"subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.fork", "socket.connect"}
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|^::(?!\w+ title=)", re.MULTILINE)  # and GitHub's
+OURS = 99  # the exit code of a mistake in this folder
 Reader = Callable[[], bool]
 
 
@@ -157,6 +158,9 @@ def main(name: str, first_seed: int, count: int, folder: Path) -> None:
 
     try:
         read()
+    except Exception:  # of making inputs: what readers raise is noted
+        traceback.print_exc()
+        raise SystemExit(OURS) from None
     finally:
         (folder / "count").write_text(json.dumps(counts))
 

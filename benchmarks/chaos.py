@@ -32,9 +32,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import chaos_jobs
 import psutil
 
-import chaos_jobs
 from harness import results
 from harness.analysis.records.verdicts import status
 from harness.models import weights
@@ -136,7 +136,9 @@ def jobs(name: str, kills: int, seed: int, folder: Path) -> int:
     """Kill one of the single commands so often, and print what was wrong."""
     begun, place = time.monotonic(), Place(folder, fake_only=True)
     place.prepare()
-    problems = chaos_jobs.run(name, kills, seed, folder, place.variables, lambda line: print(line, flush=True))
+    problems = chaos_jobs.run(
+        name, kills, seed, folder, place.variables, lambda line: print(line, flush=True)
+    )
     for problem in problems:
         print(f"problem: {problem}")
     verdict = "missed" if problems else "reached"

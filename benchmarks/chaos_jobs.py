@@ -6,6 +6,7 @@ run again: what is there must be whole, nothing may run on, and the same command
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -196,10 +197,8 @@ def kill(controller: subprocess.Popen[str], a_child: bool) -> str:
     family = psutil.Process(controller.pid)
     children = family.children(recursive=True) if a_child else []
     victim = random.Random(len(children)).choice(children) if children else family
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         victim.send_signal(signal.SIGKILL)
-    except psutil.NoSuchProcess:
-        pass
     controller.communicate(timeout=END_WITHIN_S)
     return "a process" if children else "the command"
 

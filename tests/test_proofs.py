@@ -1,4 +1,4 @@
-"""Samples of the long proofs in benchmarks/: killed jobs, hostile inputs, full disks, wrong clocks, power loss."""
+"""Samples of the long proofs in benchmarks/: killed jobs, hostile inputs, full disks, clocks, power loss."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def place(tmp_path: Path, fake_interpreter: object) -> Place:
 
 @pytest.mark.slow("each kill waits for a command to be under way")
 @pytest.mark.parametrize("job", ["build", "search", "page"])
-def test_a_killed_job_leaves_nothing_half_written_and_completes_when_repeated(job, tmp_path, fake_interpreter):
+def test_a_killed_job_leaves_nothing_half_written_and_completes_when_repeated(
+    job, tmp_path, fake_interpreter
+):
     kills = [sys.executable, "benchmarks/chaos.py", "--job", job, "--kills", "2", "--seed", "1"]
     ran = subprocess.run(
         [*kills, "--keep", str(tmp_path / "kept")],

@@ -6,8 +6,8 @@
   clock      campaigns under faketime: years back, beyond 2038 and 2106, and set while one runs
   power      the folder as found when the power went after each write, without what was not synced
 
-After each: no traceback, a message and an exit code, every record reads, none is lost or changed, and the same
-command then completes. Needs root for the disks and faketime for the clock.
+After each: no traceback, a message and an exit code, every record reads, none is lost or changed, and the
+same command then completes. Needs root for the disks and faketime for the clock.
 
     PYTHONPATH=. .venv/bin/python -m benchmarks.faults [--only NAME ...] [--step 1]
 

@@ -37,7 +37,11 @@ def wrong(place: Place, say: Callable[[str], None]) -> None:
         before = place.records(root)
         if len(before) != 8:
             place.problems.append(f"at {first}, then {second}: {len(before)} records where 8 were to be")
-        for words in (["list", root], ["history", root], ["compare", "--results", root, "--baseline", "last:1"]):
+        for words in (
+            ["list", root],
+            ["history", root],
+            ["compare", "--results", root, "--baseline", "last:1"],
+        ):
             place.run(*words)
         say(f"{first}, then {second}: {len(before)} records")
 

@@ -1,7 +1,7 @@
 """Power loss, simulated: the order of writes is kept, and what was not synced by then is taken away.
 
-A record is written while every creation, rename, removal and fsync is noted. Then the folder is made as it would
-be found after the power went at each of these moments, by two kinds of disk:
+A record is written while every creation, rename, removal and fsync is noted. Then the folder is made as it
+would be found after the power went at each of these moments, by two kinds of disk:
 
   ordered  names change in the order in which they were changed; a file has the bytes of its last fsync
   strict   besides, a name lasts only once its folder was synced
@@ -24,7 +24,7 @@ from harness.results import ResultsError
 
 @dataclass
 class Journal:
-    """What was done below `root`, in order. `finished`: how much of it was done when a record was returned."""
+    """What was done below `root`, in order. `finished`: steps done when a record was returned."""
 
     root: Path
     steps: list[tuple[Any, ...]] = field(default_factory=list)
@@ -63,7 +63,7 @@ def noted(root: Path) -> Iterator[Journal]:
     def fsync(file: Any) -> None:
         synced(file)
         number = file if isinstance(file, int) else file.fileno()
-        at = Path(os.readlink(f"/proc/self/fd/{number}"))
+        at = Path(f"/proc/self/fd/{number}").readlink()
         journal.note("sync", at, None if at.is_dir() else at.read_bytes())
 
     os.fsync = fsync  # type: ignore[assignment]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import struct
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
+from benchmarks.hostile.encoders import gguf, lines, parquet, rows, safetensors
 from benchmarks.hostile.mutations import Format, damaged, documents, dumped, json_files, one_of_them
 from harness import results
 
@@ -94,58 +94,6 @@ LAUGHS = b"a0: &a0 [x]\n" + b"".join(
 )
 
 
-def _number(value: Any, bits: int = 64) -> int:
-    return int(value) & ((1 << bits) - 1) if isinstance(value, int) else 0
-
-
-def _text(value: Any) -> bytes:
-    """A string as GGUF has it; of a number, a length without its bytes."""
-    if not isinstance(value, str):
-        return struct.pack("<Q", _number(value))
-    content = value.encode("utf-8", "surrogatepass")
-    return struct.pack("<Q", len(content)) + content
-
-
-def _value(kind: Any, value: Any) -> bytes:
-    sizes = {0: 8, 1: 8, 2: 16, 3: 16, 4: 32, 5: 32, 6: 32, 7: 8, 10: 64, 11: 64, 12: 64}
-    if bits := sizes.get(kind if isinstance(kind, int) else -1):
-        return _number(value, bits).to_bytes(bits // 8, "little")
-    if kind == 9 and isinstance(value, dict):
-        parts = value.get("items")
-        listed = parts if isinstance(parts, list) else []
-        element = _number(value.get("type"), 32)
-        count = _number(value.get("count")) if isinstance(value.get("count"), int) else len(listed)
-        return struct.pack("<IQ", element, count) + b"".join(_value(element, part) for part in listed[:100])
-    return _text(value)
-
-
-def gguf(spec: Any) -> bytes:
-    """A GGUF of a description, of which any part may be junk."""
-    if not isinstance(spec, dict):
-        return dumped(spec)
-    keys = spec.get("keys") if isinstance(spec.get("keys"), dict) else {}
-    tensors = spec.get("tensors") if isinstance(spec.get("tensors"), dict) else {}
-    counts = [
-        _number(spec[name]) if isinstance(spec.get(name), int) else len(found)
-        for name, found in (("n_tensors", tensors), ("n_keys", keys))
-    ]
-    made = b"GGUF" + struct.pack("<IQQ", _number(spec.get("version"), 32), *counts)
-    for key, entry in keys.items():
-        kind, value = (entry.get("type"), entry.get("value")) if isinstance(entry, dict) else (8, entry)
-        made += _text(key) + struct.pack("<I", _number(kind, 32)) + _value(kind, value)
-    for name, entry in tensors.items():
-        if not isinstance(entry, dict):
-            made += _text(name) + _text(entry)
-            continue
-        dims = entry.get("dims") if isinstance(entry.get("dims"), list) else []
-        claimed = _number(entry["n"], 32) if isinstance(entry.get("n"), int) else len(dims)
-        made += _text(name) + struct.pack("<I", claimed) + b"".join(
-            struct.pack("<Q", _number(dim)) for dim in dims[:64]
-        )
-        made += struct.pack("<IQ", _number(entry.get("type"), 32), _number(entry.get("offset")))
-    return made + bytes(-len(made) % 32) + bytes(min(_number(spec.get("data")), 1 << 20))
-
-
 def _gguf_spec() -> dict[str, Any]:
     whole = {"block_count": 1, "embedding_length": HIDDEN, "feed_forward_length": INNER, "context_length": 64}
     keys = {f"llama.{name}": {"type": 4, "value": value} for name, value in whole.items()}
@@ -165,15 +113,6 @@ def _gguf_spec() -> dict[str, Any]:
     return {**head, "keys": first | keys, "tensors": tensors, "data": at}
 
 
-def safetensors(spec: Any) -> bytes:
-    """A safetensors file of a description: its header, the length it claims, and its bytes of data."""
-    if not isinstance(spec, dict):
-        return dumped(spec)
-    header = dumped(spec.get("header"))
-    length = _number(spec["length"]) if isinstance(spec.get("length"), int) else len(header)
-    return struct.pack("<Q", length) + header + bytes(min(_number(spec.get("data")), 1 << 20))
-
-
 def _safetensors_spec(names: list[str]) -> dict[str, Any]:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
@@ -183,15 +122,6 @@ def _safetensors_spec(names: list[str]) -> dict[str, Any]:
         header[name] = {"dtype": "BF16", "shape": dims, "data_offsets": [at, end]}
         at = end
     return {"length": None, "header": header, "data": at}
-
-
-def parquet(columns: Mapping[str, Any], **options: Any) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    sink = io.BytesIO()
-    pq.write_table(pa.table(dict(columns)), sink, **options)
-    return sink.getvalue()
 
 
 @cache
@@ -210,7 +140,7 @@ def _parquets() -> tuple[bytes, ...]:
         parquet(series | {"latency_ns": pa.array([2**63 - 1] * 40)}),
         parquet(series | {"latency_ns": pa.array([{"a": [1]}] * 40)}),
         parquet(series | {f"c{i}": pa.array(range(40)) for i in range(2000)}),
-        parquet({name: zeros for name in series}, compression="zstd"),
+        parquet(dict.fromkeys(series, zeros), compression="zstd"),
         parquet({name: pa.array(["x" * (1 << 20)] * 40) for name in series}, compression="zstd"),
         parquet({name: pa.array([], pa.int64()) for name in series}),
     )
@@ -222,22 +152,11 @@ def _gzips() -> tuple[bytes, ...]:
     return gzip.compress(CSV), gzip.compress(CSV) * 2, gzip.compress(gzip.compress(CSV)), bomb
 
 
-def _rows(spec: Any) -> bytes:
-    """A CSV of a description: header and cells."""
-    rows = spec.get("rows") if isinstance(spec, dict) else None
-    listed = [row if isinstance(row, list) else [row] for row in (rows or {}).values()]
-    return "\n".join(",".join(map(str, row)) for row in listed).encode("utf-8", "surrogatepass")
-
-
-def _lines(spec: Any) -> bytes:
-    return b"\n".join(dumped(row) for row in (spec.values() if isinstance(spec, dict) else [spec]))
-
-
 def _csv() -> st.SearchStrategy[bytes]:
-    rows = {"head": ["variant", "n", "latency_ms"]} | {str(n): ["a", n, 20.5] for n in range(1, 9)}
+    table = {"head": ["variant", "n", "latency_ms"]} | {str(n): ["a", n, 20.5] for n in range(1, 9)}
     odd = [b"\0", b'"', b",,,,", b"nan,inf,-inf\n", b"1e999", b"2026-01-01T00:00:00Z", b"\r", b"9" * 400]
     wide = b",".join(b"c%d" % i for i in range(20_000)) + b"\nlatency_ms\n1\n"
-    return documents([{"rows": rows}], _rows) | damaged([CSV, wide], odd)
+    return documents([{"rows": table}], rows) | damaged([CSV, wide], odd)
 
 
 def _logs() -> st.SearchStrategy[bytes]:
@@ -246,7 +165,7 @@ def _logs() -> st.SearchStrategy[bytes]:
     tokens = {str(n): {"n": n, "latency_ms": 20.5 + n % 3} for n in range(1, 9)}
     aiperf = {str(i): json.loads(line) for i, line in enumerate(kept[0].splitlines())}
     trees = [json.loads(text) for text in kept if text.lstrip().startswith(b"{") and text.count(b"\n{") == 0]
-    return documents([tokens, aiperf], _lines) | json_files(trees) | damaged(kept)
+    return documents([tokens, aiperf], lines) | json_files(trees) | damaged(kept)
 
 
 def _results(name: str, damage: st.SearchStrategy[bytes]) -> Format:
@@ -313,7 +232,9 @@ def formats() -> dict[str, Callable[[], Format]]:
     """Every format, made when it is called."""
     spec, whole = _gguf_spec(), _safetensors_spec(list(TENSORS))
     index = {"metadata": {"total_size": 0}}
-    index["weight_map"] = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(TENSORS)}  # type: ignore[dict-item]
+    index["weight_map"] = {
+        name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(TENSORS)
+    }  # type: ignore[dict-item]
     tree = yaml.safe_load(YAML)
     numbers = [struct.pack("<I", kind) for kind in range(14)]
     return {
@@ -328,15 +249,20 @@ def formats() -> dict[str, Callable[[], Format]]:
         "index.json": lambda: _checkpoint("model.safetensors.index.json", json_files([index])),
         "config.json": lambda: _checkpoint("config.json", json_files([CONFIG, QUANTIZED])),
         "tokenizer.json": lambda: one_of_them(
-            {"tokenizer.json": dumped(_tokenizer())}, {"tokenizer.json": json_files([_tokenizer(), _slow_tokenizer()])}
+            {"tokenizer.json": dumped(_tokenizer())},
+            {"tokenizer.json": json_files([_tokenizer(), _slow_tokenizer()])},
         ),
         "yaml": lambda: one_of_them(
             {"config.yaml": YAML},
             {"config.yaml": documents([tree]) | damaged([YAML, LAUGHS, LAUGHS + YAML], YAML_PIECES)},
         ),
-        "record.json": lambda: _results("record.json", json_files([RECORD, json.loads(PUBLISHED[0].read_text())])),
+        "record.json": lambda: _results(
+            "record.json", json_files([RECORD, json.loads(PUBLISHED[0].read_text())])
+        ),
         "begun.json": _begun,
-        "parquet": lambda: _results("tokens.parquet", st.sampled_from(_parquets()) | damaged(_parquets()[:6])),
+        "parquet": lambda: _results(
+            "tokens.parquet", st.sampled_from(_parquets()) | damaged(_parquets()[:6])
+        ),
         "csv": lambda: one_of_them({"log.csv": CSV}, {"log.csv": _csv()}),
         "csv.gz": lambda: one_of_them(
             {"log.csv.gz": _gzips()[0]},

@@ -192,7 +192,7 @@ def watched(reader: Reader, guard: Guard) -> tuple[list[str], bool]:
 
 
 class Guard:
-    """Sees every write, process and connection that Python makes; armed, outside its folder they are noted."""
+    """Sees every write, process and connection that Python makes; armed, notes those outside its folder."""
 
     def __init__(self, here: Path) -> None:
         self.here, self.seen, self._on = str(here.resolve()), list[str](), False

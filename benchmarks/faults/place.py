@@ -75,7 +75,7 @@ class Place:
         return ran
 
     def completes(self, why: str, *words: str | Path, **variables: str) -> None:
-        """The same command must end with 0 once the fault is gone; or with 1 where the machine disturbed it."""
+        """The same command must end with 0 once the fault is gone; or with 1 where it was disturbed."""
         ran = self.run(*words, **variables)
         if ran.returncode and not (ran.returncode == 1 and "disturbed" in ran.stderr + ran.stdout):
             self.problems.append(f"{why}: then ended with {ran.returncode}: {ran.stderr.strip()[-500:]}")

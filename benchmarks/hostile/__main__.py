@@ -2,7 +2,7 @@
 
 Every format that the harness reads: GGUF, safetensors, index.json, config.json, tokenizer.json, YAML,
 record.json, begun.json with its neighbours, parquet, CSV, CSV.gz, and JSON logs. Hypothesis damages sound
-files as bytes and as values, and puts pipes, links, holes and bombs in their place. A finding is an exception,
+files as bytes and as values, and puts pipes, links, holes and bombs in their place. A finding: an exception,
 5 s of CPU time or 512 MB for one input, a death, a hang, an escape in the output, and a write, a process or a
 connection outside the input's folder.
 
@@ -89,6 +89,7 @@ def run(count: int, seed: int, names: Sequence[str], folder: Path, log: Path | N
                     counts = f"read {report.read[name]} taken {report.taken[name]} all {report.read.total()}"
                     spent = f"CPU {report.cpu_s - begun:.0f} s"
                     lines.write(f"{at}: {counts}, {len(report.findings)} kinds of findings, {spent}\n")
+                    lines.writelines(f"    {what}: {times}\n" for what, times in report.findings.items())
     return report
 
 
@@ -109,8 +110,6 @@ def chunk(name: str, seed: int, count: int, folder: Path, report: Report) -> Non
             raise SystemExit(f"{name}: {why}")
         reader = (folder / "reader").read_text()
         report.findings[f"{name}, {reader}: {why}"] += 1
-        with (folder / "deaths.txt").open("a") as lines:
-            lines.write(f"{name} seed {seed} after {begun}, {reader}: {why}\n")
         kept = folder / "inputs" / f"{name}-{seed}-death-{death}"
         subprocess.run(["cp", "-a", "--sparse=always", folder / "here", kept], check=False)
         report.read[name] += begun

@@ -225,7 +225,9 @@ class Guard:
         if not isinstance(path, str | bytes | os.PathLike) or os.fsdecode(path) == os.devnull:
             return
         self._on = False  # realpath has events too
-        real = os.path.realpath(os.fsdecode(path))
+        at = Path(os.fsdecode(path))
+        named = event != "open" or arguments[2] & os.O_NOFOLLOW  # of a link these mean the name itself
+        real = str(Path(os.path.realpath(at.parent)) / at.name) if named else os.path.realpath(at)
         self._on = True
         if not real.startswith(self.here + "/") and real != self.here:
             self.seen.append(f"{event} outside its folder")

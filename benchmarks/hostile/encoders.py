@@ -85,7 +85,10 @@ def parquet(columns: Mapping[str, Any], **options: Any) -> bytes:
 def rows(spec: Any) -> bytes:
     """A CSV of a description: header and cells."""
     found = spec.get("rows") if isinstance(spec, dict) else None
-    listed = [row if isinstance(row, list) else [row] for row in (found or {}).values()]
+    listed = [
+        row if isinstance(row, list) else [row]
+        for row in (found.values() if isinstance(found, dict) else [found])
+    ]
     return "\n".join(",".join(map(str, row)) for row in listed).encode("utf-8", "surrogatepass")
 
 

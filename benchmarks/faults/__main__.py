@@ -3,11 +3,11 @@
   full       each command on tmpfs disks of one page, two pages, ... and of one file, two files, ...
   short      each command that may write no file beyond a size
   read-only  every command where nothing can be written
-  clock      campaigns under faketime: years back, beyond 2038 and 2106, and set while one runs
+  clock      campaigns with the time of day moved: years back, beyond 2038 and 2099, and set while one runs
   power      the folder as found when the power went after each write, without what was not synced
 
 After each: no traceback, a message and an exit code, every record reads, none is lost or changed, and the
-same command then completes. Needs root for the disks and faketime for the clock.
+same command then completes. Needs root, for the disks.
 
     PYTHONPATH=. .venv/bin/python -m benchmarks.faults [--only NAME ...] [--step 1]
 

@@ -1,14 +1,16 @@
-"""A clock that is wrong, goes back between two campaigns, or jumps while one runs: faketime sets it.
+"""A clock that is wrong, goes back between two campaigns, or jumps while one runs.
 
-Only the time of day is changed; the monotonic clock goes on, as it does when a machine's clock is set.
+Only the time of day is moved, in the controller's Python; the monotonic clock goes on, as it does when a
+machine's clock is set. faketime 0.9.10 cannot do that: with FAKETIME_DONT_FAKE_MONOTONIC every sleep of
+Python's fails.
 """
 
 from __future__ import annotations
 
 import shutil
-import subprocess
 import threading
 from collections.abc import Callable
+from datetime import datetime
 
 from benchmarks.faults.place import Place
 
@@ -20,67 +22,97 @@ PAIRS = [
     ("2106-02-07 06:28:14", "2038-01-19 03:14:06"),
     ("2026-06-01 12:00:00", "2026-06-01 12:00:00"),
 ]
-JUMPS = ["-2y", "+10y", "-1h", "+0.5s"]
+JUMPS_S = [-2 * 365 * 86400.0, 10 * 365 * 86400.0, -3600.0, 0.5]
+# Imported by Python before all else: moves the time of day by the seconds in a file, read each time.
+MOVED = """
+import datetime, os, time
+
+def offset():
+    with open(os.environ["MOVED_CLOCK"]) as file:
+        return float(file.read() or 0)
+
+class Moved(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return super().now(tz) + datetime.timedelta(seconds=offset())
+
+    @classmethod
+    def utcnow(cls):
+        return super().utcnow() + datetime.timedelta(seconds=offset())
+
+real, real_ns = time.time, time.time_ns
+time.time = lambda: real() + offset()
+time.time_ns = lambda: real_ns() + int(offset() * 1e9)
+datetime.datetime = Moved
+"""
 
 
 def wrong(place: Place, say: Callable[[str], None]) -> None:
-    """Two campaigns at a time each; a third, later again, must find both and measure nothing."""
-    for first, second in PAIRS:
-        root = place.disk / "results"
+    """Two campaigns at a time each; what reads the records must then find all of them."""
+    clock = Clock(place)
+    root = place.disk / "results"
+    for pair in PAIRS:
         shutil.rmtree(root, ignore_errors=True)
-        for at, fresh in ((first, []), (second, ["--fresh"])):
+        for at in pair:
             before = place.records(root)
-            ran = place.run("run", place.config, "-o", root, *fresh, **at_time(f"@{at}"))
+            clock.move((datetime.fromisoformat(at) - datetime.now()).total_seconds())
+            ran = place.run("run", place.config, "-o", root, "--fresh", **clock.variables)
             if ran.returncode not in (0, 1):
                 place.problems.append(f"at {at}: ended with {ran.returncode}: {ran.stderr[-400:]}")
             place.kept(before, root, f"at {at}")
-        before = place.records(root)
-        if len(before) != 8:
-            place.problems.append(f"at {first}, then {second}: {len(before)} records where 8 were to be")
+        found = place.records(root)
+        if len(found) != 8:
+            place.problems.append(f"at {' then '.join(pair)}: {len(found)} records where 8 were to be")
         for words in (
             ["list", root],
             ["history", root],
             ["compare", "--results", root, "--baseline", "last:1"],
         ):
             place.run(*words)
-        say(f"{first}, then {second}: {len(before)} records")
+        say(f"{' then '.join(pair)}: {len(found)} records; {len(place.problems)} problems so far")
 
 
 def jumping(place: Place, say: Callable[[str], None]) -> None:
-    """The clock is set while a campaign runs, every second, forth and back."""
-    rate = place.folder / "clock"
-    for jump in JUMPS:
-        root = place.disk / "results"
+    """The clock is set twice a second while a campaign runs, forth and back."""
+    clock = Clock(place)
+    root = place.disk / "results"
+    for jump_s in JUMPS_S:
         shutil.rmtree(root, ignore_errors=True)
-        rate.write_text("+0\n")
         over = threading.Event()
-
-        def set_it(jump: str = jump, over: threading.Event = over) -> None:
-            now = False
-            while not over.wait(1):
-                now = not now
-                rate.write_text(f"{jump if now else '+0'}\n")
-
-        setting = threading.Thread(target=set_it)
+        setting = threading.Thread(target=clock.swing, args=(jump_s, over))
         setting.start()
         try:
-            variables = at_time("") | {"FAKETIME_TIMESTAMP_FILE": str(rate), "FAKETIME_NO_CACHE": "1"}
-            del variables["FAKETIME"]
-            ran = place.run("run", place.config, "-o", root, **variables)
+            ran = place.run("run", place.config, "-o", root, **clock.variables)
         finally:
             over.set()
             setting.join()
         found = place.records(root)
         if ran.returncode not in (0, 1) or len(found) != 4:
-            said = f"ended with {ran.returncode}, {len(found)} records of 4"
-            place.problems.append(f"the clock set by {jump}: {said}: {ran.stderr[-400:]}")
-        place.completes(f"the clock set by {jump}", "run", place.config, "-o", root)
-        place.kept(found, root, f"the clock set by {jump}")
-        say(f"set by {jump} each second: {len(found)} records")
+            how = f"ended with {ran.returncode}, {len(found)} records of 4"
+            place.problems.append(f"the clock set by {jump_s:g} s: {how}: {ran.stderr[-400:]}")
+        place.completes(f"the clock set by {jump_s:g} s", "run", place.config, "-o", root)
+        place.kept(found, root, f"the clock set by {jump_s:g} s")
+        say(f"set by {jump_s:g} s again and again: {len(found)} records")
 
 
-def at_time(when: str) -> dict[str, str]:
-    """The variables that faketime sets."""
-    shown = subprocess.run(["faketime", "now", "env"], capture_output=True, text=True, check=True).stdout
-    library = next(line.partition("=")[2] for line in shown.splitlines() if line.startswith("LD_PRELOAD="))
-    return {"LD_PRELOAD": library, "FAKETIME": when, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+class Clock:
+    """The moved time of day of commands that get `variables`."""
+
+    def __init__(self, place: Place) -> None:
+        self._offset, modules = place.folder / "offset", place.folder / "moved"
+        modules.mkdir(exist_ok=True)
+        (modules / "sitecustomize.py").write_text(MOVED)
+        self.variables = {"PYTHONPATH": str(modules), "MOVED_CLOCK": str(self._offset)}
+        self.move(0)
+
+    def move(self, seconds: float) -> None:
+        """Replaced whole: a command may be reading it."""
+        partial = self._offset.with_suffix(".partial")
+        partial.write_text(str(seconds))
+        partial.replace(self._offset)
+
+    def swing(self, seconds: float, over: threading.Event) -> None:
+        moved = False
+        while not over.wait(0.5):
+            moved = not moved
+            self.move(seconds if moved else 0)

@@ -32,6 +32,8 @@ def offset():
         return float(file.read() or 0)
 
 class Moved(datetime.datetime):
+    __slots__ = ()  # C libraries check the size
+
     @classmethod
     def now(cls, tz=None):
         return super().now(tz) + datetime.timedelta(seconds=offset())

@@ -6,8 +6,9 @@ SIGKILL. After each kill: every file of a finished record is still there, byte f
 and so does its series; nothing that the killed process had started lives on. After a killed controller the
 same command goes on where it was. Each campaign ends with all its cells ok: exit code 0, or 1 where a killed
 worker is on record, and then 0 with --retry-failed; and no half-written file was ever taken for a whole one.
+With --job the kills hit a build, a conversion, a search or a page being written: see chaos_jobs.py.
 
-    .venv/bin/python benchmarks/chaos.py [--kills 50] [--seed 1] [--fake-only] [--keep DIR]
+    .venv/bin/python benchmarks/chaos.py [--kills 50] [--seed 1] [--fake-only] [--job JOB] [--keep DIR]
 
 Target: no problem in 50 kills. Exits 1 when there is one. The test suite runs a sample.
 """
@@ -31,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import chaos_jobs
 import psutil
 
 from harness import results
@@ -106,6 +108,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fake-only", action="store_true", help="no llama.cpp cells")
+    parser.add_argument("--job", choices=[*chaos_jobs.JOBS], help="kill this in place of campaigns")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work in this new folder, and keep it")
     arguments = parser.parse_args()
     fake_only = arguments.fake_only
@@ -114,6 +117,8 @@ def main() -> int:
             "no llama.cpp environment: make one by `harness env create llamacpp`, or --fake-only"
         )
     with workplace(arguments.keep) as folder:
+        if arguments.job:
+            return jobs(arguments.job, arguments.kills, arguments.seed, folder)
         report = run(arguments.kills, arguments.seed, fake_only, folder, say=print)
     print(
         f"{report.kills.total()} kills ({counted(report.kills)}) in {report.campaigns} campaigns, "
@@ -125,6 +130,21 @@ def main() -> int:
     verdict = "missed" if report.problems else "reached"
     print(f"target: no problem in {report.kills.total()} kills; {len(report.problems)} found: {verdict}")
     return 1 if report.problems else 0
+
+
+def jobs(name: str, kills: int, seed: int, folder: Path) -> int:
+    """Kill one of the single commands so often, and print what was wrong."""
+    begun, place = time.monotonic(), Place(folder, fake_only=True)
+    place.prepare()
+    problems = chaos_jobs.run(
+        name, kills, seed, folder, place.variables, lambda line: print(line, flush=True)
+    )
+    for problem in problems:
+        print(f"problem: {problem}")
+    verdict = "missed" if problems else "reached"
+    spent = f"seed {seed}, {time.monotonic() - begun:.0f} s"
+    print(f"target: no problem in {kills} kills of a {name}; {len(problems)} found: {verdict} ({spent})")
+    return 1 if problems else 0
 
 
 @contextmanager

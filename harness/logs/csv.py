@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -15,19 +16,23 @@ from harness.logs.log import Log, LogError
 from harness.logs.table import Options
 
 SEPARATORS = (",", ";", "\t")
-MOST_COLUMNS, MOST_CELLS = 1000, 1 << 22
+MOST_COLUMNS, MOST_CELLS = 1000, 1 << 22  # 20,000 columns take pandas 5 s
 
 
 def read(text: str, options: Options) -> Log:
     """The series of a CSV file with a header line. Raises LogError."""
     header = text.split("\n", 1)[0]
     separator = max(SEPARATORS, key=header.count)
+    form: dict[str, Any] = {"dtype": str, "keep_default_na": False, "skip_blank_lines": False}
     try:
         first = islice(csv.reader(io.StringIO(text), delimiter=separator), 2)  # pandas goes by these two
         _check_size(text.count("\n") + text.count("\r"), max(map(len, first)))
-        found = pandas.read_csv(
-            io.StringIO(text), dtype=str, keep_default_na=False, sep=separator, skip_blank_lines=False
-        )
+        # Without index_col, lines longer than the header move every column, and take minutes if far longer.
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pandas.errors.ParserWarning)
+            found = pandas.read_csv(io.StringIO(text), sep=separator, index_col=False, **form)
+    except pandas.errors.ParserWarning:
+        raise LogError("it is not a CSV file: it has lines with more cells than its header") from None
     except (ValueError, pandas.errors.ParserError, csv.Error) as damage:
         raise LogError(f"it is not a CSV file: {_why(damage)}") from damage
     found.index = pandas.RangeIndex(2, 2 + len(found))

@@ -1,0 +1,103 @@
+"""A disk that is full at every write in turn, files that may not grow, and a disk that is read-only."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from benchmarks.faults.place import Place, remount, small_disk
+
+PAGE = 4096  # a tmpfs is filled by pages
+ENOUGH = "size=64m,nr_inodes=100k"
+Say = Callable[[str], None]
+PUBLISHED = Path(__file__).parents[2] / "results" / "published"
+
+
+def commands(place: Place) -> dict[str, tuple[list[str | Path], dict[str, str]]]:
+    """What writes to the disk: words and variables of each command."""
+    on_disk = place.disk / "cache"
+    return {
+        "campaign": (["run", place.config, "-o", place.disk / "results"], {}),
+        "page": (["report", PUBLISHED, "-o", place.disk / "page.html"], {}),
+        "environment": (["env", "create", "fake"], {"HARNESS_CACHE": str(on_disk)}),
+        "export": (["export", PUBLISHED, "--to", "csv", "-o", place.disk / "export.csv"], {}),
+        "config": (["init", "-o", place.disk / "config.yaml"], {}),
+    }
+
+
+def full(place: Place, name: str, step: int, say: Say) -> None:
+    """Run a command on disks of one page, two pages, ... and of one file, two files, ... until it fits."""
+    words, variables = commands(place)[name]
+    with small_disk(place.disk, ENOUGH):
+        place.completes(f"{name} on a large disk", *words, **variables)
+        used = sum(-(-path.lstat().st_size // PAGE) for path in place.disk.rglob("*"))
+        files = sum(1 for _ in place.disk.rglob("*"))
+    sizes = [f"size={pages * PAGE},nr_inodes=100k" for pages in range(1, used + 2, step)]
+    inodes = [f"size=64m,nr_inodes={count}" for count in range(2, files + 4, step)]
+    for options in sizes + inodes:
+        with small_disk(place.disk, options):
+            place.run(*words, **variables)
+            before = place.records(place.disk / "results")
+            remount(place.disk, ENOUGH)
+            place.completes(f"{name} with {options}", *words, **variables)
+            place.kept(before, place.disk / "results", f"{name} with {options}")
+    say(f"{name}: {len(sizes)} disks by size, {len(inodes)} by files; {len(place.problems)} problems so far")
+
+
+def short(place: Place, name: str, sizes: Iterable[int], say: Say) -> None:
+    """Run a command that may write no file beyond so many blocks of 512 bytes."""
+    words, variables = commands(place)[name]
+    count = 0
+    for blocks in sizes:
+        place.run(*words, limit=f"ulimit -f {blocks}", **variables)
+        before = place.records(place.disk / "results")
+        place.completes(f"{name} with files of {blocks} blocks", *words, **variables)
+        place.kept(before, place.disk / "results", f"{name} with files of {blocks} blocks")
+        for left in place.disk.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        count += 1
+    say(f"{name}: {count} limits on a file's size; {len(place.problems)} problems so far")
+
+
+def read_only(place: Place, say: Say) -> None:
+    """Every command where results, cache, temporary files and the working directory cannot be written."""
+    with small_disk(place.disk, ENOUGH):
+        results, cache = place.disk / "results", place.disk / "cache"
+        cache.mkdir()
+        (cache / "envs").symlink_to(place.beside / "envs")
+        place.completes("before read-only", "run", place.config, "-o", results)
+        before = place.records(results)
+        (place.disk / "config.yaml").write_text(place.config.read_text())
+        (place.disk / "log.csv").write_text("latency_ms\n" + "20.5\n21.0\n20.7\n" * 20)
+        remount(place.disk, "ro")
+        variables = {"HARNESS_CACHE": str(cache), "TMPDIR": str(place.disk)}
+        config, log, page = place.disk / "config.yaml", place.disk / "log.csv", place.disk / "page.html"
+        reading: list[list[str | Path]] = [
+            ["list", results],
+            ["memory", results],
+            ["report", results, "--format", "md"],
+            ["validate", config],
+            ["fit", log],
+            ["theory", "qwen1.5-0.5b", "--machine", "4090"],
+            ["env", "list"],
+        ]
+        writing: list[list[str | Path]] = [
+            ["run", config, "-o", results],
+            ["run", config, "--fresh", "-o", results],
+            ["max-ctx", config, "-o", results],
+            ["report", results, "-o", page],
+            ["history", results, "-o", page],
+            ["export", results, "--to", "csv", "-o", place.disk / "export.csv"],
+            ["init", "-o", place.disk / "new.yaml"],
+            ["synth", "tiny-qwen2"],
+        ]
+        for words in reading:
+            if place.run(*words, **variables).returncode:
+                place.problems.append(f"read-only: {' '.join(map(str, words))} failed, and only reads")
+        for words in writing:
+            if not place.run(*words, **variables).returncode:
+                place.problems.append(f"read-only: {' '.join(map(str, words))} ended with 0")
+        remount(place.disk, "rw")
+        place.kept(before, results, "read-only")
+    say(f"read-only: {len(reading)} commands that read, {len(writing)} that write")

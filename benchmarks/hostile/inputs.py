@@ -1,0 +1,272 @@
+"""Hostile inputs of each format: sound files, and what of them is damaged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hypothesis import strategies as st
+
+from benchmarks.hostile.encoders import gguf, lines, parquet, rows, safetensors
+from benchmarks.hostile.mutations import Format, damaged, documents, dumped, json_files, one_of_them
+from harness import results
+
+TESTS = Path(__file__).parents[2] / "tests"
+PUBLISHED = sorted((TESTS.parent / "results" / "published").rglob("record.json"))
+RECORD = json.loads((TESTS / "golden" / "record-1.json").read_text())
+BEGUN = {key: RECORD[key] for key in RECORD if key not in ("outcome", "loaded", "done", "timing", "memory")}
+HIDDEN, INNER, VOCABULARY = 8, 16, 32
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 1,
+    "intermediate_size": INNER,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+QUANTIZED = CONFIG | {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
+# Of a layer and around them, by the names in safetensors and in GGUF.
+TENSORS = {
+    "model.embed_tokens.weight": ("token_embd.weight", [VOCABULARY, HIDDEN]),
+    "model.layers.0.self_attn.q_proj.weight": ("blk.0.attn_q.weight", [HIDDEN, HIDDEN]),
+    "model.layers.0.self_attn.k_proj.weight": ("blk.0.attn_k.weight", [HIDDEN, HIDDEN]),
+    "model.layers.0.self_attn.v_proj.weight": ("blk.0.attn_v.weight", [HIDDEN, HIDDEN]),
+    "model.layers.0.self_attn.o_proj.weight": ("blk.0.attn_output.weight", [HIDDEN, HIDDEN]),
+    "model.layers.0.mlp.gate_proj.weight": ("blk.0.ffn_gate.weight", [INNER, HIDDEN]),
+    "model.layers.0.mlp.up_proj.weight": ("blk.0.ffn_up.weight", [INNER, HIDDEN]),
+    "model.layers.0.mlp.down_proj.weight": ("blk.0.ffn_down.weight", [HIDDEN, INNER]),
+    "model.layers.0.input_layernorm.weight": ("blk.0.attn_norm.weight", [HIDDEN]),
+    "model.layers.0.post_attention_layernorm.weight": ("blk.0.ffn_norm.weight", [HIDDEN]),
+    "model.norm.weight": ("output_norm.weight", [HIDDEN]),
+    "lm_head.weight": ("output.weight", [VOCABULARY, HIDDEN]),
+}
+CSV = b"variant,n,latency_ms\n" + b"".join(b"a,%d,%d.5\n" % (n, 20 + n % 3) for n in range(1, 60))
+YAML = b"""device: cpu
+protocol: {new_tokens: 64, repeats: 3, measure_bandwidth: false, memory_budget: 2GB}
+models:
+  - shape: tiny-qwen2
+  - {name: mine, weights: {path: config.yaml}}
+  - {name: hub, weights: {repo: Qwen/Qwen1.5, file: "q-{quant}.gguf"}}
+workloads:
+  - {kind: decode, prompt_tokens: 10}
+  - {kind: max_ctx, fill: false}
+variants:
+  - {stack: llamacpp, quant: [q8_0, q4_k_m], flash_attn: [false, true]}
+  - {stack: fake, name: x, B_ms: 1.5, models: ["tiny*"]}
+exclude:
+  - {model: hub, flash_attn: true}
+"""
+YAML_PIECES = [
+    b"!!python/object/apply:os.system ['touch outside']\n",
+    b"!!python/name:os.system ",
+    b"!!binary ////\n",
+    b"!!timestamp 99999-99-99\n",
+    b"&a [*a, *a]\n",
+    b"<<: *a\n",
+    b"? ",
+    b"\t",
+    b"{" * 3000,
+    b"- " * 3000,
+    b"'",
+    b"\xc2\x85",
+    b"---\n",
+    b"%TAG ! tag:x,2000:\n",
+    b"1_0:59:59.9e999",
+    b"0o777",
+]
+# Nine lists of nine of the one before: 9**9 strings when followed.
+LAUGHS = b"a0: &a0 [x]\n" + b"".join(
+    b"a%d: &a%d [%s]\n" % (i, i, b",".join([b"*a%d" % (i - 1)] * 9)) for i in range(1, 10)
+)
+
+
+def _gguf_spec() -> dict[str, Any]:
+    whole = {"block_count": 1, "embedding_length": HIDDEN, "feed_forward_length": INNER, "context_length": 64}
+    keys = {f"llama.{name}": {"type": 4, "value": value} for name, value in whole.items()}
+    heads = {"type": 4, "value": 2}
+    keys |= {"llama.attention.head_count": heads, "llama.attention.head_count_kv": heads}
+    keys["llama.attention.layer_norm_rms_epsilon"] = {"type": 6, "value": 0x3727C5AC}
+    words = {"type": 8, "count": None, "items": [f"w{i}" for i in range(VOCABULARY)]}
+    keys["tokenizer.ggml.tokens"] = {"type": 9, "value": words}
+    keys["general.alignment"] = {"type": 4, "value": 32}
+    tensors, at = {}, 0
+    for name, dims in TENSORS.values():
+        tensors[name] = {"n": None, "dims": dims[::-1], "type": 0, "offset": at}
+        count = dims[0] * (dims[1] if len(dims) > 1 else 1)
+        at += -(-count * 4 // 32) * 32
+    first = {"general.architecture": {"type": 8, "value": "llama"}}
+    head = {"version": 3, "n_tensors": None, "n_keys": None}
+    return {**head, "keys": first | keys, "tensors": tensors, "data": at}
+
+
+def _safetensors_spec(names: list[str]) -> dict[str, Any]:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name in names:
+        dims = TENSORS[name][1]
+        end = at + 2 * dims[0] * (dims[1] if len(dims) > 1 else 1)
+        header[name] = {"dtype": "BF16", "shape": dims, "data_offsets": [at, end]}
+        at = end
+    return {"length": None, "header": header, "data": at}
+
+
+@cache
+def _parquets() -> tuple[bytes, ...]:
+    """Sound ones, ones of other types, and small files of many rows, columns or bytes."""
+    import pyarrow as pa
+
+    series = {"n": pa.array(range(26, 66)), "latency_ns": pa.array([10**6] * 40), "t_ns": pa.array(range(40))}
+    delta = dict.fromkeys(series, "DELTA_BINARY_PACKED")
+    zeros = pa.chunked_array([pa.nulls(1 << 20, pa.int64()).fill_null(0)] * 50)
+    return (
+        parquet(series, use_dictionary=False, column_encoding=delta, compression="zstd"),
+        parquet(series),
+        parquet(series | {"n": pa.array(["x"] * 40)}),
+        parquet(series | {"n": pa.array([None] * 40, pa.int64())}),
+        parquet(series | {"latency_ns": pa.array([2**63 - 1] * 40)}),
+        parquet(series | {"latency_ns": pa.array([{"a": [1]}] * 40)}),
+        parquet(series | {f"c{i}": pa.array(range(40)) for i in range(2000)}),
+        parquet(dict.fromkeys(series, zeros), compression="zstd"),
+        parquet({name: pa.array(["x" * (1 << 20)] * 40) for name in series}, compression="zstd"),
+        parquet({name: pa.array([], pa.int64()) for name in series}),
+    )
+
+
+@cache
+def _gzips() -> tuple[bytes, ...]:
+    bomb = gzip.compress(CSV + b"a,1,2\n" * 60_000_000, 1)
+    return gzip.compress(CSV), gzip.compress(CSV) * 2, gzip.compress(gzip.compress(CSV)), bomb
+
+
+def _csv() -> st.SearchStrategy[bytes]:
+    table = {"head": ["variant", "n", "latency_ms"]} | {str(n): ["a", n, 20.5] for n in range(1, 9)}
+    odd = [b"\0", b'"', b",,,,", b"nan,inf,-inf\n", b"1e999", b"2026-01-01T00:00:00Z", b"\r", b"9" * 400]
+    wide = b",".join(b"c%d" % i for i in range(20_000)) + b"\nlatency_ms\n1\n"
+    return documents([{"rows": table}], rows) | damaged([CSV, wide], odd)
+
+
+def _logs() -> st.SearchStrategy[bytes]:
+    """Logs of the tools that `harness fit` reads."""
+    kept = [path.read_bytes() for path in sorted((TESTS / "logs").iterdir()) if path.suffix != ".md"]
+    tokens = {str(n): {"n": n, "latency_ms": 20.5 + n % 3} for n in range(1, 9)}
+    aiperf = {str(i): json.loads(line) for i, line in enumerate(kept[0].splitlines())}
+    trees = [json.loads(text) for text in kept if text.lstrip().startswith(b"{") and text.count(b"\n{") == 0]
+    return documents([tokens, aiperf], lines) | json_files(trees) | damaged(kept)
+
+
+def _results(name: str, damage: st.SearchStrategy[bytes]) -> Format:
+    """A results folder of two campaigns of one record, with one file of the second damaged."""
+    files = {}
+    for folder, day in (("a", "2026-11-19"), ("b", "2026-11-20")):
+        began = f"{day}T08:08:39.619499+00:00"
+        record = RECORD | {"campaign": RECORD["campaign"] | {"id": began}, "started_utc": began}
+        files[f"results/{folder}/r/record.json"] = dumped(record)
+        files[f"results/{folder}/r/tokens.parquet"] = _parquets()[0]
+    return one_of_them(files, {f"results/b/r/{name}": damage})
+
+
+def _begun() -> Format:
+    """What a controller that was killed leaves: every file of it may be damaged."""
+    events = b'{"event":"phase","name":"load","t_ns":1}\n' * 3
+    folder = "results/a/r2/"
+    with tempfile.TemporaryDirectory() as made:  # it names the machine and the user
+        running = results.begin(Path(made) / "cell", BEGUN)
+        begun = json.loads((running.folder / "begun.json").read_bytes())
+        running.events.close()
+    left = {"begun.json": dumped(begun), "events.jsonl": events, "worker.log": b"log\n" * 30}
+    left["probes.jsonl"] = b'{"n_ctx": 256, "fits": true}\n'
+    damage = {name: damaged([content]) for name, content in left.items()}
+    damage["begun.json"] = json_files([begun, begun | {"search": {"probes": []}}])
+    for link in ("record.json.partial", "tokens.parquet.partial"):
+        damage[link] = st.just(b"left over")
+    files = {folder + name: content for name, content in left.items()}
+    return one_of_them(files, {folder + name: how for name, how in damage.items()})
+
+
+def _checkpoint(name: str, damage: st.SearchStrategy[bytes]) -> Format:
+    names = list(TENSORS)
+    shards = {f"model-{i + 1:05d}-of-00002.safetensors": names[i::2] for i in range(2)}
+    parted = {shard: safetensors(_safetensors_spec(held)) for shard, held in shards.items()}
+    where = {tensor: shard for shard, held in shards.items() for tensor in held}
+    whole = {"model.safetensors": safetensors(_safetensors_spec(names))}
+    of = parted | {"model.safetensors.index.json": dumped({"weight_map": where})}
+    files = {"config.json": dumped(CONFIG)} | (of if "index" in name else whole)
+    return one_of_them(
+        {f"model/{file}": content for file, content in files.items()}, {f"model/{name}": damage}
+    )
+
+
+def _tokenizer() -> dict[str, Any]:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(sorted(letters))}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found: dict[str, Any] = json.loads(made.to_str())
+    padding = {"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None}
+    padding |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
+    found["padding"] = padding
+    return found
+
+
+def _slow_tokenizer() -> dict[str, Any]:
+    """With an expression whose search takes exponential time."""
+    return _tokenizer() | {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "x"}}
+
+
+def formats() -> dict[str, Callable[[], Format]]:
+    """Every format, made when it is called."""
+    spec, whole = _gguf_spec(), _safetensors_spec(list(TENSORS))
+    index = {"metadata": {"total_size": 0}}
+    index["weight_map"] = {
+        name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(TENSORS)
+    }  # type: ignore[dict-item]
+    tree = yaml.safe_load(YAML)
+    numbers = [struct.pack("<I", kind) for kind in range(14)]
+    return {
+        "gguf": lambda: one_of_them(
+            {"model.gguf": gguf(spec)},
+            {"model.gguf": documents([spec], gguf) | damaged([gguf(spec)], numbers)},
+        ),
+        "safetensors": lambda: _checkpoint(
+            "model.safetensors",
+            documents([whole], safetensors) | damaged([safetensors(whole)], [b'"F64"', b"[0,", b"999999"]),
+        ),
+        "index.json": lambda: _checkpoint("model.safetensors.index.json", json_files([index])),
+        "config.json": lambda: _checkpoint("config.json", json_files([CONFIG, QUANTIZED])),
+        "tokenizer.json": lambda: one_of_them(
+            {"tokenizer.json": dumped(_tokenizer())},
+            {"tokenizer.json": json_files([_tokenizer(), _slow_tokenizer()])},
+        ),
+        "yaml": lambda: one_of_them(
+            {"config.yaml": YAML},
+            {"config.yaml": documents([tree]) | damaged([YAML, LAUGHS, LAUGHS + YAML], YAML_PIECES)},
+        ),
+        "record.json": lambda: _results(
+            "record.json", json_files([RECORD, json.loads(PUBLISHED[0].read_text())])
+        ),
+        "begun.json": _begun,
+        "parquet": lambda: _results(
+            "tokens.parquet", st.sampled_from(_parquets()) | damaged(_parquets()[:6])
+        ),
+        "csv": lambda: one_of_them({"log.csv": CSV}, {"log.csv": _csv()}),
+        "csv.gz": lambda: one_of_them(
+            {"log.csv.gz": _gzips()[0]},
+            {"log.csv.gz": st.sampled_from(_gzips()) | damaged(_gzips()[:3]) | _csv().map(gzip.compress)},
+        ),
+        "jsonl": lambda: one_of_them({"log.jsonl": CSV}, {"log.jsonl": _logs()}),
+    }

@@ -22,11 +22,10 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -
         if refusal.errno == errno.ELOOP and path.is_symlink():
             raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from None
         raise
-    file: BinaryIO = os.fdopen(opened, "rb" if flags == os.O_RDONLY else "rb+")
     mode = os.fstat(opened).st_mode
     if stat.S_ISREG(mode):
-        return file
-    file.close()
+        return os.fdopen(opened, "rb" if flags == os.O_RDONLY else "rb+")
+    os.close(opened)
     why = (
         (errno.EISDIR, "it is a folder") if stat.S_ISDIR(mode) else (errno.EINVAL, "it is not a regular file")
     )

@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
-import sys
-from pathlib import Path
-from types import ModuleType
 
+import chaos
 import psutil
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def chaos() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("chaos", BENCHMARKS / "chaos.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["chaos"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
 
 @pytest.mark.slow("each kill waits for a campaign to be under way")
-def test_kills_in_campaigns_of_fake_cells_lose_nothing(chaos, tmp_path, fake_interpreter):
+def test_kills_in_campaigns_of_fake_cells_lose_nothing(tmp_path, fake_interpreter):
     report = chaos.run(kills=4, seed=1, fake_only=True, folder=tmp_path)
     assert report.problems == []
     assert report.kills.total() == 4
 
 
-def test_kills_in_campaigns_with_llamacpp_lose_nothing(chaos, tmp_path, llamacpp_interpreter):
+def test_kills_in_campaigns_with_llamacpp_lose_nothing(tmp_path, llamacpp_interpreter):
     report = chaos.run(kills=3, seed=2, fake_only=False, folder=tmp_path)
     assert report.problems == []
     assert report.kills.total() == 3
 
 
-def test_the_check_sees_a_lost_a_changed_and_a_cut_file(chaos, tmp_path, fake_interpreter):
+def test_the_check_sees_a_lost_a_changed_and_a_cut_file(tmp_path, fake_interpreter):
     place = chaos.Place(tmp_path, fake_only=True)
     place.prepare()
     ran = chaos.finish(place, 0)
@@ -56,7 +42,7 @@ def test_the_check_sees_a_lost_a_changed_and_a_cut_file(chaos, tmp_path, fake_in
     assert "not a series" in anew.problems[0]
 
 
-def test_the_check_sees_an_orphan(chaos, tmp_path, fake_interpreter):
+def test_the_check_sees_an_orphan(tmp_path, fake_interpreter):
     place = chaos.Place(tmp_path, fake_only=True)
     place.prepare()
     controller = chaos.start(place, 0)

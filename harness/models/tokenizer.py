@@ -12,6 +12,7 @@ from pathlib import Path
 from harness.models import limited_tokenizer
 from harness.models.limited_tokenizer import CPU_S, MEMORY_BYTES
 from harness.models.weights import WeightsError
+from harness.system.variables import for_workers
 
 
 def ids(path: Path, text: str, count: int) -> list[int]:
@@ -22,7 +23,7 @@ def ids(path: Path, text: str, count: int) -> list[int]:
     if not path.is_file():  # a pipe would be waited for
         raise WeightsError(f"{path}: is not a regular file")
     command = [sys.executable, "-I", limited_tokenizer.__file__, str(path), str(count)]
-    variables = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
+    variables = for_workers(os.environ) | {"TOKENIZERS_PARALLELISM": "false"}
     ran = subprocess.run(command, input=text.encode(), capture_output=True, env=variables)
     if ran.returncode:
         by = signal.Signals(-ran.returncode).name if ran.returncode < 0 else f"exit code {ran.returncode}"

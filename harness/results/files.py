@@ -12,9 +12,8 @@ from harness.system import files
 from harness.system.endings import NotStarted
 from harness.system.wording import shortened
 
-# For a million tokens: an integer of each in four columns; in the record 11 MB of prompt.
+# For a million tokens: an integer of each in four columns.
 MOST_VALUES, MOST_COLUMNS, MOST_PAGES, MOST_BYTES = 1 << 22, 1000, 10_000, 1 << 26
-MOST_RECORD_BYTES = 12 << 20
 
 
 class ResultsError(NotStarted):

@@ -11,11 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from harness.results.files import MOST_RECORD_BYTES, ResultsError, read_columns
+from harness.results.files import ResultsError, read_columns
 from harness.results.kinds import Numbered, Record, wrong_with
 from harness.results.kinds.values import clause
 from harness.results.token_times import TokenTimes
-from harness.system.files import open_regular, read_regular
+from harness.system.files import MOST_RECORD_BYTES, open_regular, read_regular
 from harness.system.wording import shortened
 
 Draft = dict[str, Any]

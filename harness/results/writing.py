@@ -12,14 +12,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from harness.results.files import MOST_RECORD_BYTES, ResultsError, write_columns, write_whole
+from harness.results.files import ResultsError, write_columns, write_whole
 from harness.results.kinds import Begun, Record, wrong_with
 from harness.results.kinds.searched import Probe
 from harness.results.kinds.values import clause
 from harness.results.reading import SCHEMA, Draft, Stored
 from harness.results.token_times import NO_TOKENS, TokenTimes
 from harness.system import small_files
-from harness.system.files import open_regular, read_regular, sync_folder
+from harness.system.files import MOST_RECORD_BYTES, open_regular, read_regular, sync_folder
 from runners.protocol import Event, Loaded, NonsenseError, Phase, decode
 
 Samples = dict[str, list[int | None]]

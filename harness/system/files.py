@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # after an OSError with one of these, nothing can be written
+MOST_RECORD_BYTES = 12 << 20  # 11 MB of prompt: a million tokens
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -> BinaryIO:

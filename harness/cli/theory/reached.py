@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import shipped
-from harness.results.files import MOST_RECORD_BYTES
 from harness.stacks.header import references
-from harness.system.files import read_regular
+from harness.system.files import MOST_RECORD_BYTES, read_regular
 from harness.theory.machine import Machine
 from harness.theory.row_types import Reached, Row
 from harness.theory.shapes import Shape

@@ -111,7 +111,7 @@ def main() -> int:
     parser.add_argument("--job", choices=[*chaos_jobs.JOBS], help="kill this in place of campaigns")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work in this new folder, and keep it")
     arguments = parser.parse_args()
-    fake_only = arguments.fake_only
+    fake_only = arguments.fake_only or arguments.job in {*chaos_jobs.JOBS} - {"conversion"}
     if not fake_only and build.find(stacks()["llamacpp"].environments["cpu"]) is None:
         raise SystemExit(
             "no llama.cpp environment: make one by `harness env create llamacpp`, or --fake-only"

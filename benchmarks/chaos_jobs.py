@@ -85,7 +85,8 @@ def _whole_weights(place: Path, number: int, completed: bool) -> Iterable[str]:
 
 
 def _search(place: Path, number: int) -> list[str]:
-    return ["max-ctx", str(_config(place, number)), "--out", str(place / "results")]
+    # A worker that was killed is on record as an error, and not searched again without this.
+    return ["max-ctx", str(_config(place, number)), "--out", str(place / "results"), "--retry-failed"]
 
 
 def _keep(place: Path) -> None:

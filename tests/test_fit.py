@@ -350,7 +350,14 @@ def test_a_log_of_another_tool_takes_no_columns(harness, name):
 
 
 @pytest.mark.parametrize(
-    "content", ['{"itls": 3, "ttfts": null}', '{"benchmarks": [{"requests": [1]}]}', '{"timings": {}}']
+    "content",
+    [
+        '{"itls": 3, "ttfts": null}',
+        '{"benchmarks": [{"requests": [1]}]}',
+        '{"timings": {}}',
+        '{"timings": {"prompt_ms": {}, "predicted_n": 35, "predicted_ms": 700.0}}',
+        pytest.param('{"a": ' + "9" * 5000 + "}", id="digits"),
+    ],
 )
 def test_a_log_that_is_not_as_documented_is_one_sentence(harness, tmp_path, content):
     log = tmp_path / "log.json"

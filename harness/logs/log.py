@@ -41,11 +41,15 @@ class Series:
 
 @dataclass(frozen=True)
 class Request:
-    """Totals of one request, from a log without per-token latencies; null: not known."""
+    """Totals of one request, from a log without per-token latencies; null: not known. Raises TypeError."""
 
     new_tokens: int
     first_token_ms: float | None
     tokens_per_s: float | None
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(each, int | float | None) for each in vars(self).values()):
+            raise TypeError("a total that is not a number")
 
 
 @dataclass(frozen=True)

@@ -71,13 +71,13 @@ def _documents(text: str) -> list[Any]:
     try:
         whole = json.loads(text)
         return whole if isinstance(whole, list) else [whole]
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # ValueError: also a number of thousands of digits
         pass
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
             found += [json.loads(line)] if line.strip() else []
-        except (json.JSONDecodeError, RecursionError) as damage:
+        except (ValueError, RecursionError) as damage:
             raise LogError(f"it is not JSON, and as JSONL line {number} is damaged") from damage
     return found
 

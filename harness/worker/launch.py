@@ -64,7 +64,8 @@ class Worker:
         alive_end, self._alive = os.pipe()  # nothing is written: it closes when this process ends
         ends = [events_end, go_on_end, alive_end]
         self._oom_kills = death.oom_kills()
-        command = [str(interpreter.python), "-I", "-X", "utf8", str(runners_folder())]
+        # B: a full disk would leave half a .pyc, which every later worker reads.
+        command = [str(interpreter.python), "-IB", "-X", "utf8", str(runners_folder())]
         command = [*(memory_limit.prefix if memory_limit else ()), *command]
         try:
             with self.log.open("wb") as log:

@@ -7,7 +7,7 @@ import time
 
 arguments = sys.argv[1:]
 descriptors = [0, 1, 2]
-if arguments[:3] == ["-I", "-X", "utf8"] and len(arguments) == 8:
+if arguments[:3] == ["-IB", "-X", "utf8"] and len(arguments) == 8:
     descriptors += map(int, arguments[5:8])
 elif arguments[:1] != ["-c"]:
     os.execv(REAL, [REAL, *arguments])

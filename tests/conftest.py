@@ -185,9 +185,10 @@ def command(tmp_path: Path) -> Callable[..., Ran]:
 
 
 def interruptible() -> None:
-    """For the start of a process that a test interrupts: where SIGINT is ignored, as under nohup, it must not
-    inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """For the start of a process that a test interrupts: where signals are ignored, as under nohup, it must
+    not inherit that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -62,7 +62,10 @@ def commands() -> str:
     parts = []
     for name, parser in subcommands.choices.items():
         rows = [
-            {"argument": f"`{_spelling(action)}`", "meaning": (action.help or "").replace("|", "\\|")}
+            {
+                "argument": f"`{_spelling(action)}`",
+                "meaning": (action.help or "").replace("|", "\\|").replace("%%", "%"),
+            }
             for action in parser._actions
             if not isinstance(action, argparse._HelpAction)
         ]

@@ -210,6 +210,14 @@ def test_a_unit_that_is_not_plausible_is_asked_for(harness, tmp_path, name, scal
     assert harness("fit", log, "--unit", "ms").code == 0  # the user's word counts
 
 
+def test_dates_given_as_latencies_are_told(harness, tmp_path):
+    n, ms = drawn()
+    log = table(tmp_path / "log.csv", "n,t", n, 1.7e9 + ms.cumsum() / 1e3)
+    ran = harness("fit", log, "--latency-column", "t")
+    assert ran.code == 2
+    assert "the median of t is 1.7e+09, like a date: give --time-column t, or --unit" in ran.err
+
+
 @pytest.mark.parametrize(
     ("form", "shown"),
     [

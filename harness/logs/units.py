@@ -64,6 +64,8 @@ def _timestamps(column: str, unit: str, why: str, median_gap: float) -> str:
 
 
 def _question(column: str, unit: str, named: bool, median: float) -> str:
+    if any(EPOCH_S[0] <= median * ms / 1e3 <= EPOCH_S[1] for ms in MS.values()):
+        return f"the median of {column} is {median:.4g}, like a date: give --time-column {column}, or --unit"
     ms = median * MS[unit]
     rate = 1e3 / ms
     speed = f"{rate:,.0f} tokens/s" if rate >= 1 else f"{ms / 1e3:,.0f} s a token"

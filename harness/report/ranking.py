@@ -19,8 +19,8 @@ MEMORY_NOISE = 0.01  # RSS of repeats of one cell
 PERPLEXITY_NOISE = 0.012
 STANDARD_ERRORS = 1.96
 CRITERION = (
-    "Cells with overlapping 95% confidence intervals are listed together. Where no interval is known, the"
-    " report"
+    "Cells whose 95% confidence interval overlaps that of the best are listed with it. Where no interval is"
+    " known, the report"
     f" assumes ±{SPEED_NOISE:.0%} for a speed, ±{MEMORY_NOISE:.0%} for memory in use, and"
     f" ±{PERPLEXITY_NOISE:.1%} for a perplexity (llama.cpp prints a standard error of 0.6% on"
     " wikitext-2)."

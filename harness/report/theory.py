@@ -130,7 +130,8 @@ FITS_MEANING = (
     "longest: the longest context, at most the trained one. ideal: only weights and KV cache, in all of the"
     " memory; no stack reaches it. llama.cpp: without flash attention. transformers: 5.x (bf16; 8 and 4 bits"
     " with bitsandbytes), not yet measured on a GPU; the version of early 2024 held the cache twice, which"
-    " halves the context. cannot load: no GGUF type loads in transformers; --bpw 16 is its bf16."
+    " halves the context. cannot load: transformers gets no GGUF type here; --bpw 16, 8 or 4 is its bf16 and"
+    " bitsandbytes."
 )
 
 
@@ -187,8 +188,8 @@ def _legend(rows: Sequence[Row]) -> None:
     _say(
         "B: reading the weights once (TPOT at zero context). W: tokens of context per further ms of TPOT"
         f", cache read: {first['kv_read']}. tok/s: at zero context; tok/s at n: at n = {first['context']:,}, "
-        "if it fits. A dash: does not fit, or unknown. FLOP/s rate: the compute rate used. batch: the ridge"
-        " point, batch size from which decode is compute-bound. "
+        "if it fits. A dash: does not fit, unknown, or no such prompt. FLOP/s rate: the compute rate"
+        " used. batch: the ridge point, batch size from which decode is compute-bound. "
         f"prefill: of {first['prompt_tokens']:,} tokens, lm_head on the last. "
         "compute-bound prompt: range of lengths in tokens, with the lm_head on every or on the last token;"
         " the cache is read once per token."

@@ -22,7 +22,6 @@ def commands(place: Place) -> dict[str, tuple[list[str | Path], dict[str, str]]]
         "page": (["report", PUBLISHED, "-o", place.disk / "page.html"], {}),
         "environment": (["env", "create", "fake"], {"HARNESS_CACHE": str(on_disk)}),
         "export": (["export", PUBLISHED, "--to", "csv", "-o", place.disk / "export.csv"], {}),
-        "config": (["init", "-o", place.disk / "config.yaml"], {}),
     }
 
 
@@ -89,7 +88,7 @@ def read_only(place: Place, say: Say) -> None:
             ["report", results, "-o", page],
             ["history", results, "-o", page],
             ["export", results, "--to", "csv", "-o", place.disk / "export.csv"],
-            ["init", "-o", place.disk / "new.yaml"],
+            ["init", place.disk / "new.yaml"],
             ["synth", "tiny-qwen2"],
         ]
         for words in reading:

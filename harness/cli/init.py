@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from pathlib import Path
 
@@ -67,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     except FileExistsError as there:
         raise Mistake(f"{path}: already exists; choose another name: harness init FILE") from there
     except OSError as refusal:
+        with contextlib.suppress(OSError):
+            path.unlink()  # opened above, and cut off by a full disk
         raise Mistake(f"{path}: cannot be written: {refusal.strerror}") from refusal
     first = "" if _is_built(facts) else f"{_create(facts)}; "
     print(f"found: {found(facts)}\nwrote: {path}\nnext: {first}harness run {path}")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from harness.results.page_sizes import page_sizes
+from harness.results import page_sizes
 from harness.system import files
 from harness.system.endings import NotStarted
 from harness.system.wording import shortened
@@ -46,7 +45,7 @@ def read_columns(path: Path, whole: Sequence[str]) -> dict[str, list[int]]:
             for field in file.schema_arrow:
                 if not pa.types.is_integer(field.type):
                     raise ValueError(f"its column {field.name} does not hold integers")
-            if _is_too_large(content, file.metadata):
+            if _is_too_large(content):
                 raise ValueError(f"it has more than {MOST_VALUES:,} values")
             table = file.read(use_threads=False)  # of a few KB: starting threads takes longer
         for name in whole:
@@ -55,7 +54,15 @@ def read_columns(path: Path, whole: Sequence[str]) -> dict[str, list[int]]:
             if table[name].null_count:
                 raise ValueError(f"its column {name} has nulls")
         columns: dict[str, list[int]] = table.to_pydict()
-    except (OSError, ValueError, LookupError, RecursionError, MemoryError, pa.ArrowException) as damage:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        RecursionError,
+        MemoryError,
+        pa.ArrowException,
+    ) as damage:
         message = " ".join(str(damage).split()).rstrip(" :")  # pyarrow may take several lines
         raise ResultsError(f"{path}: not a series: {message}") from damage
     return columns
@@ -97,9 +104,7 @@ def _written(write: Callable[[Path, bytes], None], path: Path, content: bytes) -
         raise ResultsError(f"{path}: cannot be written: {refusal.strerror}") from refusal
 
 
-def _is_too_large(content: bytes, metadata: Any) -> bool:
-    groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
-    columns = [group.column(at) for group in groups for at in range(group.num_columns)]
-    pages = [*islice(page_sizes(content, metadata), MOST_PAGES + 1)]
-    values = sum(abs(int(each.num_values)) for each in columns)
+def _is_too_large(content: bytes) -> bool:
+    pages = [*islice(page_sizes.page_sizes(content), MOST_PAGES + 1)]
+    values = sum(map(page_sizes.values, page_sizes.columns(content)))
     return values > MOST_VALUES or len(pages) > MOST_PAGES or sum(pages) > MOST_BYTES

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.results import page_sizes
 from harness.system import files
-from harness.system.endings import NotStarted
+from harness.system.endings import FAULTS, NotStarted
 from harness.system.wording import shortened
 
 # For a million tokens: an integer of each in four columns.
@@ -39,9 +39,8 @@ def read_columns(path: Path, whole: Sequence[str]) -> dict[str, list[int]]:
 
     try:
         most = {"thrift_container_size_limit": MOST_COLUMNS, "thrift_string_size_limit": 1 << 20}
-        with pq.ParquetFile(
-            pa.BufferReader(content), **most
-        ) as file:  # read_table would import all of pandas
+        # read_table would import all of pandas
+        with pq.ParquetFile(pa.BufferReader(content), **most) as file:
             for field in file.schema_arrow:
                 if not pa.types.is_integer(field.type):
                     raise ValueError(f"its column {field.name} does not hold integers")
@@ -54,15 +53,7 @@ def read_columns(path: Path, whole: Sequence[str]) -> dict[str, list[int]]:
             if table[name].null_count:
                 raise ValueError(f"its column {name} has nulls")
         columns: dict[str, list[int]] = table.to_pydict()
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        RecursionError,
-        MemoryError,
-        pa.ArrowException,
-    ) as damage:
+    except (*FAULTS, OSError, RecursionError, MemoryError, pa.ArrowException) as damage:
         message = " ".join(str(damage).split()).rstrip(" :")  # pyarrow may take several lines
         raise ResultsError(f"{path}: not a series: {message}") from damage
     return columns
@@ -105,6 +96,7 @@ def _written(write: Callable[[Path, bytes], None], path: Path, content: bytes) -
 
 
 def _is_too_large(content: bytes) -> bool:
-    pages = [*islice(page_sizes.page_sizes(content), MOST_PAGES + 1)]
-    values = sum(map(page_sizes.values, page_sizes.columns(content)))
+    columns = page_sizes.columns(content)
+    pages = [*islice(page_sizes.page_sizes(content, columns), MOST_PAGES + 1)]
+    values = sum(map(page_sizes.values, columns))
     return values > MOST_VALUES or len(pages) > MOST_PAGES or sum(pages) > MOST_BYTES

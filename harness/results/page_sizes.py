@@ -5,7 +5,7 @@ pyarrow's metadata of a damaged footer ends the process: it throws where nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 _MOST_HEADER_BYTES = 1 << 16
@@ -31,9 +31,9 @@ def values(column: dict[int, Any]) -> int:
     return abs(int(column[_VALUES]))
 
 
-def page_sizes(content: bytes) -> Iterator[int]:
-    """Bytes of each page once decompressed, column by column. Raises as `columns`."""
-    for column in columns(content):
+def page_sizes(content: bytes, found: Iterable[dict[int, Any]]) -> Iterator[int]:
+    """Bytes of each page once decompressed, of each of the `columns` found. Raises as they do."""
+    for column in found:
         at = min(column[_DATA_PAGE], column.get(_DICTIONARY_PAGE) or column[_DATA_PAGE])
         end = at + column[_COMPRESSED_BYTES]
         while 0 <= at < end:

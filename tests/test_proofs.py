@@ -74,7 +74,7 @@ def test_the_check_of_power_loss_sees_a_write_that_was_not_synced(tmp_path):
 @pytest.mark.slow("a campaign on each of several small disks")
 @pytest.mark.parametrize("command", ["campaign", "page", "environment", "export"])
 def test_a_disk_full_at_any_write_loses_nothing_and_the_command_then_completes(command, place):
-    disk.full(place, command, 12, quiet)
+    disk.full(place, command, 5, quiet)
     assert place.problems == []
 
 

@@ -9,7 +9,7 @@
 After each: no traceback, a message and an exit code, every record reads, none is lost or changed, and the
 same command then completes. Needs root, for the disks.
 
-    PYTHONPATH=. .venv/bin/python -m benchmarks.faults [--only NAME ...] [--step 1]
+    PYTHONPATH=. .venv/bin/python -m benchmarks.faults [--only NAME ...] [--disks N]
 
 Exits 1 when there is a problem. The test suite runs a sample.
 """
@@ -37,13 +37,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--step", type=int, default=1, help="try every STEPth disk")
+    parser.add_argument("--disks", type=int, help="so many full disks of either kind, not all; 2 at least")
     arguments = parser.parse_args()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         place = Place(Path(folder))
         for name in arguments.only:
-            one(name, place, arguments.step)
+            one(name, place, arguments.disks)
             print(f"{name}: after {time.monotonic() - begun:.0f} s", flush=True)
     for problem in place.problems:
         print(f"problem: {problem}")
@@ -52,13 +52,13 @@ def main() -> int:
     return 1 if place.problems else 0
 
 
-def one(name: str, place: Place, step: int) -> None:
+def one(name: str, place: Place, disks: int | None) -> None:
     if name == "full":
         for command in disk.commands(place):
-            disk.full(place, command, step, say)
+            disk.full(place, command, disks, say)
     elif name == "short":
         for command in ("campaign", "page", "export"):
-            disk.short(place, command, BLOCKS[::step], say)
+            disk.short(place, command, BLOCKS, say)
     elif name == "read-only":
         disk.read_only(place, say)
     elif name == "clock":

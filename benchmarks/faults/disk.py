@@ -25,15 +25,16 @@ def commands(place: Place) -> dict[str, tuple[list[str | Path], dict[str, str]]]
     }
 
 
-def full(place: Place, name: str, step: int, say: Say) -> None:
-    """Run a command on disks of one page, two pages, ... and of one file, two files, ... until it fits."""
+def full(place: Place, name: str, disks: int | None, say: Say) -> None:
+    """Run a command on disks of one page, two pages, ... and of one file, two files, ... until it fits; on
+    all of these, or on so many of either kind, from the smallest to the largest."""
     words, variables = commands(place)[name]
     with small_disk(place.disk, ENOUGH):
         place.completes(f"{name} on a large disk", *words, **variables)
         used = sum(-(-path.lstat().st_size // PAGE) for path in place.disk.rglob("*"))
         files = sum(1 for _ in place.disk.rglob("*"))
-    sizes = [f"size={pages * PAGE},nr_inodes=100k" for pages in range(1, used + 2, step)]
-    inodes = [f"size=64m,nr_inodes={count}" for count in range(2, files + 4, step)]
+    sizes = [f"size={pages * PAGE},nr_inodes=100k" for pages in spread(1, used + 1, disks)]
+    inodes = [f"size=64m,nr_inodes={count}" for count in spread(2, files + 3, disks)]
     for options in sizes + inodes:
         with small_disk(place.disk, options):
             place.run(*words, **variables)
@@ -42,6 +43,13 @@ def full(place: Place, name: str, step: int, say: Say) -> None:
             place.completes(f"{name} with {options}", *words, **variables)
             place.kept(before, place.disk / "results", f"{name} with {options}")
     say(f"{name}: {len(sizes)} disks by size, {len(inodes)} by files; {len(place.problems)} problems so far")
+
+
+def spread(first: int, last: int, count: int | None) -> list[int]:
+    """The whole numbers from `first` to `last`, or `count` of them at like distances."""
+    if count is None or count > last - first:
+        return list(range(first, last + 1))
+    return [first + round(i * (last - first) / (count - 1)) for i in range(count)]
 
 
 def short(place: Place, name: str, sizes: Iterable[int], say: Say) -> None:

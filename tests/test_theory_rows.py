@@ -239,11 +239,11 @@ def test_ideally_all_of_the_memory_is_weights_without_the_embedding_and_cache(ti
 
 
 def test_a_stack_takes_more_than_the_ideal_and_has_less_of_the_memory():
-    said = row(Form("w16", 16), SHAPES["qwen1.5-7b"], MACHINES["rtx-4090"])
+    said = row(Form("16 bits", 16), SHAPES["qwen1.5-7b"], MACHINES["rtx-4090"])
     fits = said["fits"]
     assert fits["llama.cpp"]["need_bytes"] > fits["ideal"]["need_bytes"]
     assert fits["transformers"]["need_bytes"] > fits["ideal"]["need_bytes"]
-    for stack in ("llama.cpp", "transformers"):
+    for stack in ("llama.cpp", "llama.cpp flash_attn", "transformers"):
         left = fits[stack]["need_bytes"] + fits[stack]["spare_bytes"]
         assert left == pytest.approx(said["memory_bytes"] - said["reserve_bytes"])
 
@@ -253,15 +253,17 @@ def test_weights_have_the_stacks_that_load_them():
     quantized = tuple(gguf_types.quantized(MODEL, "q8_0"))
     packed = tuple(replace(t, name=t.name.replace("blk", "layers"), type="i32") for t in quantized)
     loads = {
-        "w8": {"llama.cpp", "transformers"},
-        "5 bits": {"llama.cpp"},
-        "q8_0": {"llama.cpp"},
+        "8 bits": {"llama.cpp", "llama.cpp flash_attn", "transformers"},
+        "5 bits": {"llama.cpp", "llama.cpp flash_attn"},
+        "q8_0": {"llama.cpp", "llama.cpp flash_attn"},
+        "bf16": {"llama.cpp", "llama.cpp flash_attn", "transformers"},
         "gptq-int4": {"transformers"},
     }
     forms = [
-        Form("w8", 8),
+        Form("8 bits", 8),
         Form("5 bits", 5),
         Form("q8_0", tensors=quantized),
+        Form("bf16", tensors=tuple(gguf_types.quantized(MODEL, "bf16"))),
         Form("gptq-int4", tensors=packed),
     ]
     for form in forms:

@@ -90,7 +90,10 @@ SPEED: tuple[Column, ...] = (
     _number("B ms", "B_ms", "{:.2f}", "TPOT extrapolated to zero context", shows_failure=True),
     Column("B 95%", "B_ci95_ms", interval, "95% confidence interval of B"),
     _number(
-        "B as w16", "B_as_w16_ms", "{:.2f}", "B x 16 / BPW: the B of 16-bit weights at the same bandwidth, ms"
+        "B as 16-bit",
+        "B_as_w16_ms",
+        "{:.2f}",
+        "B x 16 / BPW: the B of 16-bit weights at the same bandwidth, ms",
     ),
     _number(
         "B MBU, spec",

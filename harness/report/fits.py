@@ -78,7 +78,7 @@ AGAINST: Columns[Row] = (
     ("B MBU", lambda row: formatted(figure(row, "B_ratio"), "{:.0%}")),
     ("W theory", lambda row: short(figure(row, "W_theory"))),
     ("W MBU", lambda row: formatted(figure(row, "W_ratio"), "{:.0%}")),
-    ("B as w16", lambda row: short(figure(row, "B_as_w16_ms"))),
+    ("B as 16-bit", lambda row: short(figure(row, "B_as_w16_ms"))),
 )
 
 LEGEND = (
@@ -86,14 +86,19 @@ LEGEND = (
     "brackets: 95% confidence interval. every: tokens from spike to spike. 50 ms from n: where TPOT\n"
     "exceeds 50 ms."
 )
+LEGEND_AGAINST = (
+    "theory: what the bandwidth allows (harness theory). MBU: the share of it that was reached.\n"
+    "B as 16-bit: B x 16 / BPW, the B of 16-bit weights at the same bandwidth."
+)
 
 
 def show(rows: Sequence[Row], notes: Sequence[str]) -> None:
     """Print the table of usable variants, robust fits that differ, warnings, unusable variants and notes."""
     usable = [row for row in rows if row["unusable"] is None]
     if usable:
-        table((*COLUMNS, *(AGAINST if "B_theory_ms" in usable[0] else ())), usable)
-        print(LEGEND)
+        against = "B_theory_ms" in usable[0]
+        table((*COLUMNS, *(AGAINST if against else ())), usable)
+        print(LEGEND + ("\n" + LEGEND_AGAINST if against else ""))
     for row in usable:
         if row["robust_B_ms"] is not None:
             W = f", W {short(row['robust_W_tokens_per_ms'])}" if row["W_identifiable"] else ""

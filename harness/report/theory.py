@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar, cast
 
@@ -13,8 +13,8 @@ from typing_extensions import TypedDict
 
 from harness.report.table import NONE, Table, formatted
 from harness.theory.fits import Fit
-from harness.theory.footprint import IDEAL, LLAMA_CPP, TRANSFORMERS
-from harness.theory.row_types import Chunk, Row, RowWithTensors, TensorRow
+from harness.theory.footprint import IDEAL, LLAMA_CPP, LLAMA_CPP_FLASH, TRANSFORMERS
+from harness.theory.row_types import Chunk, Reached, ReachedPrefill, Row, RowWithTensors, TensorRow
 
 R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], object]]]
@@ -62,6 +62,12 @@ def reached(row: Row) -> str:
     return f"{found['share']:.0%} ({short(found['tokens_per_s'])})" if found else NONE
 
 
+def reached_prefill(row: Row) -> str:
+    """Share of the limit, and milliseconds; a dash if never measured."""
+    found = row["reached_prefill"]
+    return f"{found['share']:.0%} ({short(found['ms'])})" if found else NONE
+
+
 def span(ridges: list[int | None] | None) -> str:
     """`99 to 553`; `99 or more` without an upper end."""
     if not ridges:
@@ -87,10 +93,12 @@ WEIGHTS: Columns[Row] = (
     ("flop/byte", lambda row: short(row["flop_per_byte"])),
 )
 NAMED: Columns[Row] = (*WEIGHTS[:2], ("machine", lambda row: row["machine"]))
+STACKS = {LLAMA_CPP: "in llama.cpp", LLAMA_CPP_FLASH: "with flash_attn", TRANSFORMERS: "in transformers"}
 FITS: Columns[Row] = (
     *NAMED,
-    *((f"fits in {stack}", partial(headroom, stack=stack)) for stack in (LLAMA_CPP, TRANSFORMERS)),
-    *((f"longest: {stack}", partial(longest, stack=stack)) for stack in (LLAMA_CPP, TRANSFORMERS, IDEAL)),
+    *((f"fits {where}", partial(headroom, stack=stack)) for stack, where in STACKS.items()),
+    *((f"longest {where}", partial(longest, stack=stack)) for stack, where in STACKS.items()),
+    ("longest: ideal", partial(longest, stack=IDEAL)),
     *WEIGHTS[2:4],
 )
 FLOORS: Columns[Row] = (
@@ -105,6 +113,7 @@ FLOORS: Columns[Row] = (
     ("FLOP/s rate", lambda row: row["rate"] or "unknown"),
     ("batch", lambda row: short(row["compute_bound_batch"])),
     ("prefill ms", lambda row: short((row["prefill_ms"] or {}).get("last"))),
+    ("prefill reached", reached_prefill),
     ("compute-bound prompt: every", lambda row: span((row["prefill_knees"] or {}).get("every"))),
     ("last", lambda row: span((row["prefill_knees"] or {}).get("last"))),
 )
@@ -128,10 +137,11 @@ TENSORS: Columns[TensorRow] = (
 )
 FITS_MEANING = (
     "longest: the longest context, at most the trained one. ideal: only weights and KV cache, in all of the"
-    " memory; no stack reaches it. llama.cpp: without flash attention. transformers: 5.x (bf16; 8 and 4 bits"
-    " with bitsandbytes), not yet measured on a GPU; the version of early 2024 held the cache twice, which"
-    " halves the context. cannot load: transformers gets no GGUF type here; --bpw 16, 8 or 4 is its bf16 and"
-    " bitsandbytes."
+    " memory; no stack reaches it. llama.cpp: without flash attention, which is the default of its Python"
+    " package; flash_attn: with it, which holds no scores. transformers: 5.x (bf16; 8 and 4 bits with"
+    " bitsandbytes), not yet measured on a GPU; the version of early 2024 held the cache twice, which halves"
+    " the context. cannot load: transformers gets no quantized GGUF type here; --bpw 16, 8 or 4 is its bf16"
+    " and bitsandbytes."
 )
 
 
@@ -198,11 +208,20 @@ def _legend(rows: Sequence[Row]) -> None:
         _say(f"{model} attends to {window:,} tokens.")
     if not any(row["reached"] for row in rows):
         _say("reached: no measurement, here or published, of these weights on this machine.")
-    for source in dict.fromkeys(row["reached"]["source"] for row in rows if row["reached"]):
-        by = {f"{r['reached']['stack']} {r['reached']['variant']}": None for r in rows if r["reached"]}
-        _say(f"reached: share of the ceiling (tok/s), by {', '.join(by)}: {source}")
+    _say_reached("reached: share of the ceiling (tok/s)", [row["reached"] for row in rows])
+    _say_reached("prefill reached: share of the limit (ms)", [row["reached_prefill"] for row in rows])
     for row in {(row["machine"], row["rate"]): row for row in shaped}.values():
         _say(f"{row['machine']}: {_limits(row)}")
+
+
+def _say_reached(what: str, reached: Iterable[Reached | ReachedPrefill | None]) -> None:
+    """Who reached it, by source."""
+    by: dict[str, dict[str, None]] = {}
+    for each in reached:
+        if each:
+            by.setdefault(each["source"], {})[f"{each['stack']} {each['variant']}"] = None
+    for source, names in by.items():
+        _say(f"{what}, by {', '.join(names)}: {source}")
 
 
 def _limits(row: Row) -> str:

@@ -1,4 +1,5 @@
-"""Whether a model fits a machine: at the lower bound of any stack, in llama.cpp, in transformers. Pure."""
+"""Whether a model fits a machine: at the lower bound of any stack, in llama.cpp (with and without flash
+attention), in transformers. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +9,17 @@ from typing_extensions import TypedDict
 
 from harness.theory import footprint
 from harness.theory.floors import Demand
-from harness.theory.footprint import IDEAL, LLAMA_CPP, TRANSFORMERS, Engine, Ideal, LlamaCpp, Model, Torch
+from harness.theory.footprint import (
+    IDEAL,
+    LLAMA_CPP,
+    LLAMA_CPP_FLASH,
+    TRANSFORMERS,
+    Engine,
+    Ideal,
+    LlamaCpp,
+    Model,
+    Torch,
+)
 from harness.theory.gguf_types import QUANTS
 from harness.theory.loaded import loaded_bytes
 from harness.theory.machine import Machine
@@ -16,6 +27,7 @@ from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, of_shape
 
 FLOATS = ("f32", "f16", "bf16")
+_HALVES = ("f16", "bf16")  # types of GGUF that transformers holds as they are
 # How transformers holds weights of these widths: in 16 bits, or by bitsandbytes.
 _BITSANDBYTES = {16.0: None, 8.0: "int8", 4.0: "nf4"}
 
@@ -50,9 +62,10 @@ def by_stack(
     weights_bytes = needs.weight_bytes_per_token + needs.embedding_bytes
     ideal = Model(shape, weights_bytes, needs.embedding_bytes, needs.kv_bytes_per_token)
     on_gpu = machine.compute_capability is not None or machine.unified
-    stacks: dict[str, tuple[Engine, Model] | None] = {LLAMA_CPP: None, TRANSFORMERS: None}
+    stacks: dict[str, tuple[Engine, Model] | None] = dict.fromkeys((LLAMA_CPP, LLAMA_CPP_FLASH, TRANSFORMERS))
     if _in_gguf(form):
         stacks[LLAMA_CPP] = LlamaCpp(on_gpu), ideal
+        stacks[LLAMA_CPP_FLASH] = LlamaCpp(on_gpu, flash_attn=True), ideal
     if (weights := _in_torch(shape, form)) is not None:
         engine = Torch(machine.compute_capability is not None)
         stacks[TRANSFORMERS] = engine, Model(shape, weights, 0.0, needs.kv_bytes_per_token)
@@ -82,8 +95,9 @@ def _in_gguf(form: Form) -> bool:
 
 def _in_torch(shape: Shape, form: Form) -> float | None:
     """Bytes of the weights once transformers has loaded them; null if it cannot load this form."""
-    if form.bits in _BITSANDBYTES:
-        return float(loaded_bytes(of_shape(shape), "bf16", _BITSANDBYTES[form.bits]))
+    bits = 16.0 if form.label in _HALVES else form.bits
+    if bits in _BITSANDBYTES:
+        return float(loaded_bytes(of_shape(shape), "bf16", _BITSANDBYTES[bits]))
     if form.bits is not None or form.label in QUANTS or _is_gguf(form.tensors):
         return None
     return float(sum(tensor.bytes for tensor in form.tensors))

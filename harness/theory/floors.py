@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 PADDING = 256  # llama.cpp pads the cache it attends over to this many cells
+UNSYNCHRONISED = 0.9  # prefill reads all weights too, so it cannot take less than this share of a later step
 COPIED = 3  # a concatenated cache: n read by attention, n read and n written by the copy, none of it cached
 
 

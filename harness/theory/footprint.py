@@ -17,6 +17,7 @@ Parts = dict[str, float]
 """Bytes by part: weights, kv, compute, runtime, slack."""
 
 IDEAL, LLAMA_CPP, TRANSFORMERS, BITSANDBYTES = "ideal", "llama.cpp", "transformers", "bitsandbytes"
+LLAMA_CPP_FLASH = "llama.cpp flash_attn"
 MEMORY_MODELS = (LLAMA_CPP, TRANSFORMERS, BITSANDBYTES)
 """Of stacks; bitsandbytes: as transformers, with its linear layers packed."""
 

@@ -25,6 +25,16 @@ class Reached(TypedDict):
     source: str
 
 
+class ReachedPrefill(TypedDict):
+    """The fastest measured prefill of a prompt as long; `share`: limit / `ms`."""
+
+    ms: float
+    share: float
+    stack: str
+    variant: str
+    source: str
+
+
 class TensorRow(TypedDict):
     name: str
     part: str
@@ -60,6 +70,7 @@ class OnMachine(TypedDict):
     reserve_for: str | None
     fits: dict[str, Fit | None] | None
     reached: Reached | None
+    reached_prefill: ReachedPrefill | None
     kv_read: str | None
     W_tokens_per_ms: float | None
     B_ms: float | None

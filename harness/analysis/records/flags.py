@@ -14,11 +14,11 @@ from harness.analysis.series.latency import Analysis, jump, plateau
 from harness.analysis.series.line import Floats
 from harness.analysis.series.shapes import Segment, is_flat
 from harness.system.wording import named, plural
+from harness.theory import floors
 
 CEILING_TOLERANCE = 1.05  # faster than the ceiling by more than this is a measurement error
 # The same for figures without a series, against a data sheet's ceiling: allows for rounding.
 DATA_SHEET_TOLERANCE = 1.02
-UNSYNCHRONISED = 0.9  # prefill reads all weights too, so it cannot take less than this share of a later step
 NAMED = 8  # of series that are equal
 ONE_LINE = ("line", "staircase", "flat")  # shapes that one line describes
 SAME_N = 3  # tokens: how precisely the position of a change is known
@@ -152,7 +152,7 @@ def same_changes(changes: Mapping[str, int | None]) -> dict[str, Flag]:
 
 def _first_token(found: Analysis) -> list[Flag]:
     first, second, settled = found.first_token_ms, found.second_ms, found.settled_ms
-    if first is None or second is None or settled is None or first >= UNSYNCHRONISED * settled:
+    if first is None or second is None or settled is None or first >= floors.UNSYNCHRONISED * settled:
         return []
     detail = f"the first token took {first:.2f} ms, later steps {settled:.2f}: prefill reads all weights too"
     if second > SECOND_TOKEN * settled:

@@ -29,6 +29,9 @@ from harness.theory.tensors import Tensor, streamed_bytes
 from harness.theory.units import PUBLISHED, UNITS
 
 BITS = (16.0, 8.0, 4.0)
+_NESTED = (  # of a row, left out of a CSV
+    *("bytes_by_part", "bytes_by_type", "chunked_prefill", "rates", "reached", "reached_prefill", "tensors"),
+)
 
 
 class Model(NamedTuple):
@@ -154,15 +157,16 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Mapping[str, Shape
             raise Mistake(f"{given}: --tied is only for model names; a file defines whether it is tied")
     if shape is None and (arguments.bpw or arguments.quant):
         raise Mistake(f"{given}: unknown shape, so only the stored weights are known; drop --bpw and --quant")
-    forms = [Form(f"{bits:g} bits", bits) for bits in arguments.bpw]
+    default = [] if arguments.quant or stored else BITS
+    forms = [Form(f"{bits:g} bits", bits) for bits in arguments.bpw or default]
     for quant in typed.quants(arguments.quant):
         as_published = arguments.units == PUBLISHED.name
         assert shape is not None
         forms.append(Form(quant, tensors=tuple(gguf_types.quantized(shape, quant, as_published))))
     if arguments.tensors and not (arguments.quant or stored):
         raise Mistake(f"{given}: --tensors needs --quant, or a file with tensors")
-    if not forms:
-        forms = [stored] if stored else [Form(f"w{bits:g}", bits) for bits in BITS]
+    if stored and not forms:
+        forms = [stored]
     return Model(given, name, shape, tied, forms, stored)
 
 
@@ -244,7 +248,7 @@ def _flat(row: Row) -> dict[str, object]:
         elif key == "fits":
             for stack, fit in (row["fits"] or {}).items():
                 flat |= {f"{stack} {figure}": number for figure, number in fit.items()} if fit else {}
-        elif key not in ("bytes_by_part", "bytes_by_type", "chunked_prefill", "rates", "reached", "tensors"):
+        elif key not in _NESTED:
             flat[key] = value
     return flat
 

@@ -1,37 +1,44 @@
-"""The share of a ceiling reached by the fastest decode of the same model, weights and machine, published or
-measured here."""
+"""The share of a ceiling reached by the fastest decode and prefill of the same model, weights and machine,
+published or measured here."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from harness import shipped
 from harness.stacks.header import references
 from harness.system.files import MOST_RECORD_BYTES, read_regular
+from harness.theory import floors
 from harness.theory.machine import Machine
-from harness.theory.row_types import Reached, Row
+from harness.theory.row_types import Reached, ReachedPrefill, Row
 from harness.theory.shapes import Shape
+
+if TYPE_CHECKING:
+    from harness.results import Record
 
 Unread = dict[str, Any]
 """A record that is not held against its types: reading 60 of them in full would take seconds."""
 RESULTS = Path("results")  # relative to the working directory
 NEWEST = 60  # records of a model that are read
-_BITS = {"w16": 16, "w8": 8, "w4": 4}  # forms of the weights that stand for any type with this many bits
+_BITS = {"16 bits": 16, "8 bits": 8, "4 bits": 4}  # stand for any type with this many bits
 
 
 def add(row: Row, records: Sequence[Unread], machine: Machine) -> None:
-    """Set `reached`; null without a measurement or a known ceiling. `records`: see of_model."""
+    """Set `reached` and `reached_prefill`; null without a measurement or a known ceiling. `records`: see
+    of_model."""
+    of_row = [r for r in records if _is_on(r, machine) and _has(r, row["weights"])]
+    row["reached"] = _decode(row, of_row)
+    row["reached_prefill"] = _prefill(row, of_row)
+
+
+def _decode(row: Row, records: Sequence[Unread]) -> Reached | None:
     B_ms, W = row["B_ms"], row["W_tokens_per_ms"]
-    if B_ms is None:
-        return
     found: list[Reached] = []
     for record in records:
-        if not _is_on(record, machine) or not _has(record, row["weights"]):
-            continue
-        if (speed := _speed(record)) is not None:
+        if B_ms is not None and (speed := _speed(record)) is not None:
             tokens_per_s, n, source = speed
             floor_ms = B_ms + (n / W if W else 0.0)
             found.append(
@@ -43,7 +50,31 @@ def add(row: Row, records: Sequence[Unread], machine: Machine) -> None:
                     "source": source,
                 }
             )
-    row["reached"] = max(found, key=lambda each: each["share"], default=None)
+    return max(found, key=lambda each: each["share"], default=None)
+
+
+def _prefill(row: Row, records: Sequence[Unread]) -> ReachedPrefill | None:
+    """Of a prompt of the same length. Excludes times below the limit, and below a later step's (see
+    floors.UNSYNCHRONISED): the clock was read too early."""
+    floor_ms, prompt = (row["prefill_ms"] or {}).get("last"), row["prompt_tokens"]
+    found: list[ReachedPrefill] = []
+    for record in records:
+        if floor_ms is None or prompt is None or (timed := _prefill_ms(record, prompt)) is None:
+            continue
+        ms, source = timed
+        speed = _speed(record)
+        step_ms = 1e3 / speed[0] if speed else 0.0
+        if ms >= max(floor_ms, floors.UNSYNCHRONISED * step_ms):
+            found.append(
+                {
+                    "ms": ms,
+                    "share": floor_ms / ms,
+                    "stack": record["stack"],
+                    "variant": record["variant"],
+                    "source": source,
+                }
+            )
+    return max(found, key=lambda each: each["share"], default=None)
 
 
 def of_model(model: str, shape: Shape) -> Iterator[Unread]:
@@ -69,14 +100,13 @@ def _is_on(record: Unread, machine: Machine) -> bool:
 
 
 def _has(record: Unread, weights: str) -> bool:
-    """Whether its weights are those of a row. Excludes fused layers of the published study: their cache drops
-    tokens past 2,048."""
+    """Whether its weights are those of a row."""
     reported = record.get("reported") or {}
     quant = record["variant"] if reported else (record.get("loaded") or {}).get("quant")
     of_gguf = record["stack"] == references()["gguf"].stack
     if weights in _BITS:
         bits = reported.get("bpw") or _bits(quant)
-        return not of_gguf and bits == _BITS[weights] and "fused" not in record["variant"]
+        return not of_gguf and bits == _BITS[weights]
     return of_gguf and str(quant).replace("fp16", "f16") == weights
 
 
@@ -91,18 +121,50 @@ def _speed(record: Unread) -> tuple[float, float, str] | None:
     if reported := record.get("reported"):
         source = record["source"]["title"]
         return (1e3 / reported["B_ms"], 0.0, source) if reported.get("B_ms") else None
-    from harness import results
-    from harness.analysis.records.verdicts import verdict
-
-    try:
-        whole = results.read(record["path"])
-        if verdict(whole).status != "ok":
-            return None
-    except results.ResultsError:
+    if (whole := _valid(record)) is None:
         return None
     timing, steps = whole["timing"], whole["tokens"] - 1
     if steps < 1 or "last_token_ns" not in timing:
         return None
     context = whole["workload"]["prompt_tokens"] + whole["tokens"] / 2
     rate = steps / (timing["last_token_ns"] - timing["first_token_ns"]) * 1e9
-    return rate, context, f"measured here, {record['started_utc'][:10]}"
+    return rate, context, _here(record)
+
+
+def _prefill_ms(record: Unread, prompt: int) -> tuple[float, str] | None:
+    """Milliseconds of a prompt of this length, and the source; null if that was not measured."""
+    same = record["workload"]["prompt_tokens"] == prompt
+    if reported := record.get("reported"):
+        ms = reported.get("prefill_ms") if same else _in_series(record, prompt)
+        return (ms, record["source"]["title"]) if ms else None
+    whole = _valid(record) if same else None
+    if whole is None or "first_token_ns" not in whole["timing"]:
+        return None
+    return whole["timing"]["first_token_ns"] / 1e6, _here(record)
+
+
+def _in_series(record: Unread, prompt: int) -> float | None:
+    from harness.results import ResultsError, Stored, prefill_series
+
+    try:
+        series = prefill_series(Stored(record["path"].parent, cast("Record", record)))
+    except ResultsError:
+        return None
+    times = dict(zip(series.get("n", []), series.get("latency_ns", []), strict=True))
+    return times[prompt] / 1e6 if prompt in times else None
+
+
+def _valid(record: Unread) -> Record | None:
+    """The whole of a record of our own; null if it cannot be read or its verdict is not ok."""
+    from harness import results
+    from harness.analysis.records.verdicts import verdict
+
+    try:
+        whole = results.read(record["path"])
+        return whole if verdict(whole).status == "ok" else None
+    except results.ResultsError:
+        return None
+
+
+def _here(record: Unread) -> str:
+    return f"measured here, {record['started_utc'][:10]}"

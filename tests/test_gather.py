@@ -101,7 +101,9 @@ def test_the_page_and_the_tables_come_from_the_command(harness, tmp_path):
     q4_0 = next(row for row in rows if (row["model"], row["variant"]) == ("qwen1.5-14b", "q4_0"))
     assert q4_0["B_ratio"] == pytest.approx(0.448 * 1e9 * 1.0737 / 1e9, rel=0.01)  # the study's, in SI
     for form, begins in (("md", "> 148 of 148 cells hold third-party figures"), ("csv", "")):
-        assert harness("report", STUDY, "--format", form).out.startswith(begins)
+        assert (printed := harness("report", STUDY, "--format", form).out).startswith(begins)
+        ran = harness("report", STUDY, "--format", form, "-o", tmp_path / f"x.{form}")
+        assert (ran.out, (tmp_path / f"x.{form}").read_text()) == (f"{tmp_path / f'x.{form}'}\n", printed)
 
 
 def measured(folder: Path, **changes: object) -> Path:

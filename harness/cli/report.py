@@ -12,6 +12,7 @@ from harness.dataset.gather import Gathered
 from harness.dataset.study import Study
 from harness.report import document, export
 from harness.results import ResultsError, Stored
+from harness.results.files import write_output
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -23,14 +24,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="a results folder, published/NAME, or one log that `harness fit` can read",
     )
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write the page to FILE (default: in reports/)"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the page, or the tables of --format, to FILE (default: in reports/, printed)",
     )
     parser.add_argument(
         "--baseline", type=shipped.results, metavar="DIR", help="records to compare with, cell by cell"
     )
-    parser.add_argument(
-        "--format", choices=["md", "csv", "json"], help="print the tables instead of writing a page"
-    )
+    parser.add_argument("--format", choices=["md", "csv", "json"], help="the tables instead of a page")
     parser.add_argument("--png", type=Path, metavar="DIR", help="write the figures as PNG files")
 
 
@@ -51,16 +54,23 @@ def run(arguments: argparse.Namespace) -> int:
             say(refusal)
             return NOT_OK
     if arguments.format:
-        if arguments.format == "md":
-            print(export.markdown(study), end="")
+        tables = _tables(study, arguments.format)
+        if arguments.output is None:
+            print(tables, end="")
         else:
-            print({"csv": export.csv, "json": export.json}[arguments.format](study.rows), end="")
-        return OK
-    if arguments.output or not arguments.png:
+            write_output(arguments.output, tables)
+            print(arguments.output.absolute())
+    elif arguments.output or not arguments.png:
         page = arguments.output or Path("reports") / f"{name}.html"
         document.write(page, study)
         print(page.absolute())
     return OK
+
+
+def _tables(study: Study, form: str) -> str:
+    if form == "md":
+        return export.markdown(study)
+    return {"csv": export.csv, "json": export.json}[form](study.rows)
 
 
 def _of_records(folders: list[Path], baseline_folder: Path | None) -> tuple[Study, str]:

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-import json
-from pathlib import Path
-
 import pytest
+from golden_record import GOLDEN, record
 
 from harness.analysis.records import traffic
 from harness.analysis.records.verdicts import invalid_because, status
 from harness.dataset import cells, rows
 from harness.results import NO_TOKENS, TokenTimes
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
-
 THROTTLED = {"conditions__pressure": {"cgroup_throttled_us": 10**6}}  # of the cgroup, which others share
 MB = 10**6
 SERIES = TokenTimes.of_columns({"n": [26, 27, 28], "latency_ns": [9_000_000, 1_000_000, 2_000_000]})
-
-
-def record(**changes: object) -> dict:
-    """The golden record (real llama.cpp, tiny-qwen2 q4_k_m) with parts changed, as `done__major_faults=3`."""
-    changed = copy.deepcopy(GOLDEN)
-    for path, value in changes.items():
-        *parents, last = path.split("__")
-        place = changed
-        for name in parents:
-            place = place[name]
-        place[last] = value
-    return changed
 
 
 def test_the_golden_record_stands():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_record import GOLDEN
 
 from harness import results
 from harness.analysis.records import attribution
@@ -17,7 +18,6 @@ from harness.dataset.gather import Gathered
 from harness.results import NO_TOKENS, TokenTimes
 from harness.results.kinds import wrong_with
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
 MB = 1_000_000
 START_NS = 10**12

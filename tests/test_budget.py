@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from conftest import gone
-from test_analysis import record
+from golden_record import record
 from test_hf import request_of, said
 from test_memory_limit import with_cgroup
 

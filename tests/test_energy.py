@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_record import GOLDEN
 
 from harness.analysis.records import energy, sensor_summary
 from harness.dataset import rows
@@ -18,7 +18,6 @@ from harness.report import columns as shown
 from harness.results import NO_TOKENS
 from harness.results.kinds import wrong_with
 
-GOOD = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 S = 1_000_000_000
 PACKAGE, DRAM, PSYS, GPU = "rapl_package_0_uj", "rapl_dram_0_uj", "rapl_psys_uj", "gpu_energy_mj"
 DOMAINS = {PACKAGE: {"name": "package-0", "range_uj": 262_143_328_850}}
@@ -39,7 +38,7 @@ def steady(watts: float, seconds: int = 45, **options: Any) -> dict[str, Any]:
 
 def row_of(columns: dict[str, Any], domains: Any = DOMAINS, during: Any = DURING, **changed: Any) -> Any:
     """The row's figures of a record that has these samples."""
-    record: dict[str, Any] = copy.deepcopy(GOOD) | changed
+    record: dict[str, Any] = copy.deepcopy(GOLDEN) | changed
     sensors = {"sources": {}, "missing": {}, "samples": 9, "cost_ns": 1, "interval_ms": 1000}
     said = energy.measured(columns, domains, during)
     record["sensors"] = sensors | {"timed": {}, "throttled": [], "energy": said}
@@ -127,13 +126,13 @@ def test_of_a_gpu_it_is_its_own_energy():
 
 
 def test_a_machine_without_a_counter_says_so_and_an_old_record_nothing():
-    record = copy.deepcopy(GOOD)
+    record = copy.deepcopy(GOLDEN)
     missing = {"CPU energy": "no RAPL counters"}
     record["sensors"] = {"sources": {}, "missing": missing, "samples": 0, "cost_ns": 1, "interval_ms": 1000}
     record["sensors"] |= {"timed": {}, "throttled": [], "energy": None}
     row = rows.row(record, NO_TOKENS, None, None)
     assert (row["joules_per_token"], row["energy_reason"]) == (None, "no RAPL counters")
-    assert rows.row(GOOD, NO_TOKENS, None, None)["energy_reason"] is None
+    assert rows.row(GOLDEN, NO_TOKENS, None, None)["energy_reason"] is None
 
 
 def test_a_run_that_came_to_no_end_has_no_energy():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from golden_record import GOLDEN
 
 from harness import config as configs
 from harness import machine, plan
@@ -25,7 +26,6 @@ from harness.theory.machines import MACHINES
 from harness.worker.memory_limit import RLIMIT_DATA, mechanism_here
 
 PROFILES = Path(__file__).parent.parent / "configs"
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 # /proc/cpuinfo as boards have it: https://github.com/hrw/arm-socs-table/issues/96 (a Pi 5), and 28 (a Pi 4 of
 # 32 bits), https://github.com/fastfetch-cli/fastfetch/issues/1529 (a Pi 4).
 CORE = """processor\t: {number}

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from damage import GONE, Edits, edited, edits, patched, patches, places
+from golden_record import BEGUN, GOLDEN
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -30,15 +31,7 @@ from harness.results.kinds.parts import ShapeFields
 from harness.theory.shapes import Shape
 from runners.protocol import Loaded, Phase, Tokens, encode
 
-GOLDEN = Path(__file__).parent / "golden"
-BEGUN = {
-    "kind": "measured",
-    "cell": "m.fake.v.decode.00000000",
-    "repeat": 1,
-    "started_utc": "2026-11-20T00:00:00+00:00",
-    "workload": {"kind": "decode", "prompt_tokens": 25, "new_tokens": 4},
-}
-GOOD = json.loads((GOLDEN / "record-1.json").read_text())
+GOLDENS = Path(__file__).parent / "golden"
 PUBLISHED = Path(__file__).parent.parent / "results" / "published"
 SAID = [
     Phase("load", 1),
@@ -55,7 +48,7 @@ def refuse(damage: ResultsError) -> None:
 
 def changed(where: str, value: Any = ..., *gone: str) -> dict[str, Any]:
     """The golden record with the value at `done.counters` replaced, or taken out, and others taken out."""
-    record = copy.deepcopy(GOOD)
+    record = copy.deepcopy(GOLDEN)
     for path, new in ((where, value), *((path, ...) for path in gone)):
         *parents, last = path.split(".")
         place = record
@@ -72,7 +65,7 @@ INSTEAD = (None, True, 0, 1, -1, 2**70, 0.5, -1e308, float("inf"), float("nan"))
 INSTEAD = (*INSTEAD, "", "ok", "\ud800", [], [1], ["a"], {}, {"a": 1}, {"a": {"b": None}})
 
 
-EDITS = edits(places(GOOD), INSTEAD)
+EDITS = edits(places(GOLDEN), INSTEAD)
 REPORTED = json.loads(next(PUBLISHED.rglob("record.json")).read_text())
 SERIES = TokenTimes.of_columns(
     {
@@ -87,7 +80,7 @@ SERIES = TokenTimes.of_columns(
 def parquet(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A series as it is stored."""
     running = results.begin(tmp_path_factory.mktemp("series") / "cell", BEGUN)
-    return (running.finish(GOOD, SERIES).folder / "tokens.parquet").read_bytes()
+    return (running.finish(GOLDEN, SERIES).folder / "tokens.parquet").read_bytes()
 
 
 def abandon(root: Path, said: bytes) -> Path:
@@ -102,7 +95,7 @@ def test_a_finished_repeat_is_a_record_and_a_series_and_nothing_else(tmp_path):
     running = results.begin(tmp_path / "machine" / "m" / "cell", BEGUN)
     memory = {"t_ns": [1, 2], "rss_anon_bytes": [3, 4], "rss_file_bytes": [5, 6], "vram_bytes": [None, None]}
     series = {"n": [26, 27], "token_id": [1, 2], "latency_ns": [10, 11]}
-    stored = running.finish(GOOD, TokenTimes.of_columns(series), memory)
+    stored = running.finish(GOLDEN, TokenTimes.of_columns(series), memory)
     names = {path.name for path in stored.folder.iterdir()}
     assert names == {"record.json", "tokens.parquet", "memory.parquet"}
     assert results.series(stored) == stored.times.columns() == series
@@ -152,7 +145,7 @@ def test_a_record_already_written_is_never_made_interrupted(tmp_path):
 
 
 def test_the_golden_record_of_every_schema_still_reads():
-    samples = sorted(GOLDEN.glob("record-*.json"))
+    samples = sorted(GOLDENS.glob("record-*.json"))
     assert [path.name for path in samples] == [f"record-{n}.json" for n in range(1, results.SCHEMA + 1)]
     for path in samples:
         record = results.read(path)
@@ -164,9 +157,9 @@ def test_the_published_schema_takes_what_is_read_and_refuses_what_is_not():
     docs = Path(__file__).parent.parent / "docs"
     schema = jsonschema.Draft202012Validator(json.loads((docs / "record.schema.json").read_text()))
     published = sorted((docs.parent / "results" / "published").rglob("record.json"))
-    for path in [*GOLDEN.glob("record-*.json"), *published[::10]]:
+    for path in [*GOLDENS.glob("record-*.json"), *published[::10]]:
         assert [*schema.iter_errors(json.loads(path.read_text()))] == [], path
-    for wrong in (changed("content_key"), changed("kind", "guessed"), changed("tokens", -1), [GOOD]):
+    for wrong in (changed("content_key"), changed("kind", "guessed"), changed("tokens", -1), [GOLDEN]):
         assert not schema.is_valid(wrong)
 
 
@@ -178,7 +171,7 @@ def test_a_record_has_the_fields_of_a_shape():
 
 
 def test_a_record_of_a_newer_harness_is_told_and_passed_over(tmp_path):
-    contents = {"new": {"schema": 99}, "odd": [1], "bare": {"schema": 1}, "good": GOOD}
+    contents = {"new": {"schema": 99}, "odd": [1], "bare": {"schema": 1}, "good": GOLDEN}
     for name, content in contents.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "record.json").write_text(json.dumps(content))
@@ -193,10 +186,10 @@ def test_a_record_of_a_newer_harness_is_told_and_passed_over(tmp_path):
 
 def test_what_a_record_lacks_is_told_in_one_sentence(tmp_path):
     """Written by hand: what was passed on to the readers before, and ended there."""
-    bare = {name: GOOD[name] for name in ("schema", "kind", "cell", "repeat", "started_utc", "outcome")}
+    bare = {name: GOLDEN[name] for name in ("schema", "kind", "cell", "repeat", "started_utc", "outcome")}
     wrong: dict[str, tuple[object, str]] = {
         "bare": (bare, "not a record: content_key is missing"),
-        "list": ([GOOD], "not a record: it must be a mapping"),
+        "list": ([GOLDEN], "not a record: it must be a mapping"),
         "text": (changed("schema", "1"), "not a record: schema must be a whole number from 1"),
         "kind": (changed("kind", "guessed"), "its kind must be one of measured, reported"),
         "outcome": (changed("outcome", ["ok"]), "outcome must be one of ok, oom"),
@@ -230,7 +223,7 @@ def test_what_a_record_lacks_is_told_in_one_sentence(tmp_path):
 
 def test_a_record_with_more_than_is_read_is_read(tmp_path):
     (tmp_path / "record.json").write_text(
-        json.dumps(GOOD | {"later": [1], "loaded": GOOD["loaded"] | {"more": 1}})
+        json.dumps(GOLDEN | {"later": [1], "loaded": GOLDEN["loaded"] | {"more": 1}})
     )
     assert results.read(tmp_path / "record.json")["later"] == [1]
 
@@ -265,7 +258,7 @@ def test_a_folder_of_damaged_records_and_series_lists_what_can_be_listed(tmp_pat
     for number, (changes, series) in enumerate(damages):
         folder = root / str(number)
         folder.mkdir(parents=True)
-        (folder / "record.json").write_text(json.dumps(edited(GOOD, changes)))
+        (folder / "record.json").write_text(json.dumps(edited(GOLDEN, changes)))
         if series is not None:
             (folder / "tokens.parquet").write_bytes(damaged_series(parquet, series))
     out, err = listed(root, *form)
@@ -277,7 +270,7 @@ def test_a_folder_of_damaged_records_and_series_lists_what_can_be_listed(tmp_pat
 
 
 def test_the_command_lists_what_is_whole_and_names_what_it_passes_over(harness, tmp_path, parquet):
-    for name, record in {"whole": GOOD, "lacking": changed("done"), "cut": GOOD}.items():
+    for name, record in {"whole": GOLDEN, "lacking": changed("done"), "cut": GOLDEN}.items():
         (tmp_path / "some" / name).mkdir(parents=True)
         (tmp_path / "some" / name / "record.json").write_text(json.dumps(record))
         content = parquet[: len(parquet) // 2] if name == "cut" else parquet
@@ -293,7 +286,7 @@ def test_the_command_lists_what_is_whole_and_names_what_it_passes_over(harness, 
 def test_a_damaged_series_is_columns_or_one_sentence(tmp_path, parquet, damage):
     (tmp_path / "tokens.parquet").write_bytes(damaged_series(parquet, damage))
     try:
-        columns = results.series(Stored(tmp_path, GOOD))
+        columns = results.series(Stored(tmp_path, GOLDEN))
     except ResultsError:
         return
     assert {"n", "latency_ns"} <= columns.keys()
@@ -304,7 +297,7 @@ def test_a_damaged_series_is_columns_or_one_sentence(tmp_path, parquet, damage):
 def test_a_series_that_is_cut_or_has_lost_its_last_byte_is_refused(tmp_path, parquet, damage):
     (tmp_path / "tokens.parquet").write_bytes(damaged_series(parquet, damage))
     with pytest.raises(ResultsError, match="not a series"):
-        results.series(Stored(tmp_path, GOOD))
+        results.series(Stored(tmp_path, GOLDEN))
 
 
 @pytest.mark.parametrize(
@@ -318,14 +311,14 @@ def test_a_series_that_is_cut_or_has_lost_its_last_byte_is_refused(tmp_path, par
 def test_a_series_of_other_columns_is_told(tmp_path, columns, sentence):
     pq.write_table(pa.table(columns), tmp_path / "tokens.parquet")
     with pytest.raises(ResultsError, match=sentence):
-        results.series(Stored(tmp_path, GOOD))
+        results.series(Stored(tmp_path, GOLDEN))
 
 
 def test_a_record_is_read_in_some_thousands_of_calls(tmp_path):
     """Calls stand for time: no other process can stretch them. 800 of the golden record's."""
     for number in range(200):
         (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "record.json").write_text(json.dumps(GOOD, indent=1))
+        (tmp_path / str(number) / "record.json").write_text(json.dumps(GOLDEN, indent=1))
     profile = cProfile.Profile(builtins=False)
     assert len(profile.runcall(lambda: list(results.records(tmp_path, refuse)))) == 200
     assert sum(entry.callcount for entry in profile.getstats()) < 200 * 2500
@@ -348,7 +341,7 @@ def test_a_reported_record_is_kept_once_and_read_back(tmp_path):
 
 @given(EDITS)
 def test_a_damaged_record_is_read_or_refused_in_one_sentence(tmp_path: Path, changes: Edits) -> None:
-    read_or_refused(tmp_path, edited(GOOD, changes))
+    read_or_refused(tmp_path, edited(GOLDEN, changes))
 
 
 @given(edits(places(REPORTED), INSTEAD))
@@ -366,7 +359,7 @@ def read_or_refused(folder: Path, record: Any) -> None:
         rows.row(stored.record, NO_TOKENS, None, None)
 
 
-@pytest.mark.parametrize("good", [GOOD, REPORTED], ids=["measured", "reported"])
+@pytest.mark.parametrize("good", [GOLDEN, REPORTED], ids=["measured", "reported"])
 @pytest.mark.parametrize(
     ("changes", "refusals"),
     [([], 0), ([(("later",), [1])], 0), ([(("outcome",), "fine")], 1), ([(("cell",), GONE)], 1)],
@@ -425,7 +418,7 @@ def test_a_results_folder_that_cannot_be_written_is_one_sentence(tmp_path):
 
 def test_a_full_disk_is_an_error_and_loses_nothing_finished(small_disk):
     disk = small_disk("128k")
-    finished = results.begin(disk / "cell", BEGUN).finish(GOOD)
+    finished = results.begin(disk / "cell", BEGUN).finish(GOLDEN)
     running: Running = results.begin(disk / "cell", BEGUN)
     with pytest.raises(ResultsError, match="cannot be written"):
         running.finish(BEGUN | {"outcome": "ok", "log_tail": ["x" * 200_000]})

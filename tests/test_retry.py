@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_analysis import record
+from golden_record import GOLDEN, record
 
 from harness import config as configs
 from harness import plan
@@ -24,7 +24,6 @@ from harness.compare.sides import side
 from harness.dataset import cells, rows
 from harness.results import Stored, TokenTimes
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 SLOW = {"B_ms": 10.0, "threads": 1}  # so that 30% of its time is a wait that counts
 MS = 1_000_000
 WAITED = {"done__cpu_wait_ns": 10**9}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from golden_record import GOLDEN
 
 from harness.analysis.records.verdicts import status
 from harness.campaign.repeat import WorkerReport
@@ -16,7 +16,6 @@ from harness.dataset import rows
 from harness.results import TokenTimes
 from runners.protocol import Died, Done, Loaded, Phase, Tokens
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 TOKENS = 40
 MS = 1_000_000
 

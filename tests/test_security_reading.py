@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import errno
 import gzip
@@ -17,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from golden_record import BEGUN, GOLDEN, record
 
 from harness import results
 from harness.logs.log import LogError
@@ -28,15 +28,6 @@ from harness.stacks import build
 from harness.stacks.build import EnvironmentFailed
 from harness.stacks.header import Environment, stacks
 from harness.system import files
-
-GOOD = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
-BEGUN = {
-    "kind": "measured",
-    "cell": "m.fake.v.decode.00000000",
-    "repeat": 1,
-    "started_utc": "2026-11-20T00:00:00+00:00",
-    "workload": {"kind": "decode", "prompt_tokens": 25, "new_tokens": 4},
-}
 
 
 def begun_in(root: Path) -> Path:
@@ -54,16 +45,9 @@ def begun_elsewhere(root: Path) -> Path:
 
 def record_in(root: Path, repeat: int = 1, **changes: Any) -> Path:
     """A record below root, with parts replaced: `model__shape__heads=3`."""
-    record = copy.deepcopy(GOOD) | {"repeat": repeat}
-    for place, value in changes.items():
-        *parents, last = place.split("__")
-        inner = record
-        for name in parents:
-            inner = inner[name]
-        inner[last] = value
     folder = root / "machine" / "m" / "cell" / f"20261120T00000{repeat}.000000Z"
     folder.mkdir(parents=True)
-    (folder / "record.json").write_text(json.dumps(record))
+    (folder / "record.json").write_text(json.dumps(record(repeat=repeat, **changes)))
     return folder
 
 
@@ -282,7 +266,7 @@ def test_a_shape_beyond_all_models_is_refused_and_the_other_records_are_shown(ha
 
 def test_figures_beyond_64_bits_do_not_end_a_report(harness, tmp_path):
     largest = dict.fromkeys(("heads", "kv_heads", "layers", "head_dim", "vocab_size"), 2**32 - 1)
-    shape = GOOD["model"]["shape"] | largest
+    shape = GOLDEN["model"]["shape"] | largest
     record_in(tmp_path / "results", model__shape=shape)
     for command in (["report", "--format", "md"], ["memory"], ["list"]):
         assert harness(command[0], tmp_path / "results", *command[1:]).code == 0
@@ -403,11 +387,11 @@ def test_a_record_survives_a_power_failure_in_its_folder_and_in_the_folders_abov
     done = synced(monkeypatch)
     running = results.begin(tmp_path / "results" / "machine" / "m" / "cell", BEGUN)
     assert {"sync cell", "sync m", "sync machine", "sync results"} <= set(done)
-    running.finish(GOOD, NO_TOKENS)
+    running.finish(GOLDEN, NO_TOKENS)
     written = done[done.index("rename record.json") :]
     assert written == ["rename record.json", f"sync {running.folder.name}"]
     assert [each.folder for each in results.records(tmp_path, print)] == [running.folder]
-    assert Stored(running.folder, GOOD).series_path is None
+    assert Stored(running.folder, GOLDEN).series_path is None
 
 
 def test_an_environment_is_complete_only_after_its_packages_are_on_the_disk(environment, monkeypatch):

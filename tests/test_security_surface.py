@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from golden_record import GOLDEN, record
 from test_launch import request_of
 
 from harness.analysis.records.verdicts import verdict
@@ -14,24 +15,15 @@ from harness.system.printing import printable, printable_lines
 from runners import fake, worker
 from runners.protocol import Done, Instruments
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
-
 
 @pytest.fixture
 def stranger(tmp_path):
     """A results folder with one record: `stranger(machine__slug="../../x")`."""
 
     def made(**changed: object) -> Path:
-        record = copy.deepcopy(GOLDEN)
-        for name, value in changed.items():
-            *levels, key = name.split("__")
-            inner = record
-            for level in levels:
-                inner = inner[level]
-            inner[key] = value
         folder = tmp_path / "work" / "theirs" / "m" / "c"
         folder.mkdir(parents=True)
-        (folder / "record.json").write_text(json.dumps(record))
+        (folder / "record.json").write_text(json.dumps(record(**changed)))
         return tmp_path / "work" / "theirs"
 
     return made

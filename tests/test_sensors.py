@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 import pynvml
 import pytest
 from damage import Edits, Place, edited, edits, places
+from golden_record import GOLDEN
 from hypothesis import example, given
 
 from harness.analysis.records import sensor_summary, throttling
@@ -28,7 +28,6 @@ from harness.report import columns as shown
 from harness.results import NO_TOKENS, TokenTimes, read
 from harness.results.kinds import wrong_with
 
-GOOD = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 NOTHING = {"sources": {}, "missing": {}, "samples": 0, "cost_ns": 1, "interval_ms": 1000}
 NOTHING |= {"timed": {}, "throttled": [], "energy": None}
 S = 1_000_000_000
@@ -291,7 +290,7 @@ def test_a_gpu_that_is_gone_is_missing(tmp_path):
 
 
 def record_of(**said: Any) -> dict[str, Any]:
-    record: dict[str, Any] = copy.deepcopy(GOOD)
+    record: dict[str, Any] = copy.deepcopy(GOLDEN)
     record["sensors"] = copy.deepcopy(NOTHING) | said
     assert wrong_with(record) is None
     return record
@@ -420,7 +419,7 @@ def test_gauges_are_of_the_timed_part_and_stand_in_a_row():
     by_heading = {column.heading: column for column in shown.SHAPE}
     assert shown.cell(row, by_heading["hottest °C"]) == "60"
     assert shown.cell(row, by_heading["clock MHz"]) == "3,000"
-    assert rows.row(GOOD, NO_TOKENS, None, None)["hottest_c"] is None
+    assert rows.row(GOLDEN, NO_TOKENS, None, None)["hottest_c"] is None
 
 
 def test_a_throttled_repeat_is_invalid_on_reading():

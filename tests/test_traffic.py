@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from golden_record import GOLDEN
 
 from harness.analysis.records import traffic
 from harness.analysis.records.verdicts import invalid_because, status
@@ -17,7 +16,6 @@ from harness.report import cell_text, columns, tables
 from harness.results import TokenTimes
 from harness.results.kinds import wrong_with
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
 RATE = 1008e9  # of the data sheet below
 WEIGHTS, KV, PROMPT, NEW = 4_000_000_000, 500_000, 25, 9975
 N_CTX = 10_000

@@ -1,0 +1,29 @@
+"""One real record (llama.cpp, tiny-qwen2 q4_k_m), and changed copies of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
+BEGUN = {
+    "kind": "measured",
+    "cell": "m.fake.v.decode.00000000",
+    "repeat": 1,
+    "started_utc": "2026-11-20T00:00:00+00:00",
+    "workload": {"kind": "decode", "prompt_tokens": 25, "new_tokens": 4},
+}
+
+
+def record(**changes: object) -> dict[str, Any]:
+    """The golden record with parts changed, as `done__major_faults=3`."""
+    changed = copy.deepcopy(GOLDEN)
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        place = changed
+        for name in parents:
+            place = place[name]
+        place[last] = value
+    return changed

@@ -230,6 +230,7 @@ def test_an_environment_that_an_earlier_version_built_is_found(environment):
     assert (found.lock, found.imports, found.lacking) == (made.lock, {}, {})
 
 
+@pytest.mark.slow("builds environments")
 def test_env_says_which_kernels_load_and_why_others_do_not(environment, command, tmp_path):
     if machine.facts()["gpus"]:
         pytest.skip("a machine with an NVIDIA GPU")

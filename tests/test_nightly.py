@@ -48,6 +48,7 @@ def pages(tmp_path: Path) -> set[str]:
     return {path.name for path in (tmp_path / "reports" / "nightly" / "pages").iterdir()}
 
 
+@pytest.mark.slow("nights of whole campaigns, each by the script")
 def test_a_planted_slowdown_is_found_in_the_night_it_comes(nightly, config, tmp_path):
     cells = config(CELL, **SHORT)
     first = nightly(cells, "--first")

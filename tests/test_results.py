@@ -10,6 +10,8 @@ import json
 import random
 import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from hypothesis import strategies as st
 from harness import results
 from harness.cli import STOPS, main
 from harness.dataset import rows
-from harness.results import NO_TOKENS, ResultsError, Running, Stored, TokenTimes
+from harness.results import NO_TOKENS, ResultsError, Running, Stored, TokenTimes, files
 from harness.results.kinds.parts import ShapeFields
 from harness.theory.shapes import Shape
 from runners.protocol import Loaded, Phase, Tokens, encode
@@ -40,6 +42,15 @@ SAID = [
     Tokens(0, [10, 20], [1, 2]),
     Tokens(2, [31, 40], [3, 4]),
 ]
+
+
+def test_a_series_is_written_without_pandas_which_takes_as_long_to_import_as_a_campaign_takes(tmp_path):
+    columns = {"n": [1, 2, 3], "vram_bytes": [None, 2**62, -1]}
+    code = "import sys, pathlib; from harness.results import files; files.write_columns(pathlib.Path('x'), "
+    code += f"{columns}); print('pandas' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (ran.stdout.strip(), ran.stderr) == ("False", "")
+    assert files.read_columns(tmp_path / "x", ("n",)) == columns
 
 
 def refuse(damage: ResultsError) -> None:

@@ -41,7 +41,14 @@ def drawn(count: int = 9975, seed: int = 0, **kinds: bool) -> tuple[np.ndarray, 
     return n, np.concatenate([[60.0], ms[1:]])
 
 
-@pytest.mark.parametrize(("count", "deviation"), [(2048, 0.1), (4000, 0.3), (9975, 0.02), (9975, 0.1)])
+@pytest.mark.parametrize(
+    ("count", "deviation"),
+    [
+        (2048, 0.1),
+        (4000, 0.3),
+        *(pytest.param(9975, noise, marks=pytest.mark.slow("long series")) for noise in (0.02, 0.1)),
+    ],
+)
 def test_intervals_cover_the_truth_as_often_as_they_say(count, deviation):
     chance, draws = np.random.default_rng(count), 1000
     n = positions(count)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.results import page_sizes
 from harness.system import files
 from harness.system.endings import FAULTS, NotStarted
 from harness.system.wording import shortened
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # For a million tokens: an integer of each in four columns.
 MOST_VALUES, MOST_COLUMNS, MOST_PAGES, MOST_BYTES = 1 << 22, 1000, 10_000, 1 << 26
@@ -64,7 +68,7 @@ def write_columns(path: Path, columns: Mapping[str, Sequence[int | None]]) -> No
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.table({name: pa.array(values, pa.int64()) for name, values in columns.items()})
+    table = pa.Table.from_arrays([_int64(values) for values in columns.values()], list(columns))
     sink = pa.BufferOutputStream()
     pq.write_table(
         table,
@@ -76,6 +80,18 @@ def write_columns(path: Path, columns: Mapping[str, Sequence[int | None]]) -> No
         store_schema=False,
     )
     write_whole(path, sink.getvalue().to_pybytes())
+
+
+def _int64(values: Sequence[int | None]) -> pa.Array:
+    """A column, made of its buffers: pa.array imports pandas, which takes as long as the whole command."""
+    import numpy as np
+    import pyarrow as pa
+
+    count = len(values)
+    known = np.fromiter((value is not None for value in values), bool, count)
+    numbers = np.fromiter((value or 0 for value in values), np.int64, count)
+    buffers = [pa.py_buffer(np.packbits(known, bitorder="little")), pa.py_buffer(numbers)]
+    return pa.Array.from_buffers(pa.int64(), count, buffers)
 
 
 def write_whole(path: Path, content: bytes) -> None:

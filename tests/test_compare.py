@@ -144,6 +144,16 @@ def test_a_cell_that_only_one_side_has_is_said_and_the_exit_is_not_green(harness
     assert "only the baseline has it" in ran.out
 
 
+def test_cells_of_one_name_with_other_options_are_said_to_be_such(harness, runs):
+    base, new = runs("base", "a", "b"), runs("new", "a", "b")
+    for path in new.rglob("record.json"):
+        record = json.loads(path.read_text())
+        if record["variant"] == "b":
+            path.write_text(json.dumps(record | {"cell": f"{record['cell']}0"}))
+    said = harness("compare", base, new).out
+    assert said.count("the other side's cell of this name has other options: harness ab compares two") == 2
+
+
 def test_a_cell_that_lost_a_repeat_is_compared_in_part_and_the_exit_is_not_green(harness, runs):
     base = runs("base")
     new = shutil.copytree(base, base.with_name("new"))

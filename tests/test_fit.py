@@ -144,6 +144,7 @@ def test_a_log_that_cannot_be_used_is_one_sentence_and_ends_with_1(harness, tmp_
     ran = harness("report", log)
     assert (ran.code, ran.out) == (1, "")
     assert said in ran.err
+    assert ("--" in ran.err) == ("with `harness fit`" in ran.err)  # options that a report has not
 
 
 def test_what_is_no_file_is_one_sentence(harness, tmp_path):

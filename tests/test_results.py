@@ -7,6 +7,7 @@ import copy
 import cProfile
 import io
 import json
+import os
 import random
 import shutil
 import signal
@@ -278,6 +279,17 @@ def test_a_folder_of_damaged_records_and_series_lists_what_can_be_listed(tmp_pat
     assert over <= len(damages)
     if form:
         assert len(json.loads(out)) == len(damages) - over
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_folder_that_may_not_be_read_is_not_an_empty_one(harness, tmp_path):
+    (tmp_path / "some" / "machine").mkdir(parents=True)
+    (tmp_path / "some" / "machine").chmod(0)
+    ran = harness("list", tmp_path / "some")
+    assert f"skipped: {tmp_path / 'some' / 'machine'}: Permission denied" in ran.err
+    (tmp_path / "some").chmod(0)
+    ran = harness("list", tmp_path / "some")
+    assert (ran.code, ran.err) == (2, f"harness: {tmp_path / 'some'}: Permission denied\n")
 
 
 def test_the_command_lists_what_is_whole_and_names_what_it_passes_over(harness, tmp_path, parquet):

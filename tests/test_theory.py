@@ -339,6 +339,28 @@ def test_what_fits_with_flash_attention_alone_has_a_speed_at_its_context(harness
     assert re.search(r"no, 1\.\d GB short +yes, 0\.\d GB to spare", line)
 
 
+@pytest.mark.parametrize(
+    "alone", [["--published", "decode_theory_4090"], ["--list-models"], ["--list-machines"]]
+)
+def test_what_stands_alone_ignores_no_option(harness, alone):
+    ran = harness("theory", *alone, "--machine", "rtx-3090")
+    assert (ran.code, ran.err) == (2, f"harness: {alone[0]} stands alone, without --machine\n")
+
+
+def test_a_context_beyond_the_trained_one_is_said_to_be_that(harness):
+    asked = "theory", "qwen1.5-0.5b", "--machine", "rtx-4090", "--quant", "q4_0", "--context"
+    said = "qwen1.5-0.5b was trained on at most 32,768 tokens, fewer than asked for."
+    assert said in harness(*asked, "40k").out
+    assert "was trained on" not in harness(*asked, "32k").out
+
+
+def test_llama_cpp_quantizes_the_cache_with_flash_attention_alone(harness):
+    asked = "theory", "qwen2.5-14b", "--machine", "rtx-4090", "--quant", "q4_k_m", "--kv-bits", "8", "--json"
+    fits = harness(*asked).json[0]["fits"]
+    assert fits["llama.cpp"] is None
+    assert fits["llama.cpp flash_attn"]["spare_bytes"] > 0
+
+
 def test_beside_the_limit_of_prefill_is_the_fastest_that_was_measured_at_that_length(harness):
     asked = "theory", "qwen1.5-7b", "--machine", "rtx-4090", "--quant", "q4_0", "--prompt"
     (said,) = harness(*asked, "500", "--json").json

@@ -17,7 +17,7 @@ from harness.cli.exits import NOT_OK, OK, Mistake, say
 from harness.cli.inputs import add_json
 from harness.cli.names import unknown
 from harness.dataset.rows import drop_intervals, flag_kernel_changes
-from harness.logs.log import Log, LogError, OptionError, Request, Series
+from harness.logs.log import Log, LogError, Request, Series
 from harness.logs.read import read
 from harness.logs.table import Options
 from harness.results import ResultsError
@@ -107,11 +107,13 @@ def study(path: Path) -> Study:
 
     try:
         log = _read(path, Options())
-    except OptionError as question:
-        raise OptionError(f"{question}, with `harness fit`") from question
-    rows = analysed(log, None, {})
-    if all(row["unusable"] for row in rows):
-        raise LogError(f"{path}: no usable series: {rows[0]['unusable']}")
+        rows = analysed(log, None, {})
+        if all(row["unusable"] for row in rows):
+            raise LogError(f"{path}: no usable series: {rows[0]['unusable']}")
+    except LogError as wrong:
+        if "--" not in str(wrong):
+            raise
+        raise type(wrong)(f"{wrong}, with `harness fit`") from wrong
     return fits.study(path.name, rows, log)
 
 

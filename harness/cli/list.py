@@ -21,5 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     gathered = Gathered([each for each in every if each.record["kind"] != "reported"])
     if every and not gathered.stored and not gathered.searches and not gathered.checks:
         say(f"{arguments.dir}: its {len(every)} records are published figures: see harness report")
+    if not every:
+        say(f"{arguments.dir}: no records")
     cells_table.show(gathered, arguments.json)
     return OK

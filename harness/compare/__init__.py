@@ -79,7 +79,7 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
     ]
     with_rows = {row["name"] for row in rows}
     nothing = {key: "neither side has a figure for it" for name, key in of.items() if name not in with_rows}
-    alone = {**_alone(before, after, "baseline has"), **_alone(after, before, "new runs have")}
+    alone = _alone(before, after, "baseline has", names) | _alone(after, before, "new runs have", names)
     not_compared = why_not | nothing | alone
     lost = {name: (before.lost(key), after.lost(key)) for name, key in of.items()}
     return Comparison(
@@ -122,15 +122,18 @@ def _why_not(before: Cells, after: Cells, key: Key) -> str | None:
     return None
 
 
-def _alone(cells: Cells, others: Cells, where: str) -> dict[Key, str]:
+def _alone(cells: Cells, others: Cells, where: str, names: Mapping[Key, str]) -> dict[Key, str]:
     """The cells that only one side has, with the reason."""
     found = {}
+    theirs = {(machine, device, names[machine, device, cell]) for machine, device, cell in others}
     for key in cells:
         if key in others:
             continue
         machine, device, cell = key
         elsewhere = [f"{m} ({d})" for m, d, c in others if c == cell]
         found[key] = f"only the {where} it on this machine and device"
+        if (machine, device, names[key]) in theirs:
+            found[key] += "; the other side's cell of this name has other options: harness ab compares two"
         if elsewhere:
             found[key] = (
                 f"measured on {machine} ({device}) and on {', '.join(elsewhere)}: not the same machine"

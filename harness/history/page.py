@@ -30,9 +30,8 @@ MEANINGS = (
     "A night is a campaign. Its figure is the mean over its ok repeats. A night without a figure is a gap,"
     " not a zero: a mark at the bottom of the plot gives the reason.",
     "A step is a move to another level for at least three nights, found as piecewise constants by penalised"
-    " least squares on logarithms. One or two outlying nights are not a step. About 1% of 60-night histories"
-    " without a change show a step. A step of four times the noise is dated to within one night in 97% of"
-    " cases.",
+    " likelihood on logarithms, with the correlation of neighbouring nights. One or two outlying nights are"
+    " not a step. Up to 5% of histories of 60 nights without a change show a step (docs/history.md).",
     "The changes listed at a step happened at the same time. They need not be its cause.",
 )
 LEVEL, FAILED = COLOURS[1], "#8a4b00"
@@ -121,16 +120,17 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
             }
         )
     own = [step for step in steps if step.series is series]
+    figure_name = metric.name.removesuffix(f"_{metric.unit}")
     summary = "; ".join(f"{step.word} ({step.change:+.1%}) {step.when}" for step in reversed(own))
     return Figure(
         f"{series.name}-{metric.name}",
         f"{series.name}: {metric.name}",
-        f"{metric.name} of {series.name} in {unit}, night by night, and its levels. "
+        f"{figure_name} of {series.name} in {unit}, night by night, and its levels. "
         + (f"{summary[:1].upper()}{summary[1:]}." if summary else "No step."),
         data,
         layout(
             "night (UTC)",
-            f"{metric.name.removesuffix(f'_{metric.unit}')}, {unit}",
+            f"{figure_name}, {unit}",
             xaxis={"type": "date"},
             yaxis={"range": [low - headroom, high + headroom]},
             shapes=[upright(step.first.began.isoformat(), "dot") for step in own],

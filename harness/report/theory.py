@@ -141,7 +141,7 @@ FITS_MEANING = (
     " package; flash_attn: with it, which holds no scores. transformers: 5.x (bf16; 8 and 4 bits with"
     " bitsandbytes), not yet measured on a GPU; the version of early 2024 held the cache twice, which halves"
     " the context. cannot load: transformers gets no quantized GGUF type here; --bpw 16, 8 or 4 is its bf16"
-    " and bitsandbytes."
+    " and bitsandbytes; llama.cpp quantizes the KV cache with flash_attn alone."
 )
 
 
@@ -178,6 +178,10 @@ def _show_on_machines(rows: Sequence[Row]) -> None:
         _say(f"Does it fit with {shaped[0]['context']:,} tokens of context?")
         table(FITS, shaped)
         _say(FITS_MEANING)
+        for model, trained in {
+            row["model"]: trained for row in shaped if (trained := _exceeded(row))
+        }.items():
+            _say(f"{model} was trained on at most {trained:,} tokens, fewer than asked for.")
         for name, row in {row["machine"]: row for row in shaped}.items():
             held = row["memory_bytes"] or 0
             memory = f"{held / 1e9:.1f} GB ({held / 2**30:.3g} GiB)"
@@ -187,6 +191,13 @@ def _show_on_machines(rows: Sequence[Row]) -> None:
     _say("Upper bounds on speed:")
     table(FLOORS, rows)
     _legend(rows)
+
+
+def _exceeded(row: Row) -> int | None:
+    """The trained context, where more was asked for; null otherwise."""
+    fits = [fit for fit in (row["fits"] or {}).values() if fit]
+    capped = [fit["longest"] for fit in fits if fit["longest"] != fit["longest_uncapped"]]
+    return next((most for most in capped if most and (row["context"] or 0) > most), None)
 
 
 def _legend(rows: Sequence[Row]) -> None:

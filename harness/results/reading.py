@@ -62,11 +62,20 @@ def check_folder(folder: Path) -> None:
     """Raises ResultsError if the folder does not exist."""
     if not folder.is_dir():
         raise ResultsError(f"{folder}: {'not a' if folder.exists() else 'no such'} results folder")
+    try:
+        os.scandir(folder).close()
+    except OSError as refusal:
+        raise ResultsError(f"{folder}: {refusal.strerror}") from refusal
 
 
 def records(root: Path, unreadable: Callable[[ResultsError], None]) -> Iterator[Stored]:
     """All records below root, oldest first within a cell. Calls `unreadable` for each that cannot be read."""
-    for path in sorted(root.rglob("record.json")):
+
+    def no_folder(refusal: OSError) -> None:
+        unreadable(ResultsError(f"{refusal.filename}: {refusal.strerror}"))
+
+    within = os.walk(root, onerror=no_folder)
+    for path in sorted(Path(at, "record.json") for at, _, files in within if "record.json" in files):
         try:
             yield Stored(path.parent, read(path))
         except ResultsError as damage:

@@ -53,7 +53,7 @@ class Fit(TypedDict):
 
 
 def by_stack(
-    shape: Shape, form: Form, needs: Demand, machine: Machine, context: int
+    shape: Shape, form: Form, needs: Demand, machine: Machine, context: int, kv_bits: float
 ) -> dict[str, Fit | None]:
     """By stack, whether `context` tokens fit; null where the stack cannot load the form.
 
@@ -64,7 +64,8 @@ def by_stack(
     on_gpu = machine.compute_capability is not None or machine.unified
     stacks: dict[str, tuple[Engine, Model] | None] = dict.fromkeys((LLAMA_CPP, LLAMA_CPP_FLASH, TRANSFORMERS))
     if _in_gguf(form):
-        stacks[LLAMA_CPP] = LlamaCpp(on_gpu), ideal
+        if kv_bits >= 16:  # it quantizes V with flash attention alone
+            stacks[LLAMA_CPP] = LlamaCpp(on_gpu), ideal
         stacks[LLAMA_CPP_FLASH] = LlamaCpp(on_gpu, flash_attn=True), ideal
     if (weights := _in_torch(shape, form)) is not None:
         engine = Torch(machine.compute_capability is not None)

@@ -125,7 +125,7 @@ def _on_machine(fields: Row, shape: Shape, form: Form, needs: Demand, machine: M
     scale = ask.units.tera / 1e12
     flops = machine.rates[rate].value * scale if rate else math.inf
     ceiling = Ceiling(machine.bandwidth_bytes_per_s * ask.units.giga / 1e9, flops)
-    fits = by_stack(shape, form, needs, machine, ask.context)
+    fits = by_stack(shape, form, needs, machine, ask.context, ask.kv_bits)
     found = fields | {
         "bytes_per_s": ceiling.bytes_per_s,
         "flops": flops if rate else None,

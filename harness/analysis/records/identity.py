@@ -28,6 +28,8 @@ def device(record: Record) -> str | None:
 
 
 def weights(record: Record) -> str:
-    """`synthetic`, or where the weights come from (path, hub)."""
+    """`synthetic`, or where the weights come from (path, hub); `none` for a stack that loads none."""
     given = record["model"]["weights"]
+    if record.get("loaded") and given["kind"] == "synthetic" and "fingerprint" not in given:
+        return "none"
     return "synthetic" if given.get("synthetic", given["kind"] == "synthetic") else str(given["kind"])

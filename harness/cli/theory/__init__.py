@@ -29,6 +29,7 @@ from harness.theory.tensors import Tensor, streamed_bytes
 from harness.theory.units import PUBLISHED, UNITS
 
 BITS = (16.0, 8.0, 4.0)
+_OF_A_MODEL = ("machine", "memory", "bpw", "quant", "chunk", "rate", "tensors")
 _NESTED = (  # of a row, left out of a CSV
     *("bytes_by_part", "bytes_by_type", "chunked_prefill", "rates", "reached", "reached_prefill", "tensors"),
 )
@@ -51,6 +52,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the requested output. Raises Mistake."""
+    for alone in ("published", "list_models", "list_machines"):
+        given = [name for name in _OF_A_MODEL if getattr(arguments, name)]
+        if getattr(arguments, alone) and given:
+            raise Mistake(f"--{alone.replace('_', '-')} stands alone, without --{given[0]}")
     if arguments.published:
         return _published(arguments)
     shapes, machines = _known(arguments.own)

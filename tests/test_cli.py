@@ -283,9 +283,7 @@ def test_a_dry_run_counts_weights_as_each_stack_holds_them(harness, tmp_path):
     bf16, fp32, nf4, static, q8_0 = lines
     assert bf16["weights"] == "synthesize checkpoint"
     assert bf16["disk_bytes"] == 2 * 619_570_176
-    assert [line["weights"] for line in (fp32, nf4, static)] == [
-        "synthetic, made already or by a cell above"
-    ] * 3
+    assert [line["weights"] for line in (fp32, nf4, static)] == ["synthetic, nothing more to make"] * 3
     assert q8_0["weights"] == "convert f16, quantize q8_0"
     kv = 2 * 24 * 1024 * 2  # bytes a token, in 16 bits
     growing = 125 * kv * 25 // 24  # one layer of a cache that grows is held twice

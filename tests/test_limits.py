@@ -270,8 +270,8 @@ def test_packed_weights_are_planned_to_the_byte_and_made_once_for_each_packing(h
     assert {name: line["weights"] for (_, name), line in lines.items()} == {
         "exllamav2-4": "synthesize checkpoint, pack gptq-int4",
         "exllamav2-8": "pack gptq-int8",
-        "torch-4": "synthetic, made already or by a cell above",
-        "torch-8": "synthetic, made already or by a cell above",
+        "torch-4": "synthetic, nothing more to make",
+        "torch-8": "synthetic, nothing more to make",
         "awq": "pack awq-int4",
     }
     stored = sum(packed_bytes(of_shape(SHAPES["qwen1.5-0.5b"]), GPTQ).values())
@@ -319,7 +319,7 @@ def test_a_gpu_that_is_not_here_is_said_once_beside_one_line_a_cell(harness, tmp
     (tmp_path / "c.yaml").write_text(json.dumps({"device": "cuda", "gpu": "RTX 4090"} | rows))
     ran = harness("run", "c.yaml", "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
     said, counted, last = ran.err.splitlines()
-    assert counted == "harness: 2 cells"
+    assert counted == "harness: 2 cells; 65.0 GB of weights to make or fetch"
     assert (ran.code, last) == (1, "harness: of 2 cells, 1 will not fit (exit code 1)")
     assert said.endswith("; the forecast is for the RTX 4090 with 25.8 GB")
     int8, nf4 = ran.out.splitlines()

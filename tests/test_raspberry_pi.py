@@ -166,7 +166,8 @@ def test_a_profile_tells_W_can_be_compared_and_takes_two_hours_at_most(profile):
 
 def test_a_dry_run_sums_up_the_time_of_all_repeats(harness, tmp_path):
     ran = harness("run", PROFILES / "rpi5-8gb.yaml", "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
-    told = r"(?m)^harness: 5 cells, about [\d.]+ (s|min|h) for 15 repeats and up to 30 min to cool down$"
+    told = r"(?m)^harness: 5 cells, about [\d.]+ (s|min|h) for 15 repeats and up to 30 min to cool down"
+    told += r", at [\d.]+ GB/s, measured now; [\d.]+ GB of weights to make or fetch$"
     assert re.search(told, ran.err)
 
 

@@ -50,6 +50,10 @@ def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
         print("  ".join(parts + ([f"({line['note']})"] if line["note"] else [])))
     seconds = [line["seconds"] for line in lines if line["seconds"] is not None]
     takes = f", {duration_of(seconds, experiment)}" if seconds else ""
+    if seconds and here.bandwidth:
+        takes += f", at {here.bandwidth / 1e9:.1f} GB/s, measured now"
+    if to_write := sum(line["disk_bytes"] or 0 for line in lines):
+        takes += f"; {to_write / 1e9:.1f} GB of weights to make or fetch"
     say(f"{plural(len(lines), 'cell')}{takes}")
     counts = {what: sum(bool(line[what]) for line in lines) for what in NOT_OK_AS}
     if not any(counts.values()):
@@ -122,17 +126,17 @@ class Here:
         self.device = forecast.device_of(experiment)
         self._threads = experiment.protocol.threads or machine.physical_cores()
         self._planned: set[Path] = set()
-        self._bandwidth: float | None = None
+        self.bandwidth: float | None = None
         # A probe would disturb the measurements of another campaign.
         if self.device.family == "cpu" and not is_busy("cpu"):
             with contextlib.suppress(machine.ProbeError):  # without a probe there is no time estimate
-                self._bandwidth = machine.read_bandwidth(self._threads)["read_bytes_per_s"]
+                self.bandwidth = machine.read_bandwidth(self._threads)["read_bytes_per_s"]
 
     def line(self, cell: Cell) -> dict[str, Any]:
         """One cell: `weights` in words, bytes still to write to disk, memory, seconds per repeat; why it
         will fail, be refused or not fit. The note has all reasons."""
         source = self._source(cell)
-        found = forecast.forecast_cell(cell, source.ready, self.device, self._threads, self._bandwidth)
+        found = forecast.forecast_cell(cell, source.ready, self.device, self._threads, self.bandwidth)
         refused = [each.reason for each in found.broken if each.refuses]
         refused += [found.over_budget] if found.over_budget else []
         fails = [each.reason for each in found.broken if not each.refuses] + source.lacks
@@ -162,7 +166,7 @@ class Here:
             return Source("no weights", 0)
         if source.kind == "synthetic" and shape:
             words, disk = self._made(cell, weights.synthetic_name(shape, source.seed), shape, source.seed)
-            return Source(words or "synthetic, made already or by a cell above", disk)
+            return Source(words or "synthetic, nothing more to make", disk)
         name = source.path or source.file or ""
         if ready is not None:
             return self._given(cell, f"hub {source.repo}" if source.repo else name, ready)

@@ -21,8 +21,6 @@ IMPORTS = {  # of each stack, what its workers import that takes long
     "autoawq": ["torch", "transformers.modeling_utils", "awq"],
     "gptqm": ["torch", "transformers.modeling_utils", "gptqmodel"],
 }
-# gptqmodel has torch compile a function of each layer: 20 s a worker, for the same numbers.
-VARIABLES = {"gptqm": {"TORCHDYNAMO_DISABLE": "1"}}
 
 
 class Server:
@@ -48,7 +46,6 @@ class Server:
                 [python, "-I", "-X", "utf8", HERE / "server.py", str(listening.fileno()), *IMPORTS[stack]],
                 stdin=subprocess.PIPE,  # it ends when this closes, however this process ends
                 pass_fds=[listening.fileno()],
-                env=os.environ | VARIABLES.get(stack, {}),
                 start_new_session=True,
             )
 

@@ -75,7 +75,9 @@ def records(root: Path, unreadable: Callable[[ResultsError], None]) -> Iterator[
         unreadable(ResultsError(f"{refusal.filename}: {refusal.strerror}"))
 
     within = os.walk(root, onerror=no_folder)
-    for path in sorted(Path(at, "record.json") for at, _, files in within if "record.json" in files):
+    for path in sorted(
+        Path(at, "record.json") for at, *held in within if any("record.json" in names for names in held)
+    ):
         try:
             yield Stored(path.parent, read(path))
         except ResultsError as damage:

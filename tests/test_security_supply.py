@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -156,7 +157,8 @@ def test_a_worker_gets_what_it_needs_and_no_credential(fake_interpreter, tmp_pat
         monkeypatch.setenv(name, value)
     worker = launch.Worker(request_of(hang_at_token=1), fake_interpreter, tmp_path)
     try:
-        has = psutil.Process(worker.pid).environ()
+        while not (has := psutil.Process(worker.pid).environ()):  # empty until it has executed python
+            time.sleep(0.01)
     finally:
         worker.stop()
     assert has.items() >= {"ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}.items()

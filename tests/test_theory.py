@@ -372,6 +372,9 @@ def test_beside_the_limit_of_prefill_is_the_fastest_that_was_measured_at_that_le
     # 16 bits: transformers' clock was read before the card was done.
     (said,) = harness("theory", "qwen1.5-7b", "--machine", "rtx-4090", "--bpw", "16", "--json").json
     assert (said["reached"]["stack"], said["reached_prefill"]) == ("hf", None)
+    # 4 bits: AWQ's 5.1 ms are above the limit, and far below a later step of 8.5.
+    (said,) = harness("theory", "qwen1.5-7b", "--machine", "rtx-4090", "--bpw", "4", "--json").json
+    assert (said["reached_prefill"]["stack"], said["reached_prefill"]["ms"]) == ("gptq", 7.2)
 
 
 def test_what_does_not_fit_has_no_speed(harness):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Unread = dict[str, Any]
 """A record that is not held against its types: reading 60 of them in full would take seconds."""
+Speed = tuple[float, float, str]
+"""Tokens per second, the context they were measured at, and the source."""
 RESULTS = Path("results")  # relative to the working directory
 NEWEST = 60  # records of a model that are read
 _BITS = {"16 bits": 16, "8 bits": 8, "4 bits": 4}  # stand for any type with this many bits
@@ -29,16 +31,18 @@ _BITS = {"16 bits": 16, "8 bits": 8, "4 bits": 4}  # stand for any type with thi
 def add(row: Row, records: Sequence[Unread], machine: Machine) -> None:
     """Set `reached` and `reached_prefill`; null without a measurement or a known ceiling. `records`: see
     of_model."""
-    of_row = [r for r in records if _is_on(r, machine) and _has(r, row["weights"])]
+    if row["B_ms"] is None:
+        return
+    of_row = [(r, _speed(r)) for r in records if _is_on(r, machine) and _has(r, row["weights"])]
     row["reached"] = _decode(row, of_row)
     row["reached_prefill"] = _prefill(row, of_row)
 
 
-def _decode(row: Row, records: Sequence[Unread]) -> Reached | None:
+def _decode(row: Row, records: Sequence[tuple[Unread, Speed | None]]) -> Reached | None:
     B_ms, W = row["B_ms"], row["W_tokens_per_ms"]
     found: list[Reached] = []
-    for record in records:
-        if B_ms is not None and (speed := _speed(record)) is not None:
+    for record, speed in records:
+        if B_ms is not None and speed is not None:
             tokens_per_s, n, source = speed
             floor_ms = B_ms + (n / W if W else 0.0)
             found.append(
@@ -53,16 +57,15 @@ def _decode(row: Row, records: Sequence[Unread]) -> Reached | None:
     return max(found, key=lambda each: each["share"], default=None)
 
 
-def _prefill(row: Row, records: Sequence[Unread]) -> ReachedPrefill | None:
+def _prefill(row: Row, records: Sequence[tuple[Unread, Speed | None]]) -> ReachedPrefill | None:
     """Of a prompt of the same length. Excludes times below the limit, and below a later step's (see
     floors.UNSYNCHRONISED): the clock was read too early."""
     floor_ms, prompt = (row["prefill_ms"] or {}).get("last"), row["prompt_tokens"]
     found: list[ReachedPrefill] = []
-    for record in records:
+    for record, speed in records:
         if floor_ms is None or prompt is None or (timed := _prefill_ms(record, prompt)) is None:
             continue
         ms, source = timed
-        speed = _speed(record)
         step_ms = 1e3 / speed[0] if speed else 0.0
         if ms >= max(floor_ms, floors.UNSYNCHRONISED * step_ms):
             found.append(
@@ -116,8 +119,8 @@ def _bits(quant: str | None) -> int | None:
     return nominal_bits(quant)
 
 
-def _speed(record: Unread) -> tuple[float, float, str] | None:
-    """Tokens per second, the context they were measured at, and the source; null if it is no measurement."""
+def _speed(record: Unread) -> Speed | None:
+    """Null if it is no measurement."""
     if reported := record.get("reported"):
         source = record["source"]["title"]
         return (1e3 / reported["B_ms"], 0.0, source) if reported.get("B_ms") else None

@@ -292,6 +292,10 @@ def test_a_folder_that_may_not_be_read_is_not_an_empty_one(harness, tmp_path):
     assert (ran.code, ran.err) == (2, f"harness: {tmp_path / 'some'}: Permission denied\n")
 
 
+def test_a_folder_that_is_still_to_be_made_has_no_records_and_no_damage(tmp_path):
+    assert list(results.records(tmp_path / "later", refuse)) == []
+
+
 def test_the_command_lists_what_is_whole_and_names_what_it_passes_over(harness, tmp_path, parquet):
     for name, record in {"whole": GOLDEN, "lacking": changed("done"), "cut": GOLDEN}.items():
         (tmp_path / "some" / name).mkdir(parents=True)

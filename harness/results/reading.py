@@ -72,7 +72,8 @@ def records(root: Path, unreadable: Callable[[ResultsError], None]) -> Iterator[
     """All records below root, oldest first within a cell. Calls `unreadable` for each that cannot be read."""
 
     def no_folder(refusal: OSError) -> None:
-        unreadable(ResultsError(f"{refusal.filename}: {refusal.strerror}"))
+        if not isinstance(refusal, FileNotFoundError):  # nothing was measured there yet
+            unreadable(ResultsError(f"{refusal.filename}: {refusal.strerror}"))
 
     within = os.walk(root, onerror=no_folder)
     for path in sorted(

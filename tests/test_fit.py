@@ -365,6 +365,7 @@ def test_a_log_of_another_tool_takes_no_columns(harness, name):
         '{"benchmarks": [{"requests": [1]}]}',
         '{"timings": {}}',
         '{"timings": {"prompt_ms": {}, "predicted_n": 35, "predicted_ms": 700.0}}',
+        '{"timings": {"prompt_ms": NaN, "predicted_n": 35, "predicted_ms": 700.0}}',
         pytest.param('{"a": ' + "9" * 5000 + "}", id="digits"),
     ],
 )

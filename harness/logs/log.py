@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -48,8 +49,9 @@ class Request:
     tokens_per_s: float | None
 
     def __post_init__(self) -> None:
-        if not all(isinstance(each, int | float | None) for each in vars(self).values()):
-            raise TypeError("a total that is not a number")
+        for each in vars(self).values():
+            if not isinstance(each, int | float | None) or (each is not None and not math.isfinite(each)):
+                raise TypeError("a total that is not a number")
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def of_lists(columns: Mapping[str, Any], options: Options) -> Log | None:
 
 def of_columns(columns: Mapping[str, Sequence[Any]], options: Options) -> Log:
     """The series of columns of equal length. Raises LogError."""
-    found = pandas.DataFrame({name: [*map(_text, cells)] for name, cells in columns.items()})
+    found = pandas.DataFrame({_text(name): [*map(_text, cells)] for name, cells in columns.items()})
     found.index = pandas.RangeIndex(1, 1 + len(found))
     return table.read(found, options, "row")
 
@@ -67,7 +67,8 @@ def _check_size(rows: int, columns: int) -> None:
 
 
 def _text(cell: Any) -> str:
-    return "" if cell is None else str(cell)
+    # JSON may hold half of a surrogate pair, which no text can
+    return "" if cell is None else str(cell).encode(errors="replace").decode()
 
 
 def _why(damage: Exception) -> str:

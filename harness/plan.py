@@ -14,7 +14,7 @@ from harness.config import Experiment, MaxCtx, Model, Variant, Weights, Workload
 from harness.config.variants import bits_of, quant_of, weights_format
 from harness.stacks.header import Header, stacks
 from harness.stacks.limits import Broken, Known, broken
-from harness.stacks.rules import Options, Value
+from harness.stacks.rules import Options, Value, holds
 from harness.theory.packed import Packing, packed_bytes
 from harness.theory.shapes import Shape
 from harness.theory.tensors import of_shape
@@ -73,8 +73,19 @@ class Cell:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the workload: prompt and new tokens."""
-        return int(self.workload.prompt_tokens or 0) + int(self.workload.new_tokens or 0)
+        """Tokens that the context must hold."""
+        return self.workload.holds
+
+    def uncut(self, threads: int) -> str | None:
+        """Why the KV cache cannot be cut to fewer tokens, where the workload needs that; null otherwise."""
+        options = self.options(threads)
+        when = next((each for each in self.header.uncut if holds(each, options)), None)
+        if when is None or not self.workload.cuts:
+            return None
+        with_these = ", ".join(f"{name} {json.dumps(options[name]).strip(chr(34))}" for name in when)
+        return (
+            f"workload {self.workload.kind} cuts the KV cache to fewer tokens: impossible with {with_these}"
+        )
 
     def options(self, threads: int) -> dict[str, Value]:
         """All options of the stack, resolved for this machine."""

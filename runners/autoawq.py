@@ -9,6 +9,7 @@
 # functional = { cpu = "every product unpacks the whole matrix first" }
 # borrows = "hf"
 # scratch = { kernel = "exllamav2" }
+# uncut = [{ fuse_layers = true }]
 # unfused = { fuse_layers = false }
 #
 # [[tool.harness.context]]

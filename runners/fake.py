@@ -123,6 +123,28 @@ next generations report that their threads had no CPU for 30% of the time; each 
 # default = 0
 # help = "end early after so many tokens; 0: no"
 #
+# [tool.harness.options.prompt_token_ms]
+# type = "float"
+# minimum = 0
+# default = 0.0
+# help = "compute time of each token of a forward pass that is not below prefill_ms"
+#
+# [tool.harness.options.forgets]
+# type = "bool"
+# default = false
+# help = "a pass over several tokens writes no keys and values"
+#
+# [tool.harness.options.prefix]
+# type = "string"
+# choices = ["as asked", "kept", "lost"]
+# default = "as asked"
+# help = "kept: what a prompt shares with the one before is not evaluated; lost: what is in the cache is, too"
+#
+# [tool.harness.options.admits]
+# type = "bool"
+# default = true
+# help = "its count of evaluated tokens shows what became of the prefix"
+#
 # [tool.harness.options.extra_tokens]
 # type = "int"
 # minimum = 0
@@ -239,6 +261,7 @@ import random
 import signal
 import sys
 import time
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -251,6 +274,8 @@ SPIN_NS = 200_000  # busy-wait this long before a token is due, since sleep over
 BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
 PARAMETERS = 1_000_000
 PAGE = 4096  # to be touched once
+VOCABULARY = 16
+NOT_WRITTEN = -1
 SPILLED = 10.0
 DISTURBED = 0.3  # of the time of each thread
 JITTER_NS = 1000  # maximum, and never the same: two identical series would be a copy
@@ -356,7 +381,8 @@ class FakeSession:
         self._kv = untouched(options["n_ctx"] * options["kv_bytes_per_token"])
         if not options["lazily"]:
             self._touch(0, options["n_ctx"])
-        self._held = 0
+        self._ids: list[int] = []
+        self._before: list[int] = []  # emptying them
         self._runs = self._decoded = 0
         self._evaluated = 0
         self._device_ns: list[int] = []
@@ -411,19 +437,59 @@ class FakeSession:
         return float(options["B_ms"] + slope + spike) * (SPILLED if spilled else 1.0)
 
     def empty(self, tokens: int) -> None:
-        self._held = 0
+        self._before, self._ids, self._evaluated = self._ids, [], 0
 
-    def feed(self, ids: list[int], keep: int) -> None:
-        """Several ids at once are a prompt, one id is a decode step. There are no logits."""
-        options, began, held = self._options, self._clock.now_ns(), self._held + len(ids)
+    def held(self) -> int:
+        return len(self._ids)
+
+    def truncate(self, tokens: int) -> None:
+        del self._ids[tokens:]
+
+    def context_bytes(self) -> int:
+        return self.held() * int(self._options["kv_bytes_per_token"])
+
+    def keep(self) -> list[int]:
+        return list(self._ids)
+
+    def restore(self, kept: list[int], tokens: int) -> None:
+        self._ids = kept[:tokens]
+
+    def evaluated(self) -> int:
+        return self._evaluated
+
+    def steps(self, new_tokens: int) -> Iterator[int]:
+        self._runs += 1
+        chance = random.Random(f"{self.held()} {self._runs}")
+        for k in range(new_tokens):
+            token = chance.randrange(512)
+            if k:
+                self._feed([token], 1 + self._options["noise"] * (2 * chance.random() - 1))
+            yield token
+
+    def feed(self, ids: list[int], keep: int) -> array[float]:
+        """Several ids at once are a prompt, one id is a decode step. The logits are random numbers, the same
+        after the same ids."""
+        self._feed(ids, 1.0)
+        chance = random.Random(hash(tuple(each for each in self._ids if each != NOT_WRITTEN)))
+        return array("f", [chance.gauss(0, 1) for _ in range(keep * VOCABULARY)])
+
+    def _feed(self, ids: list[int], factor: float) -> None:
+        options, began, held = self._options, self._clock.now_ns(), self.held() + len(ids)
         if held > options["n_ctx"]:
             raise ValueError(f"the context of n_ctx {options['n_ctx']} is full")
         if 0 < options["fills_to"] < held:
             does_not_fit(f"no memory for token {held}", options)
-        self._touch(self._held, held)
-        latency_ms = options["prefill_ms"] if len(ids) > 1 else self._latency_ms(held)
-        self._clock.wait_until(began + int(latency_ms * self._slower * 1e6))
-        self._held = held
+        self._touch(self.held(), held)
+        latency_ms, computed = self._latency_ms(held), len(ids)
+        if len(ids) > 1:
+            if options["prefix"] == "kept" and not self._ids:
+                computed -= _in_common(self._before, ids)
+            elif options["prefix"] == "lost":
+                computed = held
+            latency_ms = max(options["prefill_ms"], computed * options["prompt_token_ms"])
+        self._clock.wait_until(began + int(latency_ms * factor * self._slower * 1e6))
+        self._evaluated += computed if options["admits"] else len(ids)
+        self._ids += [NOT_WRITTEN] * len(ids) if len(ids) > 1 and options["forgets"] else ids
 
     def _touch(self, first: int, end: int) -> None:
         """Write to the memory of the tokens from `first` to before `end`."""
@@ -455,6 +521,12 @@ class FakeSession:
     def close(self) -> None:
         self._leaked.clear()
         self._kv.close()
+
+
+def _in_common(before: list[int], ids: list[int]) -> int:
+    """Tokens at which both begin alike; the last id is always evaluated."""
+    pairs = zip(before, ids[:-1], strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(before), len(ids) - 1))
 
 
 def untouched(size: int) -> mmap.mmap:

@@ -9,6 +9,7 @@
 # named = ["dtype", "cache"]
 # lends = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "mmap", "trust_remote_code"]
 # memory = "transformers"
+# uncut = [{ cache = "static" }]
 # reference = { attn = "eager" }  # fused attention may round differently
 # published = { bf16-dynamic = "bf16" }
 #
@@ -184,6 +185,7 @@ class HfSession:
         self._allocator = torch_device.Allocator(self._device)
         self._compilations = self._prompt_tokens = 0
         self._highest: list[torch.Tensor] = []
+        self._logits = torch.empty(0)  # after the last token
 
     def settle(self) -> None:
         """Take a step, so that facts describe the model as it decodes: with its static cache allocated and
@@ -219,16 +221,26 @@ class HfSession:
         return self._decode(prompt, new_tokens)
 
     def _decode(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
-        clock, allocator = self._clock, self._allocator
-        clock.begin()
-        logits = self._forward(self.model, self._tensor(prompt), 1)
-        for n in range(len(prompt) + 1, len(prompt) + new_tokens + 1):
+        self._clock.begin()
+        self._logits = self._forward(self.model, self._tensor(prompt), 1)
+        yield from self._steps(len(prompt), new_tokens)
+
+    def steps(self, new_tokens: int) -> Iterator[int]:
+        """Greedy ids after those fed; see runners.protocol.Session."""
+        self._check_numbers()
+        self._clock.begin()
+        return self._steps(self.held(), new_tokens)
+
+    def _steps(self, held: int, new_tokens: int) -> Iterator[int]:
+        """Greedy ids from the logits that are there."""
+        clock, allocator, logits = self._clock, self._allocator, self._logits
+        for n in range(held + 1, held + new_tokens + 1):
             highest, token = logits[-1].max(dim=-1)
             clock.token()
             self._highest.append(highest)  # checked at the end: on a GPU reading it is another wait
             yield int(token)  # waits for the device
             allocator.token(n)
-            if n < len(prompt) + new_tokens:  # the last token is never fed back
+            if n < held + new_tokens:  # the last token is never fed back
                 logits = self._forward(self._stepping, token.view(1, 1), 1)
 
     def _check_numbers(self) -> None:
@@ -260,7 +272,31 @@ class HfSession:
         if len(ids) > 1 and self._context.tokens() and not self._context.in_chunks:
             return np.concatenate([self.feed([one], 1) for one in ids])[-keep:]
         model = self._stepping if len(ids) == 1 else self.model
-        return self._forward(model, self._tensor(ids), keep).float().cpu().numpy()
+        self._logits = self._forward(model, self._tensor(ids), keep)
+        return self._logits.float().cpu().numpy()
+
+    def held(self) -> int:
+        """Tokens in the cache."""
+        return int(self._context.tokens())
+
+    def truncate(self, tokens: int) -> None:
+        """Forget all but the first `tokens`."""
+        self._context.restore(self._context.keep(), tokens)
+
+    def context_bytes(self) -> int:
+        """Bytes of a copy of the context."""
+        return sum(keys.nbytes + values.nbytes for keys, values in self._context.keep())
+
+    def keep(self) -> Any:
+        """A copy of the context, for restore()."""
+        return [(keys.cpu(), values.cpu()) for keys, values in self._context.keep()]
+
+    def restore(self, kept: Any, tokens: int) -> None:
+        """Bring back the first `tokens` of a kept context."""
+        self._context.restore(kept, tokens)
+
+    def evaluated(self) -> None:
+        """Null: transformers does not count."""
 
     def memory_state(self) -> tuple[int, int] | None:
         """Allocated and reserved bytes of the CUDA allocator; null on a CPU."""

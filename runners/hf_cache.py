@@ -67,6 +67,24 @@ class TransformersCache:
         self._cache = DynamicCache(held, config=self._config)
         return True
 
+    @torch.inference_mode()
+    def keep(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values of each layer. A step of a dynamic cache makes new tensors and leaves these."""
+        if not self.tokens():
+            return []
+        return [(layer.keys, layer.values) for layer in self._cache.layers]
+
+    @torch.inference_mode()
+    def restore(self, kept: list[tuple[torch.Tensor, torch.Tensor]], tokens: int) -> None:
+        """A dynamic cache of the first `tokens` of those kept. Raises ValueError for a static one."""
+        if not tokens:
+            self._cache = self._emptied()
+            return
+        if self._static is not None:
+            raise ValueError("a static cache cannot be cut to fewer tokens")
+        held = [[state[:, :, :tokens].to(self._device) for state in (keys, values)] for keys, values in kept]
+        self._cache = DynamicCache(held, config=self._config)
+
     def arguments(self) -> dict[str, Any]:
         """The arguments of a forward pass for it."""
         return {"past_key_values": self._cache, "use_cache": True}

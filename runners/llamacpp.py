@@ -191,10 +191,14 @@ class LlamaSession:
         self._vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
         self._n_batch = lib.llama_n_batch(context)
         self.chunk = min(self._n_batch, CHUNK)
-        self._batch = lib.llama_batch_init(self._n_batch, 0, 1)
+        self._batch = batch = lib.llama_batch_init(self._n_batch, 0, 1)
         for i in range(self._n_batch):
-            self._batch.n_seq_id[i] = 1
-            self._batch.seq_id[i][0] = 0
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = 0
+        self._ids, self._positions, self._keeps = (
+            np.ctypeslib.as_array(column, (self._n_batch,))
+            for column in (batch.token, batch.pos, batch.logits)
+        )
         self._address = 0
         self._row = np.empty(0, np.float32)
         self._after_prefill: Any = None
@@ -215,21 +219,29 @@ class LlamaSession:
         self._wait_ns, self._argmax_ns, self._steps_ns = [], [], 0
 
     def _decode(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
-        context, batch, clock = self._context, self._batch, time.perf_counter_ns
-        wait_ns, argmax_ns = self._wait_ns, self._argmax_ns
         for start in range(0, len(prompt), self._n_batch):
             chunk = prompt[start : start + self._n_batch]
             self._evaluate(chunk, start, keep=start + len(chunk) == len(prompt))
-        decoded = clock()
-        lib.llama_synchronize(context)
-        self._after_prefill = lib.llama_perf_context(context)
-        if lib.llama_memory_seq_pos_max(self._memory, 0) != len(prompt) - 1:
+        decoded = time.perf_counter_ns()
+        lib.llama_synchronize(self._context)
+        self._after_prefill = lib.llama_perf_context(self._context)
+        if self.held() != len(prompt):
             raise RuntimeError("the KV cache does not hold exactly the prompt")
+        yield from self._steps(len(prompt), new_tokens, decoded)
 
+    def steps(self, new_tokens: int) -> Iterator[int]:
+        """Greedy ids after those fed; see runners.protocol.Session."""
+        return self._steps(self.held(), new_tokens, time.perf_counter_ns())
+
+    def _steps(self, first: int, new_tokens: int, decoded: int) -> Iterator[int]:
+        """Greedy ids from the logits that are there; `first`: positions held, `decoded`: when llama_decode
+        returned."""
+        context, batch, clock = self._context, self._batch, time.perf_counter_ns
+        wait_ns, argmax_ns = self._wait_ns, self._argmax_ns
         batch.n_tokens = 1
         batch.logits[0] = 1
         began = None
-        for position in range(len(prompt), len(prompt) + new_tokens):
+        for position in range(first, first + new_tokens):
             lib.llama_synchronize(context)
             if began is not None:
                 self._steps_ns += clock() - began
@@ -242,7 +254,7 @@ class LlamaSession:
             if not math.isfinite(row[token]):  # argmax returns a NaN if there is one
                 raise ValueError(f"not-a-number logits at token {position + 1}")
             yield token
-            if position == len(prompt) + new_tokens - 1:
+            if position == first + new_tokens - 1:
                 return  # the last token is never fed back
             batch.token[0] = token
             batch.pos[0] = position
@@ -254,13 +266,13 @@ class LlamaSession:
 
     def _evaluate(self, ids: list[int], start: int, keep: int) -> None:
         """Decode `ids` as one batch from position `start` on, with logits after the last `keep` of them."""
-        batch = self._batch
-        batch.n_tokens = len(ids)
-        for i, token in enumerate(ids):
-            batch.token[i] = token
-            batch.pos[i] = start + i
-            batch.logits[i] = i >= len(ids) - keep
-        if refused := lib.llama_decode(self._context, batch):
+        count = len(ids)
+        self._batch.n_tokens = count
+        self._ids[:count] = ids
+        self._positions[:count] = np.arange(start, start + count)
+        self._keeps[:count] = 0
+        self._keeps[count - keep : count] = 1
+        if refused := lib.llama_decode(self._context, self._batch):
             raise self._refusal(refused, start + len(ids) - 1)
 
     def _refusal(self, code: int, position: int) -> Exception:
@@ -283,13 +295,48 @@ class LlamaSession:
 
     def feed(self, ids: list[int], keep: int) -> np.ndarray:
         """Logits after the last `keep` of `ids`, evaluated after those before: float32 (keep, vocabulary)."""
-        begin, rows = lib.llama_memory_seq_pos_max(self._memory, 0) + 1, []
+        begin, rows = self.held(), []
         for start in range(0, len(ids), self._n_batch):
             chunk = ids[start : start + self._n_batch]
             kept = min(len(chunk), max(0, start + len(chunk) - (len(ids) - keep)))
             self._evaluate(chunk, begin + start, kept)
             rows += [self._logits(i).copy() for i in range(len(chunk) - kept, len(chunk))]
         return np.array(rows, np.float32)
+
+    def held(self) -> int:
+        """Tokens in the KV cache."""
+        return int(lib.llama_memory_seq_pos_max(self._memory, 0)) + 1
+
+    def truncate(self, tokens: int) -> None:
+        """Forget all but the first `tokens`. Raises RuntimeError if this model's cache cannot."""
+        lib.llama_synchronize(self._context)
+        if not lib.llama_memory_seq_rm(self._memory, 0, tokens, -1):
+            raise RuntimeError("llama.cpp cannot remove the end of this model's cache")
+
+    def context_bytes(self) -> int:
+        """Bytes of a copy of the context."""
+        lib.llama_synchronize(self._context)
+        return int(lib.llama_state_seq_get_size(self._context, 0))
+
+    def keep(self) -> np.ndarray:
+        """A copy of the context, for restore()."""
+        kept = np.empty(self.context_bytes(), np.uint8)
+        wrote = lib.llama_state_seq_get_data(self._context, _bytes_at(kept), kept.size, 0)
+        if wrote != kept.size:
+            raise RuntimeError(f"llama.cpp copied {wrote} bytes of its context, {kept.size} announced")
+        return kept
+
+    def restore(self, kept: np.ndarray, tokens: int) -> None:
+        """Bring back the first `tokens` of a kept context. Raises RuntimeError if llama.cpp refuses it."""
+        lib.llama_synchronize(self._context)
+        if not lib.llama_state_seq_set_data(self._context, _bytes_at(kept), kept.size, 0):
+            raise RuntimeError("llama.cpp refuses the context that was kept")
+        self.truncate(tokens)
+
+    def evaluated(self) -> int:
+        """Tokens evaluated since the context was emptied, by llama.cpp's own count."""
+        lib.llama_synchronize(self._context)
+        return _evaluated(lib.llama_perf_context(self._context))
 
     def counters(self) -> dict[str, Any]:
         """llama.cpp's own figures for the last generate.
@@ -306,7 +353,7 @@ class LlamaSession:
             "evaluated_tokens": _evaluated(last),
             "prompt_evaluated": prompt,
             "decode_evaluated": _evaluated(last) - prompt,
-            "kv_positions": lib.llama_memory_seq_pos_max(self._memory, 0) + 1,
+            "kv_positions": self.held(),
             "stack_prefill_ms": first.t_p_eval_ms + first.t_eval_ms,
             "stack_decode_ms": last.t_p_eval_ms + last.t_eval_ms - first.t_p_eval_ms - first.t_eval_ms,
             "reused_graphs": last.n_reused,
@@ -358,6 +405,10 @@ class LlamaSession:
         lib.llama_batch_free(self._batch)
         lib.llama_free(self._context)
         lib.llama_model_free(self._model)
+
+
+def _bytes_at(buffer: np.ndarray) -> Any:
+    return buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _evaluated(perf: Any) -> int:

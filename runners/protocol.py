@@ -35,6 +35,18 @@ FLUSH_NS = 1_000_000_000
 # this.
 MAX_LINE_BYTES = 16 << 20
 
+# What workloads other than a decode time: the columns of a table, which becomes a file of the same name.
+# `round`: from 1. `depth`: tokens in the KV cache before.
+TABLES = {
+    # A forward pass over `n` tokens.
+    "prefill": ("round", "depth", "n", "latency_ns"),
+    # A decode step; `n`: position of its token, from 1. `depth`: of its window.
+    "windows": ("round", "depth", "n", "latency_ns"),
+    # A turn of a conversation. `reuse`: 1 where its prefix was kept. `evaluated`: tokens of its prefill, as
+    # fed. `prefill_ns`: until its first token; `decode_ns`: of the `decoded` tokens after it.
+    "turns": ("reuse", "turn", "depth", "evaluated", "prefill_ns", "decoded", "decode_ns"),
+}
+
 
 class NonsenseError(ValueError):
     """Worker protocol error: the bytes on the pipe are not an event."""
@@ -95,6 +107,14 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Rows of one of TABLES, by column: what was timed since the last such event."""
+
+    table: str
+    columns: dict[str, list[int]]
+
+
+@dataclass(frozen=True)
 class Done:
     """A workload, or a job, succeeded. `facts`: counters, the instrument's cost, the job's result."""
 
@@ -117,7 +137,7 @@ class Died:
     reason: str
 
 
-Event = Phase | Loaded | Tokens | Done | Failed
+Event = Phase | Loaded | Tokens | Rows | Done | Failed
 
 
 def holds(event: Event) -> bool:
@@ -126,7 +146,7 @@ def holds(event: Event) -> bool:
     return isinstance(event, Loaded) or (isinstance(event, Phase) and event.name in HELD_AT)
 
 
-_EVENTS: dict[str, type[Any]] = {c.__name__: c for c in (Phase, Loaded, Tokens, Done, Failed)}
+_EVENTS: dict[str, type[Any]] = {c.__name__: c for c in (Phase, Loaded, Tokens, Rows, Done, Failed)}
 
 
 def encode(event: Event) -> bytes:
@@ -147,6 +167,8 @@ def decode(line: bytes) -> Event:
         counts = len(event.t_ns) == len(event.ids) > 0
         if not all(type(x) is int and 0 <= x < 1 << 63 for x in whole) or not counts:
             raise NonsenseError("a Tokens event whose stamps and ids are not whole numbers of equal count")
+    elif isinstance(event, Rows):
+        _check_rows(event)
     elif isinstance(event, Loaded | Done):
         if not isinstance(event.facts, dict):
             raise NonsenseError(f"a {type(event).__name__} event without facts")
@@ -156,6 +178,16 @@ def decode(line: bytes) -> Event:
     elif event.outcome not in ("oom", "error") or not isinstance(event.reason, str):
         raise NonsenseError("a Failed event without an outcome or a reason")
     return event
+
+
+def _check_rows(event: Rows) -> None:
+    columns = event.columns if isinstance(event.columns, dict) else {}
+    if not isinstance(event.table, str) or tuple(columns) != TABLES.get(event.table):
+        raise NonsenseError("a Rows event of an unknown table, or with other columns")
+    if not _lists(*columns.values()) or len({len(column) for column in columns.values()}) != 1:
+        raise NonsenseError("a Rows event whose columns are not lists of equal length")
+    if not all(type(x) is int and 0 <= x < 1 << 63 for column in columns.values() for x in column):
+        raise NonsenseError("a Rows event with values that are not whole numbers")
 
 
 def _refuse(constant: str) -> None:
@@ -192,6 +224,27 @@ class Session(Protocol):
     def feed(self, ids: list[int], keep: int) -> Any:
         """Evaluate `ids` after those before; logits after the last `keep` of them, on the host: a buffer of
         float32 (keep, vocabulary). A single id takes the path of a decode step."""
+
+    def steps(self, new_tokens: int) -> Iterator[int]:
+        """Greedy ids after those fed, each on the host; the first from the logits that feed() left there."""
+
+    def held(self) -> int:
+        """Tokens in the KV cache."""
+
+    def truncate(self, tokens: int) -> None:
+        """Forget all but the first `tokens`."""
+
+    def keep(self) -> Any:
+        """A copy of the context in main memory, for restore()."""
+
+    def context_bytes(self) -> int:
+        """Bytes of such a copy."""
+
+    def restore(self, kept: Any, tokens: int) -> None:
+        """Bring back the first `tokens` of a kept context."""
+
+    def evaluated(self) -> int | None:
+        """Tokens evaluated since empty(), by the stack's own count; null where it has none."""
 
     def counters(self) -> dict[str, Any]:
         """Second clocks and checks of the last generate: they check the latency and never replace it.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from runners import filling, heap, protocol, teacher_forced, windows
+from runners import depth, filling, heap, prefill, protocol, teacher_forced, turns, windows
 from runners.accounting import data_bytes, page_faults, peak_rss_bytes
 from runners.protocol import Done, Event, Failed, Instruments, Loaded, Phase, Request, Session, Tokens
 
@@ -27,6 +27,13 @@ Emit = Callable[[Event], None]
 Clock = Callable[[], int]
 # Jobs on files alone, by the module that does them under the interpreter of any stack.
 MODULES = {"synthesize": "synthetic", "pack": "packed", "unpack": "packed", "differences": "differences"}
+Measure = Callable[..., dict[str, Any]]
+# Workloads that time something other than a stream of tokens.
+SURFACE: dict[Any, Measure] = {
+    "prefill": prefill.measure,
+    "depth": depth.measure,
+    "turns": turns.measure,
+}
 CALIBRATION_TOKENS = 10_000
 RESERVE_BYTES = 8 * 2**20  # 1 MiB is enough to look up the versions of four packages
 
@@ -148,51 +155,103 @@ def generate(
     A workload of kind grow succeeds when memory runs out: `stopped` has the reason (null: it reached its
     end), `memory_steps` [tokens held, allocated bytes, reserved bytes] at each flush, if the stack has them.
     """
-    clock, suspended = instruments.clock_ns, instruments.suspended_ns()
-    session = loaded(request, runner, emit, clock)
+    session = loaded(request, runner, emit, instruments.clock_ns)
     for workload in request.workloads:
-        prompt, new_tokens = workload["prompt"], workload["new_tokens"]
-        emit(Phase("warmup", clock()))
-        warmup = windows.warm_up(session, prompt, new_tokens, **workload["warmup"], clock=clock)
-        # One token more than requested shows that a stack does not stop.
-        stream = itertools.islice(session.generate(prompt, new_tokens), new_tokens + 1)
-        growth = Growth(session, len(prompt), does_not_fit) if workload.get("kind") == "grow" else None
-        emit(Phase("generate", clock()))
-        with windows.uncollected():
-            before, faults = resource.getrusage(resource.RUSAGE_SELF), instruments.page_faults()
-            waited_ns = instruments.cpu_wait_ns()
-            timing = growth.stamped(stream, emit, clock) if growth else stamp(stream, emit, clock)
-        waited_since_ns = instruments.cpu_wait_ns()
-        after, faults_since = resource.getrusage(resource.RUSAGE_SELF), instruments.page_faults()
-        emit(Phase("finish", clock()))
-        ended = {
-            **(growth.summary() if growth else {}),
-            "counters": growth.counters() if growth else session.counters(),
-            "facts_after": session.facts(),
-        }
-        if not growth:  # which has no memory left
-            emit(Phase("control", clock()))
-            ended["control"] = windows.control(session, prompt, new_tokens, warmup, instruments)
-        suspended_since = instruments.suspended_ns()
-        emit(
-            Done(
-                {
-                    **timing,
-                    **ended,
-                    "warmup": warmup,
-                    "major_faults": faults_since[0] - faults[0],
-                    "minor_faults": faults_since[1] - faults[1],
-                    "involuntary_switches": after.ru_nivcsw - before.ru_nivcsw,
-                    "cpu_wait_ns": None if waited_ns is None else (waited_since_ns or 0) - waited_ns,
-                    "suspended_ns": None if suspended is None else max(0, (suspended_since or 0) - suspended),
-                    "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-                    "peak_rss_bytes": peak_rss_bytes(),
-                    "heap_free_bytes": heap.free_bytes(),
-                    "stamp_ns_per_token": stamping_cost_ns(),
-                }
-            )
-        )
+        measured = SURFACE.get(workload.get("kind"))
+        if measured:
+            surface(session, workload, emit, instruments, measured)
+        else:
+            decode(session, workload, emit, does_not_fit, instruments)
     session.close()
+
+
+def decode(
+    session: Session,
+    workload: dict[str, Any],
+    emit: Emit,
+    does_not_fit: tuple[type[BaseException], ...],
+    instruments: Instruments,
+) -> None:
+    """Decode token by token, every one stamped, and a control window after it."""
+    clock, suspended = instruments.clock_ns, instruments.suspended_ns()
+    prompt, new_tokens = workload["prompt"], workload["new_tokens"]
+    emit(Phase("warmup", clock()))
+    warmup = windows.warm_up(session, prompt, new_tokens, **workload["warmup"], clock=clock)
+    # One token more than requested shows that a stack does not stop.
+    stream = itertools.islice(session.generate(prompt, new_tokens), new_tokens + 1)
+    growth = Growth(session, len(prompt), does_not_fit) if workload.get("kind") == "grow" else None
+    emit(Phase("generate", clock()))
+    with windows.uncollected():
+        usage = Usage(instruments)
+        timing = growth.stamped(stream, emit, clock) if growth else stamp(stream, emit, clock)
+    used = usage.since()
+    emit(Phase("finish", clock()))
+    ended = {
+        **(growth.summary() if growth else {}),
+        "counters": growth.counters() if growth else session.counters(),
+        "facts_after": session.facts(),
+    }
+    if not growth:  # which has no memory left
+        emit(Phase("control", clock()))
+        ended["control"] = windows.control(session, prompt, new_tokens, warmup, instruments)
+    more = {
+        "stamp_ns_per_token": stamping_cost_ns(),
+        "suspended_ns": _suspended_since(suspended, instruments),
+    }
+    emit(Done({**timing, **ended, "warmup": warmup, **used, **after_all(), **more}))
+
+
+def surface(
+    session: Session, workload: dict[str, Any], emit: Emit, instruments: Instruments, measure: Measure
+) -> None:
+    """Time passes, windows or turns: rows of a table, in place of a stream of tokens."""
+    clock, suspended = instruments.clock_ns, instruments.suspended_ns()
+
+    def say(phase: str) -> None:
+        emit(Phase(phase, clock()))
+
+    say("warmup")
+    prompt, settings = workload["prompt"], workload["warmup"]
+    warmup = windows.warm_up(session, prompt, settings["window_tokens"], **settings, clock=clock)
+    say("generate")
+    with windows.uncollected():
+        usage, began = Usage(instruments), clock()
+        found = measure(session, workload, emit, clock, say) | {"elapsed_ns": clock() - began}
+    used = usage.since()
+    say("finish")
+    facts = {"start_ns": began, "flushes": [], "counters": {}, "facts_after": session.facts()}
+    more = {"warmup": warmup, "suspended_ns": _suspended_since(suspended, instruments)}
+    emit(Done({**facts, "surface": found, **used, **after_all(), **more}))
+
+
+class Usage:
+    """What the process takes of the machine from now on."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        self._instruments = instruments
+        self._usage, self._faults = resource.getrusage(resource.RUSAGE_SELF), instruments.page_faults()
+        self._waited_ns = instruments.cpu_wait_ns()
+
+    def since(self) -> dict[str, Any]:
+        waited_ns = self._instruments.cpu_wait_ns()
+        before, after = self._usage, resource.getrusage(resource.RUSAGE_SELF)
+        major, minor = self._instruments.page_faults()
+        return {
+            "major_faults": major - self._faults[0],
+            "minor_faults": minor - self._faults[1],
+            "involuntary_switches": after.ru_nivcsw - before.ru_nivcsw,
+            "cpu_wait_ns": None if self._waited_ns is None else (waited_ns or 0) - self._waited_ns,
+            "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        }
+
+
+def after_all() -> dict[str, Any]:
+    """Memory at the end of a workload."""
+    return {"peak_rss_bytes": peak_rss_bytes(), "heap_free_bytes": heap.free_bytes()}
+
+
+def _suspended_since(before: int | None, instruments: Instruments) -> int | None:
+    return None if before is None else max(0, (instruments.suspended_ns() or 0) - before)
 
 
 class Growth:

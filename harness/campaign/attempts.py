@@ -59,7 +59,7 @@ class Attempts:
                 begun["known_failure"] = self._known[cell.id]
             if self._cooling is not None:
                 begun["cooled"] = self._cooling.wait(inputs.device_id)
-            return measure(campaign.folder, cell, begun, inputs, campaign.watcher.tokens)
+            return measure(campaign.folder, cell, begun, inputs, campaign.watcher)
         except results.ResultsError as full:
             finished = f"{plural(number - 1, 'repeat')} finished and kept"
             raise Stopped(f"stopped at {cell.id}: {full}; {finished}") from full

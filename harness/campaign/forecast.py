@@ -53,7 +53,8 @@ class Device:
 class Forecast:
     """Estimated memory and time of one repeat. `broken`: limits of the stack that the cell exceeds.
     `no_room`: why it does not fit; `lacks`: why there are no usable weights; `over_budget`: why the memory
-    budget is unavailable or too small for the weights; one sentence each. Null: not known; `no_room` is also
+    budget is unavailable or too small for the weights; `too_deep`: why a workload of timed rows is refused
+    for its depth; one sentence each. Null: not known; `no_room` is also
     null if it `fits`."""
 
     memory_bytes: int | None
@@ -63,11 +64,13 @@ class Forecast:
     no_room: str | None
     lacks: str | None = None
     over_budget: str | None = None
+    too_deep: str | None = None
 
     @property
     def failures(self) -> list[str]:
         """All reasons why the cell cannot work."""
-        reasons = [*(each.reason for each in self.broken), self.over_budget, self.no_room, self.lacks]
+        reasons = [*(each.reason for each in self.broken), self.over_budget, self.too_deep]
+        reasons += [None if self.too_deep else self.no_room, self.lacks]
         return list(dict.fromkeys(reason for reason in reasons if reason))
 
     @property
@@ -75,7 +78,7 @@ class Forecast:
         """Why the cell must not be started, with the error of its library; null if it may be."""
         refusing = [each for each in self.broken if each.refuses]
         reasons = [b.reason if b.reason == b.says else f"{b.reason} ({b.says})" for b in refusing]
-        return "; ".join([*reasons, *([self.over_budget] if self.over_budget else [])]) or None
+        return "; ".join([*reasons, *(each for each in (self.over_budget, self.too_deep) if each)]) or None
 
 
 def device_of(experiment: Experiment) -> Device:
@@ -168,6 +171,8 @@ def forecast_cell(
     packing = packing_of(cell, shape, ready)
     shards = ready.shards if ready and ready.packing == packing else None
     broken = plan.known_failures(cell, threads, device.family, capability, shape, packing, shards)
+    if uncut := cell.uncut(threads):
+        broken.append(Broken(uncut, uncut, refuses=False))
     options = cell.options(threads)
     held = held_model(cell, ready, options)
     over = _over_budget(device, held.weight_bytes if held else None)
@@ -177,7 +182,8 @@ def forecast_cell(
     if not (to_the_end := isinstance(cell.workload, Decode)):
         new = 0  # its length is the result, so this forecasts the minimum
     context = cell.header.context_of(options)  # null: the cache grows with its tokens
-    n_ctx = int(options[context.option] or prompt + new) if context else prompt + new
+    holds = cell.tokens if cell.workload.timed == "rows" else prompt + new
+    n_ctx = int(options[context.option] or holds) if context else holds
     memory = round(footprint.total(engine_of(cell, options, device.family != "cpu", held.shape), held, n_ctx))
     has = device.memory_bytes
     if device.family != "cpu" and options.get("gpu_layers", -1) != -1:
@@ -189,7 +195,10 @@ def forecast_cell(
         static = n_ctx if options.get("cache") == "static" else None
         takes = seconds(held.weight_bytes, held.kv_bytes_per_token, prompt, new, static, bandwidth)
     no_room = None if has is None or fits else _no_room(device, has)
-    return Forecast(memory, takes, tuple(broken), fits, no_room, over_budget=over)
+    too_deep = None
+    if no_room and cell.workload.timed == "rows":
+        too_deep = f"{cell.tokens:,} tokens need {memory / 1e9:.1f} GB: {no_room}"
+    return Forecast(memory, takes, tuple(broken), fits, no_room, over_budget=over, too_deep=too_deep)
 
 
 def _no_room(device: Device, memory_bytes: int) -> str:

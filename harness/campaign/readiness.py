@@ -18,6 +18,8 @@ def inputs(cell: Cell, experiment: Experiment, preparation: Preparation, device:
     """Everything the cell needs to run, or the reason why it cannot or must not run."""
     protocol = experiment.protocol
     try:
+        if uncut := cell.uncut(preparation.threads):
+            raise NotReady("unavailable", uncut)
         if refusal := _refusal(cell, preparation, device):
             raise NotReady("refused", refusal)
         interpreter = preparation.interpreter(cell.header)
@@ -44,7 +46,8 @@ def inputs(cell: Cell, experiment: Experiment, preparation: Preparation, device:
 
 def _refusal(cell: Cell, preparation: Preparation, device: Device) -> str | None:
     """Why a cell must not be started, checked before anything is built or downloaded for it."""
-    if device.free_bytes is None and not any(limit.refuses for limit in cell.header.limits):
+    may_refuse = any(limit.refuses for limit in cell.header.limits) or cell.workload.timed == "rows"
+    if device.free_bytes is None and not may_refuse:
         return None
     return expected(cell, device, preparation.threads).refusal
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from harness import results
 from harness.analysis.records import energy, sensor_summary, throttling
@@ -20,13 +19,18 @@ from harness.system.variables import recorded
 from harness.worker import launch, life
 from harness.worker.memory_limit import MemoryLimit
 from harness.worker.memory_sampler import pressure
-from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, Tokens
+from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, Rows, Tokens
 
 # Facts that the Done event of a decode must have, because the verdicts read them.
 DONE_FACTS = {"counters", "warmup", "facts_after", "major_faults", "start_ns", "flushes"}
 
-OnTokens = Callable[[int, int], None]
-"""Called with the number of tokens so far and the latency of the latest, in ns."""
+
+class Shown(Protocol):
+    """Shows the progress of a repeat to the user."""
+
+    def say(self, line: str) -> None: ...
+    def tokens(self, count: int, latency_ns: int) -> None: ...
+    def rows(self, rows: Rows) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -59,14 +63,15 @@ class Inputs:
         return Request(job, stack, self.device_id, model, options, [workload], files or {})
 
 
-def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, on_tokens: OnTokens) -> Stored:
+def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown) -> Stored:
     """Run a worker until it ends, in any way, and write the record.
 
     `folder`: the machine's. Raises ResultsError if the record cannot be written, and KeyboardInterrupt after
     writing an interrupted record.
     """
     lengths = {"prompt": inputs.prompt, "new_tokens": cell.workload.new_tokens}
-    workload: dict[str, object] = {"kind": cell.workload.kind, "warmup": inputs.warmup, **lengths}
+    workload: dict[str, object] = cell.workload.model_dump(mode="json")
+    workload |= {"warmup": inputs.warmup, **lengths}
     request = inputs.request(cell, "generate", workload)
     variables = launch.worker_variables(inputs.device_id, inputs.threads)
     begun = begun | {"variables": recorded(variables)}
@@ -87,7 +92,7 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, on_tokens: O
         keep=running.events,
     )
     try:
-        seen = life.run(job, lambda event: report.add(event, on_tokens))
+        seen = life.run(job, lambda event: report.add(event, shown))
     except OSError as refusal:
         if refusal.errno in results.FULL:
             raise ResultsError(f"cannot write results to {running.folder}: {refusal.strerror}") from refusal
@@ -108,7 +113,7 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, on_tokens: O
     record["exit_status"] = seen.exit_status
     record["log_tail"] = results.tail(running.folder / "worker.log") if record["outcome"] != "ok" else []
     sensor_columns = seen.sensors.columns if seen.sensors else None
-    stored = running.finish(record, times, seen.memory_columns, sensor_columns)
+    stored = running.finish(record, times, seen.memory_columns, sensor_columns, report.tables)
     if seen.interrupted:
         raise KeyboardInterrupt
     return stored
@@ -180,9 +185,13 @@ class WorkerReport:
         self.worker_pressure: dict[str, int] = {}
         self._before: tuple[dict[str, int], dict[str, int]] = {}, {}
         self._count, self._last_ns = 0, 0
+        self.tables: results.Tables = {}
 
-    def add(self, event: Event | Died, on_tokens: OnTokens) -> None:
+    def add(self, event: Event | Died, shown: Shown) -> None:
         if isinstance(event, Phase):
+            if ":" in event.name:  # how far a phase has come
+                shown.say(event.name)
+                return
             self.phases.append(event)
             if event.name == "generate":
                 self._before = self._pressures()
@@ -198,7 +207,10 @@ class WorkerReport:
             self._count += len(event.ids)
             before_ns = event.t_ns[-2] if len(event.t_ns) > 1 else self._last_ns
             self._last_ns = event.t_ns[-1]
-            on_tokens(self._count, self._last_ns - before_ns)
+            shown.tokens(self._count, self._last_ns - before_ns)
+        elif isinstance(event, Rows):
+            results.add_rows(self.tables, event)
+            shown.rows(event)
         elif isinstance(event, Done) and (problem := _done_error(event.facts)):
             self.ended = Died("error", f"worker protocol error: {problem}")
         else:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from harness import plan
+from harness import plan, results
 from harness.analysis.records.disturbances import BusyProcess, counting
 from harness.analysis.records.verdicts import USABLE, Verdict, attempts_left, verdict
 from harness.campaign import quiet
@@ -43,7 +43,13 @@ def judge(stored: Stored) -> Verdict:
             times = stored.times
         except ResultsError:
             whole = False
-    return verdict(stored.record, has_series=whole, times=times)
+    table = None
+    if whole:
+        try:
+            table = results.table(stored)
+        except ResultsError:
+            whole = False
+    return verdict(stored.record, has_series=whole, times=times, table=table)
 
 
 def due(

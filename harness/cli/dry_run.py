@@ -138,11 +138,13 @@ class Here:
         source = self._source(cell)
         found = forecast.forecast_cell(cell, source.ready, self.device, self._threads, self.bandwidth)
         refused = [each.reason for each in found.broken if each.refuses]
-        refused += [found.over_budget] if found.over_budget else []
+        refused += [each for each in (found.over_budget, found.too_deep) if each]
         fails = [each.reason for each in found.broken if not each.refuses] + source.lacks
         fails = list(dict.fromkeys(fails))
         notes = [f"will be refused: {reason}" for reason in refused]
-        notes += [f"will fail: {reason}" for reason in fails] + ([found.no_room] if found.no_room else [])
+        notes += [f"will fail: {reason}" for reason in fails] + (
+            [found.no_room] if found.no_room and not found.too_deep else []
+        )
         return {
             "cell": cell.id,
             "weights": source.words,

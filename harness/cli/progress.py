@@ -13,6 +13,7 @@ from harness.plan import Cell
 from harness.results import Stored
 from harness.system.printing import printable, unfiltered
 from harness.system.wording import plural
+from runners.protocol import Rows
 
 REPEAT_MESSAGE_S = 10.0
 HEARTBEAT_S = 60.0  # between lines about a long repeat, without a terminal
@@ -58,7 +59,21 @@ class Progress:
             self._draw(f"{self._place} loading and warming up  {self._name}")
 
     def tokens(self, count: int, latency_ns: int) -> None:
-        done = f"{count}/{plural(self._new_tokens, 'token')}, {latency_ns / 1e6:.2f} ms"
+        self._show(f"{count}/{plural(self._new_tokens, 'token')}, {latency_ns / 1e6:.2f} ms")
+
+    def rows(self, rows: Rows) -> None:
+        last = {name: column[-1] for name, column in rows.columns.items()}
+        if rows.table == "turns":
+            prefix = "kept" if last["reuse"] else "not kept"
+            done = (
+                f"turn {last['turn']}, prefix {prefix}: {last['prefill_ns'] / 1e9:.2f} s to its first token"
+            )
+        else:
+            what = plural(last["n"], "token") if rows.table == "prefill" else "a step"
+            done = f"round {last['round']}, depth {last['depth']}: {what} {last['latency_ns'] / 1e6:.2f} ms"
+        self._show(done)
+
+    def _show(self, done: str) -> None:
         if self._live:
             self._draw(f"{self._place} {done}  {self._name}")
         elif time.monotonic() >= self._printed_s + HEARTBEAT_S:

@@ -1,20 +1,17 @@
 """Parse a YAML file into a typed Experiment; each mistake is one sentence. Reads only that file."""
 
 from harness.config.experiment import (
-    Decode,
     Exclude,
     Experiment,
-    Grow,
-    MaxCtx,
     Model,
     Protocol,
     Variant,
     Warmup,
     Weights,
-    Workload,
 )
 from harness.config.load import load
 from harness.config.mistakes import ConfigError
+from harness.config.workloads import Decode, Grow, MaxCtx, Prefill, Turns, Windows, Workload
 
 __all__ = [
     "ConfigError",
@@ -24,10 +21,13 @@ __all__ = [
     "Grow",
     "MaxCtx",
     "Model",
+    "Prefill",
     "Protocol",
+    "Turns",
     "Variant",
     "Warmup",
     "Weights",
+    "Windows",
     "Workload",
     "load",
 ]

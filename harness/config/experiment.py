@@ -6,10 +6,11 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
+from pydantic import Field, field_validator
 
+from harness.config.frozen import Frozen, Tokens
 from harness.config.sizes import SIZE, size_bytes
-from harness.theory import counts
+from harness.config.workloads import Decode, Workload
 from harness.theory.shapes import Shape
 
 Scalar = str | int | float | bool
@@ -27,38 +28,6 @@ Name = Annotated[str, Field(pattern=NAME)]
 
 # Seeds go into 64-bit generators.
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
-_MOST_TOKENS = 10_000_000
-
-
-def tokens_of(given: object) -> object:
-    """32k as 32,768; all else as it is given."""
-    return counts.tokens(given) or given if isinstance(given, str) else given
-
-
-Tokens = Annotated[
-    int,
-    BeforeValidator(tokens_of),
-    Field(ge=1, le=_MOST_TOKENS),
-    WithJsonSchema(
-        {
-            "type": ["integer", "string"],
-            "minimum": 1,
-            "maximum": _MOST_TOKENS,
-            "pattern": counts.TOKENS,
-        }
-    ),
-]
-"""A count of tokens; 32k is 32,768."""
-
-
-class Frozen(BaseModel):
-    """No unknown keys, no conversions ("3" and true are not numbers), no NaN, no changes."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
 CPU_WARMUP_S, GPU_WARMUP_S = 1.0, 2.0
 
 
@@ -136,49 +105,6 @@ class Protocol(Frozen):
         return None if self.memory_budget is None else size_bytes(self.memory_budget)
 
 
-class Decode(Frozen):
-    """Decode greedily, token by token. A null length means the protocol's."""
-
-    kind: Literal["decode"] = "decode"
-    new_tokens: Tokens | None = None
-    """Tokens to decode, in place of the protocol's."""
-    prompt_tokens: Tokens | None = None
-    """Tokens of prompt, in place of the protocol's."""
-
-
-class MaxCtx(Frozen):
-    """Find the longest context that fits. A context length in the variant's options is ignored."""
-
-    kind: Literal["max_ctx"] = "max_ctx"
-    fill: bool = True
-    """Fill the context and decode at its end; otherwise only allocate it."""
-    prompt_tokens: Tokens | None = None
-    """Tokens of text, repeated until the context is full."""
-
-    @property
-    def new_tokens(self) -> int:
-        """None: nothing is timed."""
-        return 0
-
-
-class Grow(Frozen):
-    """Decode until memory runs out, or the target is reached."""
-
-    kind: Literal["grow"] = "grow"
-    target: Annotated[Tokens, Field(ge=2)] = 100_000
-    """Tokens of prompt and decode."""
-    prompt_tokens: Tokens | None = None
-    """Tokens of prompt, in place of the protocol's."""
-
-    @property
-    def new_tokens(self) -> int:
-        """The target minus the prompt."""
-        return self.target - (self.prompt_tokens or 0)
-
-
-Workload = Decode | MaxCtx | Grow
-
-
 class Weights(Frozen):
     """Where weights come from. `path` (absolute), `repo` and `file` may contain `{quant}` and `{bits}`. A
     `repo` without `file` means its checkpoint."""
@@ -210,7 +136,7 @@ class Model(Frozen):
     name: Name
     shape: Shape | None = None
     weights: Weights = Weights()
-    of_format: dict[str, Weights] = {}
+    of_format: dict[str, Weights] = Field(default={})
 
     def weights_for(self, form: str) -> Weights | None:
         """The weights for a stack of this format (gguf, hf, gptq or awq); null: it could load none of these.
@@ -230,7 +156,7 @@ class Variant(Frozen):
 
     stack: str
     name: str
-    options: dict[str, Scalar] = {}
+    options: dict[str, Scalar] = Field(default={})
     models: tuple[str, ...] = ("*",)
     """Globs: the models this variant is for."""
 
@@ -246,7 +172,7 @@ class Exclude(Frozen):
     stack: str = "*"
     variant: str = "*"
     workload: str = "*"
-    options: dict[str, tuple[Scalar, ...]] = {}
+    options: dict[str, tuple[Scalar, ...]] = Field(default={})
 
     def matches(self, model: Model, variant: Variant, workload: Workload) -> bool:
         return (
@@ -274,23 +200,16 @@ class Experiment(Frozen):
     include: tuple[Variant, ...] = ()
     exclude: tuple[Exclude, ...] = ()
     workloads: tuple[Workload, ...] = (Decode(),)
-    source: dict[str, Any] = {}
+    source: dict[str, Any] = Field(default={})
 
     def combinations(self) -> list[tuple[Model, Variant, Workload]]:
         """All combinations to measure: the matrix without `exclude`, then `include`; lengths resolved."""
-        workloads = [resolved(workload, self.protocol) for workload in self.workloads]
+        protocol = self.protocol
+        workloads = [w.resolved(protocol.prompt_tokens, protocol.new_tokens) for w in self.workloads]
         matrix = product(self.models, self.variants, workloads)
         added = product(self.models, self.include, workloads)
         found = [each for each in matrix if not any(rule.matches(*each) for rule in self.exclude)]
         return [(m, variant, workload) for m, variant, workload in [*found, *added] if variant.fits(m)]
-
-
-def resolved(workload: Workload, protocol: Protocol) -> Workload:
-    """The workload; lengths it does not set come from the protocol."""
-    lengths = {"prompt_tokens": workload.prompt_tokens or protocol.prompt_tokens}
-    if isinstance(workload, Decode):
-        lengths["new_tokens"] = workload.new_tokens or protocol.new_tokens
-    return workload.model_copy(update=lengths)
 
 
 def _same(given: Scalar | None, wanted: Scalar) -> bool:

@@ -9,19 +9,12 @@ from pydantic import Field, model_validator
 from harness.config.experiment import (
     DEVICE,
     REPO,
-    Decode,
-    Frozen,
-    Grow,
-    MaxCtx,
     Name,
     Protocol,
     Seed,
-    Tokens,
-    Workload,
 )
+from harness.config.frozen import Frozen, Tokens
 from harness.theory.shapes import Shape
-
-WORKLOADS: dict[str, type[Workload]] = {"decode": Decode, "max_ctx": MaxCtx, "grow": Grow}
 
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 

@@ -11,18 +11,16 @@ from harness.config import yaml_text
 from harness.config.experiment import (
     Exclude,
     Experiment,
-    Grow,
     Model,
     Protocol,
     Variant,
     Weights,
-    Workload,
-    resolved,
 )
 from harness.config.forms import File
 from harness.config.mistakes import ConfigError, Loc, Mistakes, dotted, shown, suggestion
 from harness.config.rows import BITS, QUANT, model_of, safe_name, workload_of
 from harness.config.variants import MAX_CELLS, bits_of, exclusion, expanded, quant_of, weights_format
+from harness.config.workloads import Grow, Workload
 from harness.config.yaml_text import Document
 from harness.stacks.header import stacks
 from harness.system.wording import plural, shortened
@@ -170,7 +168,7 @@ def _workloads(file: File, mistakes: Mistakes) -> list[Workload]:
         workload = workload_of(row, ("workloads", index), mistakes)
         if workload is None:
             continue
-        whole = resolved(workload, file.protocol)
+        whole = workload.resolved(file.protocol.prompt_tokens, file.protocol.new_tokens)
         if known_lengths and isinstance(whole, Grow) and whole.new_tokens < 1:
             needs = (
                 f"must be above the prompt's {plural(whole.prompt_tokens or 0, 'token')}, got {whole.target}"
@@ -187,8 +185,8 @@ def _check_lengths(
     variants: Placed, workloads: list[Workload], protocol: Protocol, mistakes: Mistakes
 ) -> None:
     """A given context (the option that defaults to the number of tokens) must hold the longest workload."""
-    lengths = [resolved(workload, protocol) for workload in workloads]
-    prompt, new = max(((w.prompt_tokens or 0, w.new_tokens or 0) for w in lengths), key=sum)
+    whole = [workload.resolved(protocol.prompt_tokens, protocol.new_tokens) for workload in workloads]
+    longest = max(whole, key=lambda workload: workload.holds)
     reported = set()
     for loc, variant in variants:
         header = stacks()[variant.stack]
@@ -197,12 +195,18 @@ def _check_lengths(
             given = variant.options.get(key)
             if option.default_from != "tokens" or key in covered:
                 continue
-            if not isinstance(given, int) or given >= prompt + new:
+            if not isinstance(given, int) or given >= longest.holds:
                 continue
             if (loc, key, given) not in reported:
                 reported.add((loc, key, given))
-                needs = f"prompt_tokens {prompt} + new_tokens {new} = {prompt + new}"
-                mistakes.add((*loc, key), f"{key} {given} is smaller than {needs}")
+                mistakes.add((*loc, key), f"{key} {given} is smaller than {_needs(longest)}")
+
+
+def _needs(workload: Workload) -> str:
+    if workload.timed == "rows":
+        return f"the {workload.holds} tokens that workload {workload.kind} needs"
+    prompt, new = workload.prompt_tokens, workload.new_tokens
+    return f"prompt_tokens {prompt} + new_tokens {new} = {workload.holds}"
 
 
 def _check_budget(file: File, variants: Placed, mistakes: Mistakes) -> None:

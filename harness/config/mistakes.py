@@ -132,6 +132,8 @@ def _sentence(kind: type[BaseModel], error: Any) -> str:
         return f"cannot be {shown(given)}" + suggestion(given, known)
     if name == "value_error":
         return str(context["error"])
+    if name == "too_short":
+        return "must not be empty"
     if name == "finite_number":
         return f"must be a finite number, got {shown(given)}"
     sentence: str = error["msg"]

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from harness.config import yaml_text
-from harness.config.experiment import Frozen, Tokens
 from harness.config.forms import InlineShape
+from harness.config.frozen import Frozen, Tokens
 from harness.config.mistakes import Loc, Mistakes, expected, shown
 from harness.config.rows import named_shape
 from harness.theory import machine_names

@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from harness.config.experiment import Model, Weights, Workload
+from harness.config.experiment import Model, Weights
 from harness.config.forms import (
-    WORKLOADS,
     FormatWeights,
     HubWeights,
     InlineShape,
@@ -17,6 +16,7 @@ from harness.config.forms import (
     SyntheticWeights,
 )
 from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
+from harness.config.workloads import KINDS, Workload
 from harness.theory import names
 from harness.theory.names import NotUnderstood
 from harness.theory.shapes import Shape
@@ -153,9 +153,9 @@ def workload_of(given: Any, loc: Loc, mistakes: Mistakes) -> Workload | None:
     if not isinstance(given, dict):
         mistakes.add(loc, expected("a mapping such as {kind: decode}", given))
     elif "kind" not in given:
-        mistakes.add((*loc, "kind"), "is missing" + suggestion(None, WORKLOADS))
-    elif (kind := given["kind"]) not in list(WORKLOADS):
-        mistakes.add((*loc, "kind"), f"unknown workload {shown(kind)}" + suggestion(kind, WORKLOADS))
+        mistakes.add((*loc, "kind"), "is missing" + suggestion(None, KINDS))
+    elif (kind := given["kind"]) not in list(KINDS):
+        mistakes.add((*loc, "kind"), f"unknown workload {shown(kind)}" + suggestion(kind, KINDS))
     else:
-        return mistakes.checked(WORKLOADS[kind], given, loc)
+        return mistakes.checked(KINDS[kind], given, loc)
     return None

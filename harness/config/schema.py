@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from harness.config.forms import (
-    WORKLOADS,
     File,
     FormatWeights,
     HubWeights,
@@ -23,6 +22,7 @@ from harness.config.forms import (
     VariantRow,
 )
 from harness.config.variants import EXCLUDED_BY
+from harness.config.workloads import KINDS
 from harness.stacks.header import Header, stacks
 from harness.stacks.rules import Option
 from harness.theory import counts
@@ -34,11 +34,11 @@ _JSON_TYPES = {"string": "string", "int": "integer", "float": "number", "bool": 
 def schema() -> dict[str, Any]:
     """The schema as plain data."""
     kinds: list[type[BaseModel]] = [File, ModelRow, InlineShape, PathWeights, HubWeights, SyntheticWeights]
-    kinds += [FormatWeights, VariantRow, *WORKLOADS.values()]
+    kinds += [FormatWeights, VariantRow, *KINDS.values()]
     _, made = models_json_schema([(kind, "validation") for kind in kinds])
     defs: dict[str, Any] = made["$defs"]
     file, row = defs.pop("File"), defs.pop("VariantRow")
-    for name, kind in WORKLOADS.items():
+    for name, kind in KINDS.items():
         defs[kind.__name__]["required"] = ["kind"]
         defs[kind.__name__]["properties"]["kind"] = {"const": name}
     model = defs["ModelRow"]["properties"]
@@ -61,7 +61,7 @@ def schema() -> dict[str, Any]:
     top["models"]["items"] = _ref("ModelRow")
     top["variants"]["items"] = top["include"]["items"] = _ref("Variant")
     top["exclude"]["items"] = _ref("Exclude")
-    top["workloads"]["items"] = {"oneOf": [_ref(kind.__name__) for kind in WORKLOADS.values()]}
+    top["workloads"]["items"] = {"oneOf": [_ref(kind.__name__) for kind in KINDS.values()]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **file,

@@ -8,8 +8,9 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
-from harness.config.experiment import Exclude, Scalar, Variant, tokens_of
+from harness.config.experiment import Exclude, Scalar, Variant
 from harness.config.forms import VariantRow
+from harness.config.frozen import tokens_of
 from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
 from harness.stacks.header import stacks
 from harness.stacks.rules import Option, Options, Value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,13 +55,16 @@ class Gathered:
         checked = [agreement.row(each.record) for each in by_size if each.record["kind"] == "checked"]
         self.checks: list[Check] = names.named(agreement.latest(checked))
         self.curves: dict[str, Curve] = {}
+        self.tables: dict[Path, dict[str, list[int]]] = {}
         ceilings = _ceilings(self.stored)
         self.repeats: list[Repeat] = []
         for each in self.stored:
-            times = self._times(each)
+            times, table = self._times(each), self._read(results.table, each)
             path = str(each.series_path) if times else None
             ceiling = ceilings.get(each.record["campaign"]["id"])
-            self.repeats.append(rows.row(each.record, times, path, ceiling))
+            self.repeats.append(rows.row(each.record, times, path, ceiling, table))
+            if table:
+                self.tables[each.folder] = table
             if path:
                 self.curves[path] = Curve(times.n.astype(float), times.ms)
         nothing = Curve(np.empty(0), np.empty(0))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.analysis.records import energy, grow_results, sensor_summary, traffic
+from harness.analysis.records import energy, grow_results, sensor_summary, surface, traffic
 from harness.analysis.records.disturbances import CONTENTION_TOLERANCE
 from harness.analysis.records.flags import (
     Flag,
@@ -26,24 +26,33 @@ from harness.analysis.series import latency
 from harness.analysis.series.drift import Drift
 from harness.analysis.series.latency import Analysis, Unusable
 from harness.analysis.series.line import Floats
+from harness.results import tables
 from harness.results.kinds import Record, done_of, loaded_of, memory_of
 from harness.results.kinds.parts import StackFacts
 from harness.results.kinds.reported import Reported
 from harness.results.token_times import NO_TOKENS, TokenTimes
 
 
-def row(record: Record, times: TokenTimes, series_path: str | None, ceiling: float | None) -> Repeat:
+def row(
+    record: Record,
+    times: TokenTimes,
+    series_path: str | None,
+    ceiling: float | None,
+    table: surface.Columns | None = None,
+) -> Repeat:
     """One repeat as a flat row; missing values are null. `times`: of its tokens. `ceiling`: read bandwidth
-    measured on its machine, in bytes/s."""
+    measured on its machine, in bytes/s. `table`: its timed rows, of a workload that has them."""
     reported = record.get("reported")
-    judged = verdict(record, ceiling, has_series=bool(times), times=times)
+    table = table or {}
+    judged = verdict(record, ceiling, bool(times) or bool(table), times, table)
     state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
     # A `grow` run that ran out of memory gives a length; its latencies are not valid.
     ended = grow_results.ended_by_memory(record)
     found, drift, unusable = _analysis(NO_TOKENS if ended else times, _control_ms(record))
     if unusable:
         state, reasons, disturbed = "invalid", [*reasons, f"its series is unusable: {unusable}"], None
-    figures = latency.row(found)
+    of_depths = surface.figures(table) if tables.name_of(record) == "windows" else None
+    figures = of_depths or latency.row(found)
     limits = traffic.limits(record, ceiling)
     least = _higher(traffic.limits(record, ceiling, past_cache=True))
     loaded = loaded_of(record)
@@ -93,7 +102,7 @@ def row(record: Record, times: TokenTimes, series_path: str | None, ceiling: flo
         "tokens": record["tokens"],
         "n_ctx": (loaded.get("options") or {}).get("n_ctx"),
         "kv_read": loaded.get("kv_read"),
-        "ttft_ms": figures.pop("first_token_ms"),
+        "ttft_ms": figures.pop("first_token_ms", None),
         **figures,
         "bpw": traffic.bpw(record),
         "nominal_bits": traffic.nominal_bits(loaded.get("quant")),
@@ -118,6 +127,7 @@ def row(record: Record, times: TokenTimes, series_path: str | None, ceiling: flo
         "weights_check": None,
         "drift": drift.share if drift else None,
         "drift_ci95": drift.ends if drift else None,
+        **surface.row(record, [table]),
     }
 
 

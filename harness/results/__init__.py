@@ -19,7 +19,9 @@ from harness.results.reading import (
     read,
     records,
     series,
+    table,
 )
+from harness.results.tables import Tables, add_rows
 from harness.results.token_times import NO_TOKENS, TokenTimes
 from harness.results.writing import (
     Running,
@@ -42,7 +44,9 @@ __all__ = [
     "ResultsError",
     "Running",
     "Stored",
+    "Tables",
     "TokenTimes",
+    "add_rows",
     "begin",
     "check_folder",
     "check_writable",
@@ -54,5 +58,6 @@ __all__ = [
     "records",
     "recover",
     "series",
+    "table",
     "tail",
 ]

@@ -11,12 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+from harness.results import tables
 from harness.results.files import ResultsError, read_columns
 from harness.results.kinds import Numbered, Record, wrong_with
 from harness.results.kinds.values import clause
 from harness.results.token_times import TokenTimes
 from harness.system.files import MOST_RECORD_BYTES, open_regular, read_regular
 from harness.system.wording import shortened
+from runners.protocol import TABLES
 
 Draft = dict[str, Any]
 """A record that is being made; `kinds` has its keys."""
@@ -43,9 +45,9 @@ class Stored:
 
     @property
     def has_series(self) -> bool:
-        """Whether the per-token file exists and starts and ends as a parquet file."""
+        """Whether the file of its tokens, or of its table, exists and starts and ends as a parquet file."""
         try:
-            with open_regular(self.folder / "tokens.parquet") as file:
+            with open_regular(self.folder / f"{tables.name_of(self.record) or 'tokens'}.parquet") as file:
                 first = file.read(4)
                 file.seek(-4, os.SEEK_END)
                 return first == file.read(4) == b"PAR1"
@@ -125,6 +127,12 @@ def series(stored: Stored) -> dict[str, list[int]]:
     """The per-token columns: `n` and `latency_ns`; if measured, `token_id` and `device_ns` (the device's
     clock). Empty if there is no series. `n` counts as its source does. Raises ResultsError."""
     return read_columns(stored.folder / "tokens.parquet", ("n", "latency_ns"))
+
+
+def table(stored: Stored) -> dict[str, list[int]]:
+    """The columns of its workload's table; empty if there is none. Raises ResultsError."""
+    name = tables.name_of(stored.record)
+    return read_columns(stored.folder / f"{name}.parquet", TABLES[name]) if name else {}
 
 
 def prefill_series(stored: Stored) -> dict[str, list[int]]:

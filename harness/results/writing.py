@@ -17,10 +17,11 @@ from harness.results.kinds import Begun, Record, wrong_with
 from harness.results.kinds.searched import Probe
 from harness.results.kinds.values import clause
 from harness.results.reading import SCHEMA, Draft, Stored
+from harness.results.tables import Tables, add_rows
 from harness.results.token_times import NO_TOKENS, TokenTimes
 from harness.system import small_files
 from harness.system.files import MOST_RECORD_BYTES, open_regular, read_regular, sync_folder
-from runners.protocol import Event, Loaded, NonsenseError, Phase, decode
+from runners.protocol import Event, Loaded, NonsenseError, Phase, Rows, decode
 
 Samples = dict[str, list[int | None]]
 """Columns sampled during a run, including `t_ns`; null where a value could not be read."""
@@ -53,10 +54,12 @@ class Running:
         times: TokenTimes = NO_TOKENS,
         memory: Samples | None = None,
         sensors: Samples | None = None,
+        tables: Tables | None = None,
     ) -> Stored:
         """Write the series, then the record, then delete the temporary files."""
         try:
-            stored = _finish(self.folder, record, times, {"memory": memory, "sensors": sensors})
+            samples = {"memory": memory, "sensors": sensors}
+            stored = _finish(self.folder, record, times, samples, tables or {})
         finally:
             self.events.close()
         return stored
@@ -139,6 +142,10 @@ def _recovered(folder: Path) -> Iterator[Stored]:
             return  # another campaign is writing it now
         events = list(events_in(log.read(MOST_EVENTS_BYTES)))
         times = TokenTimes.of_events(events, begun["workload"]["prompt_tokens"])
+        tables: Tables = {}
+        for event in events:
+            if isinstance(event, Rows):
+                add_rows(tables, event)
         if "search" in begun:
             probes = [*begun["search"]["probes"], *_probes_in(folder / "probes.jsonl")]
             begun["search"] = begun["search"] | {"probes": probes}
@@ -154,7 +161,7 @@ def _recovered(folder: Path) -> Iterator[Stored]:
             "memory": {},
             "log_tail": tail(folder / "worker.log"),
         }
-        yield _finish(folder, record, times, {})
+        yield _finish(folder, record, times, {}, tables)
 
 
 def begun_by() -> str:
@@ -194,9 +201,13 @@ def _probes_in(path: Path) -> Iterator[Draft]:
         return
 
 
-def _finish(folder: Path, record: Draft, times: TokenTimes, samples: dict[str, Samples | None]) -> Stored:
+def _finish(
+    folder: Path, record: Draft, times: TokenTimes, samples: dict[str, Samples | None], tables: Tables
+) -> Stored:
     if len(times):
         write_columns(folder / "tokens.parquet", times.columns())
+    for name, columns in tables.items():
+        write_columns(folder / f"{name}.parquet", columns)
     for name, sampled in samples.items():
         if sampled and sampled["t_ns"]:
             write_columns(folder / f"{name}.parquet", sampled)

@@ -72,7 +72,8 @@ class Header:
     `named`: options whose values stand in every variant's name, given or not. `functional`: devices on which
     its speed is meaningless, and why. `lends`: options that a stack which borrows from this one has too.
 
-    `memory`: one of MEMORY_MODELS; null: its memory is not forecast. `scratch`: the options with which a GPU
+    `memory`: one of MEMORY_MODELS; null: its memory is not forecast. `uncut`: options with any of which its
+    KV cache cannot be cut to fewer tokens. `scratch`: the options with which a GPU
     holds the scratch memory of ExLlamaV2; null: never. `reference`: the options with which it computes the
     reference logits of weights in its format; it makes files of this format for all stacks. `unfused`: the
     options that undo fused layers, whose logits are compared with the unfused ones too. `published`: its
@@ -92,6 +93,7 @@ class Header:
     memory: str | None = None
     scratch: When | None = None
     reference: dict[str, Given] | None = None
+    uncut: tuple[When, ...] = ()
     unfused: dict[str, Given] = field(default_factory=dict)
     published: dict[str, str] = field(default_factory=dict)
 
@@ -153,8 +155,10 @@ def parse(stack: str, text: str) -> Header:
             contexts + (lender.contexts if lender else ()),
             tuple(tool.get("lends", ())),
             tool.get("memory", lender.memory if lender else None),
-            rules.scratch(stack, tool["scratch"], options) if "scratch" in tool else None,
+            rules.only(stack, "scratch", tool["scratch"], options) if "scratch" in tool else None,
             tool.get("reference"),
+            (lender.uncut if lender else ())
+            + tuple(rules.only(stack, "uncut", given, options) for given in tool.get("uncut", ())),
             dict(tool.get("unfused", {})),
             dict(tool.get("published", {})),
         )

@@ -126,9 +126,11 @@ def context(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Co
     return Context(option, granule, dry, when(given, options, wrong))
 
 
-def scratch(stack: str, given: dict[str, Any], options: dict[str, Option]) -> When:
+def only(stack: str, key: str, given: dict[str, Any], options: dict[str, Option]) -> When:
+    """The options with which a key of the header holds."""
+
     def wrong(sentence: str) -> HeaderError:
-        return HeaderError(f"runners/{stack}.py: scratch {sentence}")
+        return HeaderError(f"runners/{stack}.py: {key} {sentence}")
 
     return when({"when": given}, options, wrong)
 

@@ -17,6 +17,7 @@ from harness.analysis.records.flags import Flag
 from harness.analysis.rows import Cell, Disturbance
 from harness.results.kinds import Record, done_of, loaded_of, memory_of
 from harness.results.kinds.common import Conditions
+from harness.results.kinds.measured import Surface
 from harness.system.wording import plural
 
 CONTENTION_TOLERANCE = 0.05  # of threads x time; a quiet machine has 0.1%
@@ -144,7 +145,8 @@ def _stalled(record: Record, pressure: Pressure, name: str) -> str | None:
 
 
 def _timed_ns(record: Record) -> int:
-    return record["timing"].get("last_token_ns") or 0
+    surface = done_of(record).get("surface") or Surface()
+    return record["timing"].get("last_token_ns") or surface.get("elapsed_ns") or 0
 
 
 def _weights_paged_in(record: Record) -> int | None:
@@ -175,10 +177,10 @@ def _quota(record: Record) -> list[Reason]:
 
 def _contention(record: Record) -> list[Reason]:
     """Threads that waited for a CPU. A barrier per tensor makes them lose far more than this share."""
-    waited_ns, timing = done_of(record).get("cpu_wait_ns"), record["timing"]
-    if waited_ns is None or not timing.get("last_token_ns"):
+    waited_ns, timed_ns = done_of(record).get("cpu_wait_ns"), _timed_ns(record)
+    if waited_ns is None or not timed_ns:
         return []
-    share = waited_ns / (timing["last_token_ns"] * record["threads"])
+    share = waited_ns / (timed_ns * record["threads"])
     if share <= CONTENTION_TOLERANCE or waited_ns <= CONTENTION_FLOOR_NS:
         return []
     cpus = record["machine"].get("usable_cpus")

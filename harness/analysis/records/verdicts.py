@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.records import disturbances, grow_results, throttling
+from harness.analysis.records import disturbances, grow_results, surface, throttling
 from harness.analysis.records.disturbances import Reason
 from harness.analysis.records.flags import Flag
 from harness.analysis.records.traffic import (
@@ -17,6 +17,7 @@ from harness.analysis.records.traffic import (
     spread,
 )
 from harness.analysis.rows import Disturbance
+from harness.results import tables
 from harness.results.kinds import Record, done_of, loaded_of
 from harness.results.kinds.measured import Counters
 from harness.results.kinds.parts import StackFacts
@@ -60,12 +61,17 @@ def status(
 
 
 def verdict(
-    record: Record, ceiling: float | None = None, has_series: bool = True, times: TokenTimes | None = None
+    record: Record,
+    ceiling: float | None = None,
+    has_series: bool = True,
+    times: TokenTimes | None = None,
+    table: surface.Columns | None = None,
 ) -> Verdict:
     """The status of a record: its outcome, or `invalid` or `functional`, with the reasons.
 
-    `ceiling`: read bandwidth in bytes/s; null: the best of the record's own probes. `has_series`: whether its
-    per-token file is intact. `times`: of its tokens, if read; without them a device's clock is not compared.
+    `ceiling`: read bandwidth in bytes/s; null: the best of the record's own probes. `has_series`: whether the
+    file of its tokens or timed rows is intact. `times`, `table`: these, if read; without them a device's
+    clock is not compared, and no turn with another.
     """
     known = [f"known beforehand: {why}" for why in record.get("known_failure", [])]
     functional = loaded_of(record).get("functional")
@@ -81,8 +87,10 @@ def verdict(
         return Verdict(record["outcome"], [reason, *known] if reason else [])
     found = _reasons(record, ceiling or ceiling_bytes_per_s([record]))
     found += _device_clock(record, times)
+    found += map(Reason, surface.faults(record, table or {}))
     if not has_series:
-        found.append(Reason("its series of tokens is missing or damaged"))
+        what = "table of timed rows" if tables.name_of(record) else "series of tokens"
+        found.append(Reason(f"its {what} is missing or damaged"))
     if found:
         texts = [reason.text for reason in found]
         return Verdict("invalid", [*texts, *known], disturbances.kind(found))
@@ -115,7 +123,7 @@ def _stack_faults(record: Record, ceiling: float | None) -> list[str]:
     prompt, new = record["workload"]["prompt_tokens"], record["workload"]["new_tokens"]
     reasons = []
     stopped = grow_results.stopped(record)
-    if record["tokens"] != new and not stopped:
+    if record["tokens"] != new and not stopped and not tables.name_of(record):
         reasons.append(f"{plural(record['tokens'], 'token')} generated, {new} requested")
     evaluated = done["counters"].get("evaluated_tokens")
     if evaluated is not None and evaluated != prompt + record["tokens"] - 1 and not stopped:

@@ -8,7 +8,18 @@ from typing_extensions import NotRequired, TypedDict
 from harness.results.kinds.common import Common, Conditions, Own
 from harness.results.kinds.parts import DESCRIBED, StackFacts
 from harness.results.kinds.sensed import Cooled, Sensors
-from harness.results.kinds.values import Above0, Count, Number, Pairs, Positive, Switch, Text, Triples, clause
+from harness.results.kinds.values import (
+    Above0,
+    Count,
+    From0,
+    Number,
+    Pairs,
+    Positive,
+    Switch,
+    Text,
+    Triples,
+    clause,
+)
 from harness.theory.ggml import element_bytes
 
 
@@ -53,6 +64,45 @@ class Control(TypedDict):
 
 
 @with_config(DESCRIBED)
+class PassCheck(TypedDict):
+    """Did a pass over `n` tokens write its keys and values? Both as shares of the right logits' length."""
+
+    depth: Count
+    n: Count
+    distance: From0
+    """of the next step's logits to those after the same tokens one by one, or in two passes"""
+    control: From0
+    """the same without the pass"""
+
+
+@with_config(DESCRIBED)
+class TurnCount(TypedDict):
+    """The prefill of a turn, with (1) or without (0) its prefix kept."""
+
+    reuse: Count
+    turn: Count
+    fed: Count
+    evaluated: Count
+    """by the stack's own count"""
+
+
+@with_config(DESCRIBED)
+class Surface(TypedDict):
+    """Of a workload whose result is a table: what it saw beside the rows."""
+
+    elapsed_ns: NotRequired[Count]
+    """time of all of it, filling included"""
+    fill_s: NotRequired[From0]
+    """time of filling the context"""
+    checks: NotRequired[list[PassCheck]]
+    """of prefill: one of each depth and length"""
+    counted: NotRequired[list[TurnCount]]
+    """of turns: one of each, where the stack counts"""
+    half_widths: NotRequired[Any]
+    """of depths: half the 95% interval of the mean step as a share, when it stopped"""
+
+
+@with_config(DESCRIBED)
 class EndFacts(TypedDict):
     """What the worker says at the end."""
 
@@ -70,6 +120,8 @@ class EndFacts(TypedDict):
     """facts of `loaded` that differ after the run"""
     control: NotRequired[Control | None]
     """missing in older records, and of a workload that grows; null below 512 tokens"""
+    surface: NotRequired[Surface]
+    """of a workload whose result is a table"""
     warmup: NotRequired[Any]
     """windows of the warm-up, whether they agreed, and the last one's change from four before (`trend`)"""
     major_faults: NotRequired[Count]

@@ -141,7 +141,7 @@ class Model(TypedDict):
 @with_config(DESCRIBED)
 class Workload(TypedDict):
     kind: Text
-    """`decode`, `grow` or `max_ctx`"""
+    """`decode`, `grow`, `max_ctx`, `prefill`, `depth` or `turns`"""
     prompt_tokens: Count
     new_tokens: Count
     prompt: NotRequired[list[Count]]

@@ -1,0 +1,251 @@
+"""What is run on each model: the kinds of workloads, their lengths and limits."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
+
+from harness.config.frozen import MOST_TOKENS, Frozen, Tokens, tokens_of
+from harness.system.wording import shortened
+
+PERCENT = r"^[0-9]{1,2}(\.[0-9]{1,4})?%$"
+
+_Self = TypeVar("_Self", bound="_Workload")
+
+
+class _Workload(Frozen):
+    prompt_tokens: Tokens | None = None
+    """Tokens of prompt, in place of the protocol's."""
+
+    timed: ClassVar[Literal["tokens", "rows"] | None] = "tokens"
+    """What is timed: each token of one decode, or rows of a table; null: nothing."""
+
+    cuts: ClassVar[bool] = False
+    """Whether it cuts the KV cache to fewer tokens."""
+
+    def resolved(self: _Self, prompt_tokens: int, new_tokens: int) -> _Self:
+        """Itself; lengths it does not set come from the protocol."""
+        return self.model_copy(update={"prompt_tokens": self.prompt_tokens or prompt_tokens})
+
+
+class Decode(_Workload):
+    """Decode greedily, token by token. A null length means the protocol's."""
+
+    kind: Literal["decode"] = "decode"
+    new_tokens: Tokens | None = None
+    """Tokens to decode, in place of the protocol's."""
+
+    def resolved(self, prompt_tokens: int, new_tokens: int) -> Decode:
+        lengths = {"new_tokens": self.new_tokens or new_tokens}
+        return super().resolved(prompt_tokens, new_tokens).model_copy(update=lengths)
+
+    @property
+    def holds(self) -> int:
+        """Tokens that its context must hold."""
+        return (self.prompt_tokens or 0) + (self.new_tokens or 0)
+
+
+class MaxCtx(_Workload):
+    """Find the longest context that fits. A context length in the variant's options is ignored."""
+
+    kind: Literal["max_ctx"] = "max_ctx"
+    fill: bool = True
+    """Fill the context and decode at its end; otherwise only allocate it."""
+    prompt_tokens: Tokens | None = None
+    """Tokens of text, repeated until the context is full."""
+
+    timed = None
+
+    @property
+    def new_tokens(self) -> int:
+        """None: nothing is timed."""
+        return 0
+
+    @property
+    def holds(self) -> int:
+        """Tokens that its context must hold at least."""
+        return self.prompt_tokens or 0
+
+
+class Grow(_Workload):
+    """Decode until memory runs out, or the target is reached."""
+
+    kind: Literal["grow"] = "grow"
+    target: Annotated[Tokens, Field(ge=2)] = 100_000
+    """Tokens of prompt and decode."""
+
+    @property
+    def new_tokens(self) -> int:
+        """The target minus the prompt."""
+        return self.target - (self.prompt_tokens or 0)
+
+    @property
+    def holds(self) -> int:
+        """Tokens that its context must hold."""
+        return self.target
+
+
+Depth = Annotated[
+    int,
+    BeforeValidator(tokens_of),
+    Field(ge=0, le=MOST_TOKENS),
+    WithJsonSchema({"type": ["integer", "string"], "minimum": 0, "maximum": MOST_TOKENS}),
+]
+"""Tokens in the KV cache before; 4k is 4,096."""
+
+
+def _share(given: Any) -> Any:
+    """0.5% as 0.005."""
+    if not isinstance(given, str):
+        return given
+    if not re.match(PERCENT, given):
+        raise ValueError(f'expected a share such as 0.5% or 0.005, got "{shortened(given)}"')
+    return float(given[:-1]) / 100
+
+
+Share = Annotated[
+    float,
+    BeforeValidator(_share),
+    Field(gt=0, lt=1),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+                {"type": "string", "pattern": PERCENT},
+            ]
+        }
+    ),
+]
+
+
+def _each_once(given: list[int]) -> list[int]:
+    twice = next((value for place, value in enumerate(given) if value in given[:place]), None)
+    if twice is not None:
+        raise ValueError(f"{twice} occurs twice")
+    return given
+
+
+class _Surface(_Workload):
+    """A workload whose result is a table of timed rows."""
+
+    prompt_tokens: Tokens | None = None
+    """Tokens of text, repeated as often as needed; by default the protocol's prompt."""
+
+    timed = "rows"
+
+
+def _lengths(given: Any) -> Any:
+    if isinstance(given, str) and given != "auto":
+        raise ValueError(f'expected auto or a list, got "{shortened(given)}"')
+    return None if given == "auto" else given
+
+
+class Prefill(_Surface):
+    """Time single forward passes over several numbers of tokens, at several depths of context."""
+
+    kind: Literal["prefill"] = "prefill"
+    lengths: Annotated[
+        Annotated[list[Tokens], Field(min_length=1, max_length=200)] | None,
+        BeforeValidator(_lengths),
+        WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "array", "items": {"minimum": 1}}]}),
+    ] = None
+    """Tokens of a pass; auto: powers of two up to `up_to`, and more where the slope changes."""
+    up_to: Tokens = 1024
+    """Longest pass of `lengths: auto`."""
+    depth: list[Depth] = Field(default=[0], min_length=1, max_length=50)
+    """Tokens in the KV cache before a pass."""
+    passes: int = Field(default=5, ge=2, le=1000)
+    """Passes of each length and depth, in rounds."""
+
+    _once = field_validator("depth")(_each_once)
+
+    @field_validator("lengths")
+    @classmethod
+    def _lengths_once(cls, given: list[int] | None) -> list[int] | None:
+        return given and _each_once(given)
+
+    @property
+    def cuts(self) -> bool:  # type: ignore[override]
+        """Between passes behind other tokens."""
+        return max(self.depth) > 0
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest pass."""
+        return max(self.lengths or [self.up_to])
+
+    @property
+    def new_tokens(self) -> int:
+        """None: a pass is no decode."""
+        return 0
+
+    @property
+    def holds(self) -> int:
+        """Tokens that its context must hold: those of the deepest pass, and one after it."""
+        return max(self.depth) + self.longest + 1
+
+
+WINDOW_ROOM = 256  # a window begins up to 128 tokens beside its depth, and its first steps are not timed
+
+
+class Windows(_Surface):
+    """Decode short windows at several depths of context, filled by prefill."""
+
+    kind: Literal["depth"] = "depth"
+    cuts = True
+
+    depths: list[Depth] = Field(min_length=1, max_length=50)
+    """Tokens in the KV cache at which the speed is wanted."""
+    window: int = Field(default=64, ge=8, le=10_000)
+    """Tokens in a window."""
+    stop_at: Share = 0.005
+    """Half the 95% interval of tok/s, as a share of it, at which a depth is known well enough."""
+    most_windows: int = Field(default=24, ge=4, le=10_000)
+    """Windows of a depth, on average, after which it ends anyway."""
+
+    _once = field_validator("depths")(_each_once)
+
+    @property
+    def new_tokens(self) -> int:
+        """None: windows are rows of a table, not one decode."""
+        return 0
+
+    @property
+    def holds(self) -> int:
+        """Tokens that its context must hold."""
+        return max(self.depths) + self.window + WINDOW_ROOM
+
+
+class Turns(_Surface):
+    """A conversation of several turns, with and without its prefix kept in the KV cache."""
+
+    kind: Literal["turns"] = "turns"
+    first: Tokens = 2000
+    """Tokens of the first prompt."""
+    each: Tokens = 200
+    """Tokens that each later turn adds."""
+    new_tokens: Tokens = 150
+    """Tokens decoded in each turn."""
+    turns: int = Field(default=10, ge=1, le=1000)
+    prefix_cache: list[bool] = Field(default=[False, True], min_length=1, max_length=2)
+    """off: each turn evaluates the whole conversation; on: what is new."""
+
+    _once = field_validator("prefix_cache")(_each_once)
+
+    @property
+    def holds(self) -> int:
+        """Tokens that its context must hold."""
+        return self.first + (self.turns - 1) * self.each + self.turns * self.new_tokens
+
+
+Workload = Decode | MaxCtx | Grow | Prefill | Windows | Turns
+KINDS: dict[str, type[Workload]] = {
+    "decode": Decode,
+    "max_ctx": MaxCtx,
+    "grow": Grow,
+    "prefill": Prefill,
+    "depth": Windows,
+    "turns": Turns,
+}

@@ -27,7 +27,7 @@ EXTRAPOLATED = "*"
 OF = "prefill"
 LENGTHS = 7  # columns of a figure's data
 UNITS = {"time": ("ms", "%{y:.3f} ms"), "rate": ("tokens/s", "%{y:,.0f} tokens/s")}
-DASHES = {"every": "dot", "last": "dash"}
+DASHES = {"every": ("dot", "dotted"), "last": ("dash", "dashed")}
 
 
 def chapter(study: Study) -> Chapter | None:
@@ -174,9 +174,9 @@ def _figure(
         mark = marks[row["name"]]
         for depth, curve in curves[row["name"]].items():
             name = label if not depth else f"{label}, behind {depth:,} tokens"
-            trace = line(
-                curve.n, _as(kind, curve.n, curve.ms), name, place, mark, f"%{{x:,}} tokens: {hover}"
-            )
+            text = f"%{{x:,}} tokens: {hover}"
+            trace = line(curve.n, _as(kind, curve.n, curve.ms), name, place, mark, text)
+            trace["meta"] = {"v": place}  # without extents, of which page.js makes a linear range
             if depth:
                 trace["line"] = {**trace["line"], "dash": "dashdot"}
                 trace["meta"]["kind"] = "depths"
@@ -188,7 +188,7 @@ def _figure(
         of = part(row, OF)
         for which, points in part(of, "floors").items():
             data.append(_floor(np.array(points, dtype=float), label, which, place, marks[row["name"]], kind))
-            overlays[which] = f"theory, lm_head on {which} ({DASHES[which]})"
+            overlays[which] = f"theory, lm_head on {which} ({DASHES[which][1]})"
         if figure(of, "ridge_n") is not None:
             data.append(_mark(of, curves[row["name"]][0], label, place, marks[row["name"]], kind))
             overlays["ridge"] = "measured ridge with its interval (large open symbols)"
@@ -210,7 +210,7 @@ def _figure(
             "tokens of the pass",
             f"{'time' if kind == 'time' else 'rate'}, {unit}",
             xaxis={"type": "log", "tickformat": ",d", "dtick": "D2" if longest < 1000 else 1},
-            yaxis={"type": "log", "tickformat": ",~r"},
+            yaxis={"type": "log", "dtick": "D2", "tickformat": ",~r"},
         ),
         ["variant", *(f"{n:,} tokens" for n in positions)],
         [[label, *(_nearest(curve, n, kind) for n in positions)] for label, curve in rows],
@@ -232,7 +232,7 @@ def _floor(points: Floats, label: str, which: str, place: int, mark: Mark, kind:
         "name": plain(f"{label}, theory, lm_head on {which}"),
         "x": packed(points[:, 0]),
         "y": packed(y),
-        "line": {"color": mark.colour, "width": 1, "dash": DASHES[which]},
+        "line": {"color": mark.colour, "width": 1, "dash": DASHES[which][0]},
         "hovertemplate": f"%{{x:,}} tokens: {UNITS[kind][1]}<extra>%{{fullData.name}}</extra>",
         "meta": {"v": place, "kind": which},
     }

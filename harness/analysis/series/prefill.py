@@ -24,7 +24,9 @@ Floats = NDArray[np.float64]
 TARGETS = (512, 2048, 8192, 32768)  # tokens of a prompt whose TTFT is estimated
 FEWEST = 8  # lengths of a fit
 FEWEST_PAST = 3  # lengths above the bend
-BENDS = 40  # candidates for it
+BENDS, DENSER = 40, 20  # candidates for it, and around the best
+REWEIGHTED = 2  # times
+TINY = 1e-6  # of the longest pass: a fit by a line may fall below zero
 DRAWS, SEED = 300, 0
 TILES = 128  # tokens: the residuals of so many neighbours correlate, as matrix tiles are as large
 CONCAVE = 3.0  # times the slope after a kernel change; tile steps of one kernel reach 2
@@ -33,6 +35,7 @@ RISE = 0.1  # by which latency grows at a kernel change, and beyond a plateau th
 SLOPES_SHARE = 0.25  # of the first length's latency that may be slope: with more, no plateau was seen
 ATTENTION_FROM = 2048  # tokens; below, attention is some percent of a pass, which tile steps hide
 EVIDENCE = 10.0  # of the Bayesian information criterion for the quadratic term, as in shapes.py
+MATTERS = 0.01  # of the longest pass: a quadratic term below is no attention
 FURTHEST = 5.0  # times the longest measured pass, without a quadratic term: attention is not known
 FURTHEST_QUADRATIC = 16.0
 STEP, STEP_SIGMAS = 0.02, 6.0  # of the latency; robust standard deviations between neighbours
@@ -93,6 +96,13 @@ class _Fit:
         past = np.maximum(n, self.bends)
         terms = np.column_stack([np.ones(len(past)), past - self.bends, past**2 - self.bends**2])
         return np.asarray((self.coefficients * terms).sum(axis=1))
+
+    def levels(self, n: Floats) -> Floats:
+        """Latency of the data's fit at each length; positive."""
+        plateau, slope, quadratic = self.coefficients[0]
+        past, bend = np.maximum(n, self.bends[0]), self.bends[0]
+        level = plateau + slope * (past - bend) + quadratic * (past**2 - bend**2)
+        return np.asarray(np.maximum(level, TINY * level.max()))
 
     @property
     def ridges(self) -> Floats:
@@ -184,27 +194,39 @@ def _fit(n: Floats, ms: Floats, bends: bool = True) -> _Fit:
     """Least squares of relative errors, and the same of DRAWS resampled series: the fit with blocks of its
     own relative residuals (Kuensch 1989, doi:10.1214/aos/1176347265). `bends`: with a plateau before the
     slope."""
-    fit = _solved(n, ms, ms[None], bends, quadratic=False)
+    candidates = np.unique(np.geomspace(n[0], n[-1 - FEWEST_PAST], BENDS)) if bends else n[:1]
+    fit, candidates = _refined(n, ms, candidates, quadratic=False)
     if n[-1] >= ATTENTION_FROM:
-        bent = _solved(n, ms, ms[None], bends, quadratic=True)
-        better = _bic(n, ms, fit, 3) - _bic(n, ms, bent, 4) > EVIDENCE
-        fit = bent if better and bent.coefficients[0, 2] > 0 and bent.coefficients[0, 1] > 0 else fit
-    level = np.array([fit.at(each)[0] for each in n])
+        bent, others = _refined(n, ms, candidates, quadratic=True)
+        straight = _solved(n, fit.levels(n), ms[None], others, quadratic=False)
+        better = _bic(n, ms, straight, 3) - _bic(n, ms, bent, 4) > EVIDENCE
+        matters = bent.coefficients[0, 2] * n[-1] ** 2 > MATTERS * ms[-1]
+        if better and matters and bent.coefficients[0, 1] > 0:
+            fit, candidates = bent, others
+    level = fit.levels(n)
     size = int(np.clip(round(TILES / max(float(np.median(np.diff(n))), 1.0)), 1, max(len(n) // 4, 1)))
-    terms = 4 if fit.quadratic else 3
-    freedom = max(len(n) / size - terms, 1.0) / (len(n) / size)
-    residuals = (ms / level - 1) / math.sqrt(freedom)
-    starts = np.random.default_rng(SEED).integers(0, len(n), (DRAWS, math.ceil(len(n) / size)))
+    blocks = len(n) / size
+    residuals = (ms / level - 1) * math.sqrt(blocks / max(blocks - (4 if fit.quadratic else 3), 1.0))
+    starts = np.random.default_rng(SEED).integers(0, len(n), (DRAWS, math.ceil(blocks)))
     picked = (starts[:, :, None] + np.arange(size)) % len(n)
     drawn = level * (1 + residuals[picked.reshape(DRAWS, -1)[:, : len(n)]])
-    again = _solved(n, ms, np.vstack([ms, drawn]), bends, fit.quadratic)
-    return again
+    return _solved(n, level, np.vstack([ms, drawn]), candidates, fit.quadratic)
 
 
-def _solved(n: Floats, weights: Floats, series: Floats, bends: bool, quadratic: bool) -> _Fit:
+def _refined(n: Floats, ms: Floats, candidates: Floats, quadratic: bool) -> tuple[_Fit, Floats]:
+    """The fit, with errors relative to itself: relative to the data, what lies high would count less. And the
+    candidates for its bend, denser around it."""
+    fit = _solved(n, ms, ms[None], candidates, quadratic)
+    for _ in range(REWEIGHTED):
+        fit = _solved(n, fit.levels(n), ms[None], candidates, quadratic)
+    at = int(np.searchsorted(candidates, fit.bends[0]))
+    around = candidates[max(at - 1, 0)], candidates[min(at + 1, len(candidates) - 1)]
+    candidates = np.union1d(candidates, np.linspace(*around, num=DENSER))
+    return _solved(n, fit.levels(n), ms[None], candidates, quadratic), candidates
+
+
+def _solved(n: Floats, weights: Floats, series: Floats, candidates: Floats, quadratic: bool) -> _Fit:
     """The best fit of each of `series` [draw, length]. Errors count relative to `weights`."""
-    last = max(len(n) - 1 - FEWEST_PAST, 0)
-    candidates = np.unique(np.geomspace(n[0], n[last], BENDS)) if bends and last else n[:1]
     best = np.full(len(series), np.inf)
     coefficients, at = np.zeros((len(series), 3)), np.zeros(len(series))
     scaled = series / weights
@@ -222,7 +244,7 @@ def _solved(n: Floats, weights: Floats, series: Floats, bends: bool, quadratic: 
 
 
 def _bic(n: Floats, ms: Floats, fit: _Fit, terms: int) -> float:
-    left = sum((fit.at(length)[0] / took - 1) ** 2 for length, took in zip(n, ms, strict=True))
+    left = float(((ms / fit.levels(n) - 1) ** 2).sum())
     return len(n) * math.log(max(left, 1e-300) / len(n)) + terms * math.log(len(n))
 
 

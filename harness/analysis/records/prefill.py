@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from harness.analysis.prefill_rows import PrefillDepth, PrefillRow, Utilisation
 from harness.analysis.records import traffic
 from harness.analysis.records.flags import Flag
-from harness.analysis.rows import PrefillDepth, PrefillRow, Utilisation
 from harness.analysis.series import prefill
 from harness.analysis.series.line import Floats
 from harness.analysis.series.prefill import Prefill

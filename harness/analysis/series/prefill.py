@@ -6,7 +6,8 @@ n / plateau and 1 / slope, cross. It does not depend on whether computing overla
 
 One kernel's latency bends upwards. Where it rises steeply and then far less, a stack has changed to another
 kernel; plateau, slope and ridge are those of the last one. docs/measuring.md has the coverage of the
-intervals."""
+intervals.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +15,17 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from harness.analysis.series.line import CONFIDENCE
-
-Floats = NDArray[np.float64]
+from harness.analysis.series.line import CONFIDENCE, Floats
+from harness.analysis.series.prefill_fit import Fit, fitted
 
 TARGETS = (512, 2048, 8192, 32768)  # tokens of a prompt whose TTFT is estimated
 FEWEST = 8  # lengths of a fit
-FEWEST_PAST = 3  # lengths above the bend
-BENDS, DENSER = 40, 20  # candidates for it, and around the best
-REWEIGHTED = 2  # times
-TINY = 1e-6  # of the longest pass: a fit by a line may fall below zero
-DRAWS, SEED = 300, 0
-TILES = 128  # tokens: the residuals of so many neighbours correlate, as matrix tiles are as large
 CONCAVE = 3.0  # times the slope after a kernel change; tile steps of one kernel reach 2
 NEAR_TOP = 0.9  # of the greatest height above the chord: the first tile of the kernel, not its highest
 RISE = 0.1  # by which latency grows at a kernel change, and beyond a plateau that has an end
 SLOPES_SHARE = 0.25  # of the first length's latency that may be slope: with more, no plateau was seen
-ATTENTION_FROM = 2048  # tokens; below, attention is some percent of a pass, which tile steps hide
-EVIDENCE = 10.0  # of the Bayesian information criterion for the quadratic term, as in shapes.py
-MATTERS = 0.01  # of the longest pass: a quadratic term below is no attention
 FURTHEST = 5.0  # times the longest measured pass, without a quadratic term: attention is not known
 FURTHEST_QUADRATIC = 16.0
 STEP, STEP_SIGMAS = 0.02, 6.0  # of the latency; robust standard deviations between neighbours
@@ -83,36 +73,6 @@ class Prefill:
     first_tokens: tuple[FirstToken, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """Coefficients [draw, (plateau, slope, quadratic)] and bends [draw]; draw 0 is of the data itself."""
-
-    coefficients: Floats
-    bends: Floats
-    quadratic: bool
-
-    def at(self, n: float) -> Floats:
-        """Latency at n by draw."""
-        past = np.maximum(n, self.bends)
-        terms = np.column_stack([np.ones(len(past)), past - self.bends, past**2 - self.bends**2])
-        return np.asarray((self.coefficients * terms).sum(axis=1))
-
-    def levels(self, n: Floats) -> Floats:
-        """Latency of the data's fit at each length; positive."""
-        plateau, slope, quadratic = self.coefficients[0]
-        past, bend = np.maximum(n, self.bends[0]), self.bends[0]
-        level = plateau + slope * (past - bend) + quadratic * (past**2 - bend**2)
-        return np.asarray(np.maximum(level, TINY * level.max()))
-
-    @property
-    def ridges(self) -> Floats:
-        """By draw, where slope n + quadratic n^2 = plateau; infinite without a slope."""
-        plateau, slope, quadratic = self.coefficients.T
-        with np.errstate(divide="ignore", invalid="ignore"):
-            found = 2 * plateau / (slope + np.sqrt(slope**2 + 4 * quadratic * plateau))
-        return np.where((slope > 0) & np.isfinite(found), found, np.inf)
-
-
 def analyse(
     n: Floats, ms: Floats, rounds: Floats, chunk: int | None = None, changes_after: int | None = None
 ) -> Prefill:
@@ -133,10 +93,10 @@ def analyse(
         found = replace(found, ridge_reason=f"fewer than {FEWEST} lengths within one pass")
     else:
         start = kernel_start(lengths[single], medians[single])
-        fit = _fit(lengths[single][start:], medians[single][start:])
+        fit = fitted(lengths[single][start:], medians[single][start:])
         found = _figures(found, fit, lengths[single][start:])
     longer = lengths >= chunk if chunk else ~single
-    of_prompts = _fit(lengths[longer], medians[longer], bends=False) if longer.sum() >= FEWEST else None
+    of_prompts = fitted(lengths[longer], medians[longer], bends=False) if longer.sum() >= FEWEST else None
     if of_prompts is not None and of_prompts.quadratic:
         found = replace(found, quadratic_ms=float(of_prompts.coefficients[0, 2]))
     first = []
@@ -190,65 +150,7 @@ def steps(n: Floats, ms: Floats) -> tuple[Step, ...]:
     return tuple(found)
 
 
-def _fit(n: Floats, ms: Floats, bends: bool = True) -> _Fit:
-    """Least squares of relative errors, and the same of DRAWS resampled series: the fit with blocks of its
-    own relative residuals (Kuensch 1989, doi:10.1214/aos/1176347265). `bends`: with a plateau before the
-    slope."""
-    candidates = np.unique(np.geomspace(n[0], n[-1 - FEWEST_PAST], BENDS)) if bends else n[:1]
-    fit, candidates = _refined(n, ms, candidates, quadratic=False)
-    if n[-1] >= ATTENTION_FROM:
-        bent, others = _refined(n, ms, candidates, quadratic=True)
-        straight = _solved(n, fit.levels(n), ms[None], others, quadratic=False)
-        better = _bic(n, ms, straight, 3) - _bic(n, ms, bent, 4) > EVIDENCE
-        matters = bent.coefficients[0, 2] * n[-1] ** 2 > MATTERS * ms[-1]
-        if better and matters and bent.coefficients[0, 1] > 0:
-            fit, candidates = bent, others
-    level = fit.levels(n)
-    size = int(np.clip(round(TILES / max(float(np.median(np.diff(n))), 1.0)), 1, max(len(n) // 4, 1)))
-    blocks = len(n) / size
-    residuals = (ms / level - 1) * math.sqrt(blocks / max(blocks - (4 if fit.quadratic else 3), 1.0))
-    starts = np.random.default_rng(SEED).integers(0, len(n), (DRAWS, math.ceil(blocks)))
-    picked = (starts[:, :, None] + np.arange(size)) % len(n)
-    drawn = level * (1 + residuals[picked.reshape(DRAWS, -1)[:, : len(n)]])
-    return _solved(n, level, np.vstack([ms, drawn]), candidates, fit.quadratic)
-
-
-def _refined(n: Floats, ms: Floats, candidates: Floats, quadratic: bool) -> tuple[_Fit, Floats]:
-    """The fit, with errors relative to itself: relative to the data, what lies high would count less. And the
-    candidates for its bend, denser around it."""
-    fit = _solved(n, ms, ms[None], candidates, quadratic)
-    for _ in range(REWEIGHTED):
-        fit = _solved(n, fit.levels(n), ms[None], candidates, quadratic)
-    at = int(np.searchsorted(candidates, fit.bends[0]))
-    around = candidates[max(at - 1, 0)], candidates[min(at + 1, len(candidates) - 1)]
-    candidates = np.union1d(candidates, np.linspace(*around, num=DENSER))
-    return _solved(n, fit.levels(n), ms[None], candidates, quadratic), candidates
-
-
-def _solved(n: Floats, weights: Floats, series: Floats, candidates: Floats, quadratic: bool) -> _Fit:
-    """The best fit of each of `series` [draw, length]. Errors count relative to `weights`."""
-    best = np.full(len(series), np.inf)
-    coefficients, at = np.zeros((len(series), 3)), np.zeros(len(series))
-    scaled = series / weights
-    for bend in candidates:
-        past = np.maximum(n, bend)
-        terms = np.column_stack([np.ones(len(n)), past - bend, past**2 - bend**2])[:, : 2 + quadratic]
-        terms /= weights[:, None]
-        scale = np.linalg.norm(terms, axis=0)
-        solved = scaled @ np.linalg.pinv(terms / scale).T
-        left = ((scaled - solved @ (terms / scale).T) ** 2).sum(axis=1)
-        better = left < best
-        best[better], at[better] = left[better], bend
-        coefficients[better, : 2 + quadratic] = solved[better] / scale
-    return _Fit(coefficients, at, quadratic)
-
-
-def _bic(n: Floats, ms: Floats, fit: _Fit, terms: int) -> float:
-    left = float(((ms / fit.levels(n) - 1) ** 2).sum())
-    return len(n) * math.log(max(left, 1e-300) / len(n)) + terms * math.log(len(n))
-
-
-def _figures(found: Prefill, fit: _Fit, n: Floats) -> Prefill:
+def _figures(found: Prefill, fit: Fit, n: Floats) -> Prefill:
     """Plateau, slope and ridge of one kernel, or the reason why there is no ridge."""
     plateau, slope, quadratic = map(float, fit.coefficients[0])
     longest = float(n[-1])
@@ -277,7 +179,7 @@ def _figures(found: Prefill, fit: _Fit, n: Floats) -> Prefill:
     return replace(found, ridge_n=ridge, ridge_ci95=(low, high if high <= longest else None))
 
 
-def _no_basis(target: int, found: Prefill, fit: _Fit | None, changes_after: int | None) -> str | None:
+def _no_basis(target: int, found: Prefill, fit: Fit | None, changes_after: int | None) -> str | None:
     """Why the time of `target` tokens cannot be extrapolated; null: it can."""
     longest = found.longest_n
     if target < found.shortest_n:
@@ -293,7 +195,7 @@ def _no_basis(target: int, found: Prefill, fit: _Fit | None, changes_after: int 
     return None if target <= FURTHEST_QUADRATIC * longest else f"too far from the {longest:,} tokens measured"
 
 
-def _extrapolated(target: int, fit: _Fit | None, of_prompts: _Fit | None, chunk: int | None) -> Floats:
+def _extrapolated(target: int, fit: Fit | None, of_prompts: Fit | None, chunk: int | None) -> Floats:
     """By draw: along prompts of several chunks where they were measured, else chunk by chunk, where what
     attention to earlier chunks adds is left out."""
     if of_prompts is not None:

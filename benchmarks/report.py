@@ -63,7 +63,7 @@ def study(tokens: int = 10_000, odd_name: str | None = None) -> Study:
             memory[name] = _memory(row, chance)
             lengths = np.arange(1, 501.0)
             ms = np.maximum(row["B_ms"], lengths * giga / 40) * (1 + chance.normal(0, 0.01, 500))
-            prefill[name] = Curve(lengths, ms)
+            prefill[name] = {0: Curve(lengths, ms)}
             if stack == "llamacpp":
                 baseline[name] = {
                     "B_ms": row["B_ms"] * 1.04,

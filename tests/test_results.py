@@ -358,7 +358,7 @@ def test_a_reported_record_is_kept_once_and_read_back(tmp_path):
     stored = results.keep(tmp_path / "cell", record, series, prefill)
     assert [s.record for s in results.records(tmp_path, refuse)] == [stored.record]
     assert results.series(stored) == series
-    assert results.prefill_series(stored) == prefill
+    assert results.prefill_series(stored) == prefill | {"depth": [0], "round": [1]}
     with pytest.raises(ResultsError, match="cannot write results here"):
         results.keep(tmp_path / "cell", record, {}, {})
     with pytest.raises(ResultsError, match=r"source\.license is missing"):

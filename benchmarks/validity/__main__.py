@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from benchmarks.validity import comparing, drift, nights, one_series, warm_up, weights
+from benchmarks.validity import comparing, drift, nights, one_series, prefill, warm_up, weights
 from benchmarks.validity.row import Row
 from harness.report.table import Table
 
@@ -23,6 +23,7 @@ PARTS: Sequence[tuple[int, Callable[[int], list[Row]], int, int]] = (
     (3, one_series.rates, 200, 5),
     (5, warm_up.rates, 40, 2),
     (8, nights.rates, 200, 10),
+    (9, prefill.rates, 100, 3),
     (4, weights.rates, 1, 1),
 )
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from typing_extensions import NotRequired, TypedDict
 
+from harness.analysis.prefill_rows import PrefillRow
 from harness.results.kinds.checked import Depth
 from harness.results.kinds.reported import Source
 from harness.results.kinds.searched import Probe
@@ -267,6 +268,8 @@ class Cell(Repeat, TimeSplit):
     ok_series: list[str]
     disturbed_attempts: int
     stayed_disturbed: list[Disturbance]
+    prefill: PrefillRow | None
+    """set in a Study, where there is a sweep of prefill passes"""
 
 
 class ShownCell(Cell):

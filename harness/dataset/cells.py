@@ -94,6 +94,7 @@ def _pooled(repeats: list[Repeat], disturbed_attempts: int) -> Cell:
         "flags": list(raised.values()),
         "disturbed_attempts": disturbed_attempts,
         "stayed_disturbed": [r["disturbed"] for r in repeats if r["disturbed"]],
+        "prefill": None,
         **TimeSplit(fixed_ms=None, bytes_ms=None, dominated_by=None),
     }
     for median in MEDIANS:

@@ -12,11 +12,12 @@ import numpy as np
 
 from harness import results
 from harness.analysis.records import agreement, attribution, searches, traffic
+from harness.analysis.records import prefill as prefills
 from harness.analysis.rows import Attribution, Cell, Check, Repeat, Search
 from harness.analysis.series import budget
 from harness.dataset import cells, names, rows
 from harness.dataset.baseline_match import baseline_rows
-from harness.dataset.study import Curve, MemoryCurve, Study
+from harness.dataset.study import Curve, Floats, MemoryCurve, Study, ok
 from harness.results import NO_TOKENS, ResultsError, Stored, TokenTimes
 from harness.results.kinds import Record, loaded_of
 from harness.system.endings import FAULTS
@@ -100,14 +101,15 @@ class Gathered:
                 continue
             if samples := self._read(results.memory_series, each):
                 memory[name] = _memory(samples)
-            if prompts := self._read(results.prefill_series, each):
-                prefill[name] = Curve(
-                    np.asarray(prompts["n"], dtype=float),
-                    np.asarray(prompts["latency_ns"], dtype=float) / 1e6,
-                )
+        shown: list[Cell] = []
+        for cell in self.cells:
+            depths = self._passes(cell)
+            shown.append(self._with_prefill(cell, depths))
+            if depths:
+                prefill[cell["name"]] = {depth: _medians(n, ms) for depth, (n, ms, _) in depths.items()}
         return Study(
             title=title,
-            cells=self.cells,
+            cells=shown,
             repeats=self.repeats,
             checks=self.checks,
             searches=self.searches,
@@ -122,6 +124,29 @@ class Gathered:
             methods=_attention(self.cells) | _methods(self._ran),
             warnings=[*self.warnings, *(baseline.warnings if baseline else [])],
         )
+
+    def _passes(self, cell: Cell) -> prefills.Passes:
+        """The prefill passes of a cell's ok repeats, or of the record behind its row, by depth."""
+        repeats = zip(self.stored, self.repeats, strict=True)
+        of = [each for each, row in repeats if row["content_key"] == cell["content_key"] and ok(row)]
+        if not of and (last := self._of(cell)) is not None:
+            of = [last]
+        read = [self._read(results.prefill_series, each) for each in of]
+        return prefills.by_depth([columns for columns in read if columns])
+
+    def _with_prefill(self, cell: Cell, depths: prefills.Passes) -> Cell:
+        """The cell with its sweep of prefill passes, if it has one."""
+        each = self._of(cell)
+        if not depths or each is None:
+            return cell
+        ceiling = cell["bandwidth_bytes_per_s"]
+        try:
+            found = prefills.row(each.record, depths, ceiling)
+        except ValueError as reason:
+            self._warn(ResultsError(f"{each.folder}: prefill.parquet: {reason}"))
+            return cell
+        raised = prefills.faster_than_possible(each.record, depths, ceiling)
+        return {**cell, "prefill": found, "flags": [*cell["flags"], *(flag.row() for flag in raised)]}
 
     def _of(self, cell: Cell) -> Stored | None:
         """The record behind a cell's row."""
@@ -162,6 +187,11 @@ def _ceilings(stored: Sequence[Stored]) -> dict[str, float | None]:
     for each in stored:
         campaigns.setdefault(each.record["campaign"]["id"], []).append(each.record)
     return {key: traffic.ceiling_bytes_per_s(found) for key, found in campaigns.items()}
+
+
+def _medians(n: Floats, ms: Floats) -> Curve:
+    lengths = np.unique(n)
+    return Curve(lengths, np.array([np.median(ms[n == length]) for length in lengths]))
 
 
 def _memory(samples: Mapping[str, Sequence[Any]]) -> MemoryCurve:

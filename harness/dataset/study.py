@@ -42,12 +42,11 @@ class Study:
 
     `cells`: one row per cell with a unique `name`; a figure that is null or missing is shown as a dash.
     `repeats`: one row per record. `checks`: one named row per check of a variant's logits. `searches`: one
-    named row per search for the longest context. `attributions`: one row per cell, where its memory goes.
-    By row name: `series`, the repeat to draw, including its first token (prefill, which is not drawn);
-    `memory`; `prefill`; `baseline`, the row to compare with. `machines`: facts. `methods`: heading -> text,
-    list or mapping, in display order; commands go under a heading with "repeat" or "command" in it.
-    `warnings`: unreadable files.
-    """
+    named row per search for the longest context. `attributions`: one row per cell, where its memory goes. By
+    row name: `series`, the repeat to draw, including its first token (prefill, which is not drawn); `memory`;
+    `prefill`, the median passes by depth; `baseline`, the row to compare with. `machines`: facts. `methods`:
+    heading -> text, list or mapping, in display order; commands go under a heading with "repeat" or "command"
+    in it. `warnings`: unreadable files."""
 
     title: str
     cells: Sequence[Cell]
@@ -57,7 +56,7 @@ class Study:
     attributions: Sequence[Attribution] = ()
     series: Mapping[str, Curve] = field(default_factory=dict)
     memory: Mapping[str, MemoryCurve] = field(default_factory=dict)
-    prefill: Mapping[str, Curve] = field(default_factory=dict)
+    prefill: Mapping[str, Mapping[int, Curve]] = field(default_factory=dict)
     baseline: Mapping[str, Cell] = field(default_factory=dict)
     machines: Sequence[Machine] = ()
     methods: Mapping[str, object] = field(default_factory=dict)

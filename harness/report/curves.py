@@ -1,9 +1,8 @@
-"""Figures of curves: latency against position, memory over time, prefill against prompt length."""
+"""Figures of curves: latency against position, memory over time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -140,50 +139,6 @@ def memory(
     )
 
 
-def prefill(
-    model: str, named: Named, curves: Mapping[str, Curve], marks: Mapping[str, Mark]
-) -> Figure | None:
-    """Time of one forward pass over a prompt against its length, with the ridge points of theory: where
-    prefill becomes compute-bound, and where it becomes bound by reading the KV cache."""
-    drawn = [
-        (place, label, row, curves[row["name"]])
-        for place, (label, row) in enumerate(named)
-        if row["name"] in curves and len(curves[row["name"]].n)
-    ]
-    if not drawn:
-        return None
-    data = [
-        line(curve.n, curve.ms, label, place, marks[row["name"]], "prompt of %{x:,}: %{y:.3f} ms")
-        for place, label, row, curve in drawn
-    ]
-    overlays = {}
-    for place, label, row, curve in drawn:
-        if (knees := _knees(label, row, curve, place, marks[row["name"]])) is not None:
-            data.append(knees)
-            overlays["knees"] = "ridge points by theory (large open symbols)"
-    longest = float(max(curve.n[-1] for *_, curve in drawn))
-    positions = _positions(longest)
-    return Figure(
-        "prefill",
-        "Prefill against prompt length",
-        f"Time in ms of one forward pass of {model} over a prompt, against the prompt's length in tokens"
-        + ("; open symbols at the ridge points of theory." if overlays else "."),
-        data,
-        layout(
-            "prompt length, tokens",
-            "prefill, ms",
-            xaxis={"range": [0, longest * 1.01], "tickformat": ",d"},
-            yaxis={"range": from_zero(data)},
-        ),
-        ["variant", *(f"{n:,} tokens" for n in positions)],
-        [[label, *(_nearest(curve, n) for n in positions)] for _, label, _, curve in drawn],
-        height=420,
-        switch=True,
-        legend=legend(named, marks),
-        overlays=overlays,
-    )
-
-
 def _floor(row: ShownCell) -> Callable[[Floats], Floats] | None:
     return _through(figure(row, "B_theory_ms"), figure(row, "W_theory_tokens_per_ms"))
 
@@ -224,39 +179,6 @@ def _straight(
     }
 
 
-def _knees(label: str, row: ShownCell, curve: Curve, variant: int, mark: Mark) -> Trace | None:
-    """The ridge points of a row: `prefill_knees` of harness.theory; those with the lm_head on the last token,
-    where both exist."""
-    given: Any = row.get("prefill_knees") or {}
-    pair = given.get("last") or given.get("every") or [] if isinstance(given, Mapping) else given
-    words = ("compute-bound from here", "bound by reading the KV cache from here")
-    inside = [
-        (n, word)
-        for n, word in zip(pair, words, strict=False)
-        if n is not None and curve.n[0] <= n <= curve.n[-1]
-    ]
-    if not inside:
-        return None
-    x = np.array([n for n, _ in inside], float)
-    y = np.interp(x, curve.n, curve.ms)
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": plain(label),
-        "x": x.tolist(),
-        "y": y.round(4).tolist(),
-        "text": [word for _, word in inside],
-        "marker": {
-            "symbol": f"{mark.symbol}-open",
-            "size": 15,
-            "color": mark.colour,
-            "line": {"width": 2, "color": mark.colour},
-        },
-        "hovertemplate": "n %{x:,}: by theory, %{text}<extra>%{fullData.name}</extra>",
-        "meta": {"v": variant, "kind": "knees"},
-    }
-
-
 def _positions(longest: float, count: int = 6) -> list[int]:
     """Round positions, about `count`, up to the longest."""
     step = 10 ** np.floor(np.log10(max(longest, 10) / count))
@@ -267,9 +189,3 @@ def _positions(longest: float, count: int = 6) -> list[int]:
 def _around(curve: Curve, n: int) -> str:
     near = (curve.n >= n - AROUND) & (curve.n < n + AROUND)
     return f"{np.median(curve.ms[near]):.3f}" if near.any() else "-"
-
-
-def _nearest(curve: Curve, n: int) -> str:
-    if n > curve.n[-1]:
-        return "-"
-    return f"{curve.ms[int(np.abs(curve.n - n).argmin())]:.3f}"

@@ -74,6 +74,8 @@ def markdown(study: Study) -> str:
     parts += [tables.of_columns(title, of, rows).markdown() for title, of in used.items() if of]
     for chapter in figures.chapters(study).values():
         parts += [tables.of_columns(*each).markdown() for each in chapters.lines(chapter)]
+        noted = [f"- {in_markdown(note)}" for notes in chapter.notes.values() for note in notes]
+        parts += ["\n".join(noted)] if noted else []
     if study.checks:
         parts.append(agreement.table(study.checks).markdown())
     parts += ["## Methods", *(in_markdown(each) for each in (*summary.meanings(study), CRITERION))]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from harness.dataset.study import Study, labels
-from harness.report import bars, comparisons, curves, drawing, longest, memory
+from harness.report import bars, comparisons, curves, drawing, longest, memory, prefill
 from harness.report.chapters import Chapter
 from harness.report.drawing import Figure
 
 
 def chapters(study: Study) -> dict[str, Chapter]:
     """Id of a section -> chapter; without empty chapters."""
-    found = {"longest": longest.chapter(study), "memory": memory.chapter(study)}
+    found = {
+        "longest": longest.chapter(study),
+        "memory": memory.chapter(study),
+        "prefill": prefill.chapter(study),
+    }
     return {name: chapter for name, chapter in found.items() if chapter}
 
 
@@ -28,7 +32,6 @@ def sections(study: Study) -> dict[str, tuple[str, list[Figure]]]:
             *bars.bars(model, named, marks),
             *comparisons.tradeoffs(model, named, marks),
             curves.memory(model, named, study.memory, marks),
-            curves.prefill(model, named, study.prefill, marks),
         )
         found[f"m{number}"] = (model, [figure for figure in drawn if figure])
     return found

@@ -136,9 +136,15 @@ def table(stored: Stored) -> dict[str, list[int]]:
 
 
 def prefill_series(stored: Stored) -> dict[str, list[int]]:
-    """`n`, the number of prompt tokens, and `latency_ns` of their single forward pass; empty if there is no
-    series. Raises ResultsError."""
-    return read_columns(stored.folder / "prefill.parquet", ("n", "latency_ns"))
+    """Passes of a prefill: `n` tokens behind `depth` tokens in the cache, `latency_ns`, `round`. Empty if
+    there is no series. A file without `depth` and `round` has one pass per length at depth 0. Raises
+    ResultsError."""
+    path = stored.folder / "prefill.parquet"
+    columns = read_columns(path, ("n", "latency_ns"))
+    for name, value in (("depth", 0), ("round", 1)):
+        if columns and None in columns.setdefault(name, [value] * len(columns["n"])):
+            raise ResultsError(f"{path}: not a series: its column {name} has nulls")
+    return columns
 
 
 def memory_series(stored: Stored) -> dict[str, list[Any]]:

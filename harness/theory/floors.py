@@ -158,6 +158,34 @@ def prefill_knees(
     return (crossing, None) if crossing is not None else None
 
 
+def pass_work(demand: Demand, n: int, depth: int = 0, lm_head: str = "last") -> tuple[float, float]:
+    """Bytes and FLOP of one pass over n tokens behind `depth` tokens in the cache: weights and cache read
+    once.
+
+    `lm_head`: on `every` token, or on the `last` alone.
+    """
+    end = depth + n
+    heads = n if lm_head == "every" else 1
+    read = demand.weight_bytes_per_token + demand.kv_bytes_per_token * _in_reach(demand, depth, end)
+    flops = 2.0 * (demand.layer_params * n + demand.lm_head_params * heads)
+    return read, flops + demand.attention_flops * (_pairs(demand, end) - _pairs(demand, depth))
+
+
+def prefill_ridge(demand: Demand, ceiling: Ceiling, lm_head: str = "last") -> float | None:
+    """Prompt length from which one pass is compute-bound, weights and cache read once; null: never.
+
+    Unlike in `prefill_knees`, tokens of a pass share one read of the cache, as fused attention has it. The
+    root of 2 n layer + 2 h lm_head + attention n (n + 1) / 2 = (weights + kv n) * rate / bandwidth.
+    """
+    every = lm_head == "every"
+    balance = ceiling.flops / ceiling.bytes_per_s
+    per_token = 2.0 * (demand.layer_params + demand.lm_head_params * every)
+    per_token += demand.attention_flops / 2 - demand.kv_bytes_per_token * balance
+    constant = 2.0 * demand.lm_head_params * (not every) - demand.weight_bytes_per_token * balance
+    root = _roots(demand.attention_flops / 2, per_token, constant)
+    return root[0] if root else None
+
+
 def compute_bound_batch(demand: Demand, ceiling: Ceiling) -> float:
     """The batch size from which decode is compute-bound."""
     return demand.weight_bytes_per_token / ceiling.bytes_per_s * ceiling.flops / demand.flops_per_token

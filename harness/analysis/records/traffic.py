@@ -105,16 +105,28 @@ def board(cpu: str | None) -> Machine | None:
     return next(known, None)
 
 
-def prefill_knees(record: Record) -> dict[str, list[int | None] | None] | None:
-    """Prompt lengths between which prefill is compute-bound, as in `harness theory`; null where the machine's
-    rate is unknown, and for a board, whose rate depends on the kernel of each type."""
-    machine, shape, bits = data_sheet(record), _shape(record), bpw(record)
-    if machine is None or machine.board or shape is None or bits is None:
+def prefill_demand(record: Record) -> floors.Demand | None:
+    """Bytes and FLOP of its model by shape and bits per weight; null where those are not known."""
+    shape, bits = _shape(record), bpw(record)
+    return demand.of_bits(shape, bits) if shape and bits else None
+
+
+def prefill_ceiling(record: Record) -> floors.Ceiling | None:
+    """The data sheet's bandwidth, and its rate for such weights; null where the rate is unknown, and for a
+    board, whose rate depends on the kernel of each type."""
+    machine, bits = data_sheet(record), bpw(record)
+    if machine is None or machine.board or bits is None:
         return None
     if (rate := machine.kernel_rate(is_quantized(bits))) is None:
         return None
-    ceiling = floors.Ceiling(machine.data_sheet_bytes_per_s, machine.rates[rate].value)
-    return knees(demand.of_bits(shape, bits), ceiling, SI)
+    return floors.Ceiling(machine.data_sheet_bytes_per_s, machine.rates[rate].value)
+
+
+def prefill_knees(record: Record) -> dict[str, list[int | None] | None] | None:
+    """Prompt lengths between which prefill is compute-bound, as in `harness theory`; null without a
+    `prefill_demand` or `prefill_ceiling`."""
+    needs, ceiling = prefill_demand(record), prefill_ceiling(record)
+    return knees(needs, ceiling, SI) if needs and ceiling else None
 
 
 def limits(record: Record, ceiling: float | None, past_cache: bool = False) -> dict[str, Limit]:
@@ -127,7 +139,7 @@ def limits(record: Record, ceiling: float | None, past_cache: bool = False) -> d
     step, (kv_read, length) = _step(record), _reading(record)
     if step is None:
         return {}
-    cached = _cache_bytes(record) if past_cache else 0
+    cached = cache_bytes(record) if past_cache else 0
     machine = data_sheet(record)
     found = {}
     for name, rate in (
@@ -159,7 +171,7 @@ def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
 def past_cache_share(record: Record, ceiling: float | None) -> float | None:
     """The same without the bytes that fit the last-level cache, which need not be read from memory again: no
     honest run exceeds 100%. Null where all weights fit."""
-    step, cached = _step(record), _cache_bytes(record)
+    step, cached = _step(record), cache_bytes(record)
     if step is None or step.weight_bytes_per_token <= cached:
         return None
     return _share(record, ceiling, cached)
@@ -176,7 +188,7 @@ def _share(record: Record, ceiling: float | None, cached: int) -> float | None:
     return float(read / seconds / ceiling)
 
 
-def _cache_bytes(record: Record) -> int:
+def cache_bytes(record: Record) -> int:
     """Of a CPU's last-level cache; 0 on a GPU, or where it is not known."""
     return (record["machine"].get("last_level_cache_bytes") or 0) if record.get("device") == "cpu" else 0
 

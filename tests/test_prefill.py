@@ -1,0 +1,244 @@
+"""Sweeps of prefill passes: synthetic ones of known truth, and the eighteen published ones."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.validity import prefill as simulated
+from harness import results
+from harness.analysis.records import prefill as prefills
+from harness.analysis.series.prefill import Prefill, analyse
+from harness.dataset.gather import Gathered
+from harness.report import export, figures
+from harness.results.files import write_columns
+from harness.theory import floors
+from harness.theory.floors import Ceiling, Demand
+
+PUBLISHED = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5" / "qwen1.5-7b"
+SWEEP = np.unique(np.geomspace(1, 8192, 48).round())
+DENSE = np.arange(1.0, 501.0)
+
+
+def swept(n: np.ndarray, ms: np.ndarray, rounds: int = 5, noise: float = 0.005, **known: int) -> Prefill:
+    chance = np.random.default_rng(0)
+    took = np.tile(ms, rounds) * (1 + chance.normal(0, noise, rounds * len(n)))
+    return analyse(np.tile(n, rounds), took, np.repeat(np.arange(rounds) + 1.0, len(n)), **known)
+
+
+def first(found: Prefill, n: int):
+    return next(each for each in found.first_tokens if each.n == n)
+
+
+def test_plateau_slope_ridge_and_attention_are_recovered_from_a_sweep():
+    found = swept(SWEEP, np.maximum(20, 0.1 * SWEEP + 2e-5 * SWEEP**2))
+    assert found.plateau_ms == pytest.approx(20, rel=0.02)
+    assert found.slope_ms == pytest.approx(0.1, rel=0.1)
+    assert found.quadratic_ms == pytest.approx(2e-5, rel=0.1)
+    assert found.ridge_n == pytest.approx(192.6, rel=0.1)  # 0.1 n + 2e-5 n^2 = 20
+    assert found.ridge_ci95[0] < 192.6 < found.ridge_ci95[1]
+
+
+def test_a_ridge_is_found_alike_where_computing_follows_reading_instead_of_overlapping_it():
+    found = swept(SWEEP[SWEEP <= 2000], 20 + 0.1 * SWEEP[SWEEP <= 2000])
+    assert found.ridge_n == pytest.approx(200, rel=0.05)
+
+
+def test_without_attention_no_quadratic_term_is_made_up():
+    assert swept(SWEEP, np.maximum(20, 0.1 * SWEEP)).quadratic_ms is None
+
+
+def test_the_intervals_cover_the_truth():
+    """20 sweeps each; docs/measuring.md has the rates of 100."""
+    for name in simulated.LENGTHS:
+        assert min(simulated.coverage(name, False, 20)) >= 0.8
+
+
+@pytest.mark.parametrize(
+    ("n", "ms", "reason"),
+    [
+        (DENSE, np.full(500, 20.0), "hardly grows"),
+        (DENSE, 20 + 0.02 * DENSE, "not reached: at 500 tokens computing takes 5"),
+        (np.arange(256.0, 2049, 64), 0.1 * np.arange(256.0, 2049, 64), "no plateau"),
+        (np.array([1.0, 64, 512]), np.array([20.0, 20, 50]), "fewer than 8 lengths"),
+    ],
+)
+def test_a_ridge_that_was_not_reached_is_null_with_the_reason(n, ms, reason):
+    found = swept(n, ms)
+    assert found.ridge_n is None
+    assert reason in found.ridge_reason
+
+
+def test_a_sweep_that_ends_on_its_plateau_extrapolates_nothing():
+    found = swept(DENSE, np.full(500, 20.0))
+    assert {each.how for each in found.first_tokens} == {None}
+    assert "hardly grows" in first(found, 512).reason
+
+
+def test_a_step_past_512_tokens_is_found_and_a_single_slow_pass_is_none():
+    n = np.unique(np.concatenate([np.geomspace(1, 2048, 30).round(), [510, 511, 512, 513, 514, 515]]))
+    ms = np.maximum(20, 0.1 * n) + 15 * (n > 512)
+    (step,) = swept(n, ms, chunk=512).steps
+    assert step.n == 513
+    assert step.jump_ms == pytest.approx(15.1, abs=1)
+    slow = np.maximum(20, 0.1 * DENSE)
+    slow[99] *= 3
+    assert swept(DENSE, slow).steps == ()
+
+
+def test_figures_are_those_of_the_last_kernel_where_a_stack_changes_to_another():
+    ms = np.where(DENSE <= 32, 12 + 0.7 * DENSE, np.maximum(34, 20 + 0.1 * DENSE))
+    found = swept(DENSE, ms, rounds=1)
+    assert found.kernel_from_n in range(26, 34)  # where the first kernel is as slow as the second
+    assert found.plateau_ms == pytest.approx(34, rel=0.02)
+    assert found.ridge_n == pytest.approx(340, rel=0.05)
+
+
+def test_a_ttft_is_measured_within_the_lengths_extrapolated_near_them_and_null_far_from_them():
+    found = swept(DENSE[::4], np.maximum(20, 0.1 * DENSE[::4]))
+    assert (first(found, 512).how, first(found, 2048).how) == ("extrapolated", "extrapolated")
+    assert first(found, 512).ms == pytest.approx(51.2, rel=0.02)
+    low, high = first(found, 2048).ci95_ms
+    assert low < 204.8 < high
+    assert first(found, 32768).ms is None
+    assert "attention" in first(found, 32768).reason
+    longer = swept(SWEEP, np.maximum(20, 0.1 * SWEEP + 2e-5 * SWEEP**2))
+    assert first(longer, 2048).how == "measured"
+    assert first(longer, 32768).how == "extrapolated"
+    assert first(longer, 32768).ms == pytest.approx(0.1 * 32768 + 2e-5 * 32768**2, rel=0.1)
+
+
+def test_a_prompt_of_several_chunks_takes_several_passes():
+    found = swept(DENSE, np.maximum(20, 0.1 * DENSE), chunk=512)
+    assert first(found, 2048).ms == pytest.approx(4 * 51.2, rel=0.02)
+    additive = swept(DENSE, 20 + 0.1 * DENSE, chunk=512)
+    assert first(additive, 2048).ms == pytest.approx(4 * 71.2, rel=0.02)
+
+
+def test_nothing_is_extrapolated_across_a_known_change_of_kernel():
+    found = swept(DENSE, np.maximum(20, 0.1 * DENSE), changes_after=1024)
+    assert first(found, 512).how == "extrapolated"
+    assert "past 1,024 tokens" in first(found, 2048).reason
+
+
+def test_a_pass_without_a_positive_latency_is_refused():
+    with pytest.raises(ValueError, match="no positive latency"):
+        analyse(np.array([1.0, 2.0]), np.array([1.0, 0.0]), np.ones(2))
+
+
+@pytest.mark.parametrize("lm_head", ["every", "last"])
+def test_theorys_ridge_is_where_its_least_time_leaves_the_reading_of_weights(lm_head):
+    demand = Demand(10**9, 10**8, 2e9, 2e8, 2e8, 1e5, 4e5)
+    ceiling = Ceiling(1e12, 2e14)
+    ridge = floors.prefill_ridge(demand, ceiling, lm_head)
+    for n in (int(ridge), int(ridge) + 1):
+        read, flops = floors.pass_work(demand, n, 0, lm_head)
+        assert (flops / ceiling.flops > read / ceiling.bytes_per_s) == (n > ridge)
+        least = floors.prefill_floor_s(demand, ceiling, n, lm_head)
+        assert least == pytest.approx(max(read / ceiling.bytes_per_s, flops / ceiling.flops))
+
+
+def test_a_pass_at_depth_attends_to_what_the_cache_holds():
+    demand = Demand(10**9, 10**8, 2e9, 2e8, 2e8, 1e5, 4e5)
+    whole, before = floors.pass_work(demand, 300), floors.pass_work(demand, 200)
+    read, flops = floors.pass_work(demand, 100, depth=200)
+    assert read == whole[0]
+    assert flops == pytest.approx(whole[1] - before[1] + 2 * demand.lm_head_params)
+
+
+@functools.cache
+def published():
+    damages: list[str] = []
+    study = Gathered([*results.records(PUBLISHED, lambda damage: damages.append(str(damage)))]).study("t")
+    assert not damages
+    return study
+
+
+def of(variant: str):
+    return next(r for r in published().cells if f"{r['stack']} {r['variant']}" == variant)["prefill"]
+
+
+def test_the_eighteen_published_sweeps_are_analysed_without_a_false_alarm():
+    found = [row for row in published().cells if row["prefill"]]
+    assert len(found) == 18
+    assert not [f for row in found for f in row["flags"] if f["code"].startswith("prefill")]
+    for row in found:
+        of_row = row["prefill"]
+        assert of_row["plateau_ms"] > 0
+        assert of_row["slope_ms"] > 0
+        assert (of_row["ridge_n"] is None) == (of_row["ridge_reason"] is not None)
+        assert of_row["comparison"]
+        assert all(0 < each["mfu"] < 1 and 0 < each["mbu"] < 1 for each in of_row["utilisation"])
+
+
+def test_published_llama_cpp_dequantizes_past_32_tokens_and_is_compute_bound_late():
+    for variant in ("q2_k", "q3_k_m", "q4_0", "q4_k_m", "q5_0", "q5_k_m", "q6_k", "q8_0"):
+        found = of(f"llamacpp {variant}")
+        assert 25 <= found["kernel_from_n"] <= 33
+        assert 30 < found["plateau_ms"] < 40
+        assert 350 < found["ridge_n"] < 500
+        assert "past 32 tokens to dequantizing" in found["comparison"]
+
+
+def test_published_kernels_that_compute_slowly_are_compute_bound_early():
+    assert of("autoawq exllama")["ridge_n"] < 10
+    assert 50 < of("autoawq gemm")["ridge_n"] < 80
+    assert "earlier than in theory" in of("autoawq gemm")["comparison"]
+    assert of("hf bf16")["ridge_ci95"][0] < of("hf bf16")["ridge_n"] < of("hf bf16")["ridge_theory"]["last"]
+
+
+def test_published_exllamav2_changes_its_kernel_past_50_tokens():
+    for variant in ("gptq int4-exllamav2", "autoawq exllamav2", "autoawq exllamav2-fused"):
+        assert of(variant)["kernel_from_n"] == 51
+        assert 51 in [step["n"] for step in of(variant)["steps"]]
+        assert "past 50 tokens" in of(variant)["comparison"]
+
+
+def test_published_bitsandbytes_does_not_become_compute_bound_within_500_tokens():
+    for variant in ("bnb int4", "bnb int8"):
+        assert of(variant)["ridge_n"] is None
+        assert of(variant)["ridge_reason"].startswith("not reached")
+
+
+def test_a_gemm_that_changes_at_1024_tokens_has_no_ttft_of_2048():
+    by_n = {each["n"]: each for each in of("autoawq gemm")["ttft"]}
+    assert by_n[512]["how"] == "extrapolated"
+    assert by_n[2048]["ms"] is None
+    assert "1,024" in by_n[2048]["reason"]
+
+
+def test_passes_faster_than_the_machine_allows_are_flagged():
+    each = next(s for s in results.records(PUBLISHED, print) if "hf.bf16" in s.record["cell"])
+    n, ms, rounds = prefills.by_depth([results.prefill_series(each)])[0]
+    assert prefills.faster_than_possible(each.record, {0: (n, ms, rounds)}, None) == []
+    (flag,) = prefills.faster_than_possible(each.record, {0: (n, ms / 3, rounds)}, None)
+    assert flag.code == "prefill_faster_than_limit"
+    assert "1 tokens in 6" in flag.detail or "1 token in 6" in flag.detail
+
+
+def test_rounds_and_depths_are_read_and_a_file_without_them_has_one_pass_at_depth_zero(tmp_path):
+    each = next(s for s in results.records(PUBLISHED, print) if "hf.bf16" in s.record["cell"])
+    columns = results.prefill_series(each)
+    assert set(columns["depth"]) == {0}
+    assert set(columns["round"]) == {1}
+    own = {"round": [1, 1, 2, 2], "depth": [0, 512, 0, 512], "n": [8] * 4, "latency_ns": [5, 6, 7, 8]}
+    write_columns(tmp_path / "prefill.parquet", own)
+    assert results.prefill_series(results.Stored(tmp_path, each.record)) == own
+    depths = prefills.by_depth([own, own])
+    assert depths[512][1].tolist() == [6e-6, 8e-6] * 2
+    assert len(set(depths[0][2])) == 4  # the rounds of two repeats
+
+
+def test_the_chapter_draws_both_conventions_of_the_lm_head_and_the_measured_ridge():
+    time, rate = figures.chapters(published())["prefill"].figures["qwen1.5-7b"]
+    for figure in (time, rate):
+        kinds = [trace["meta"].get("kind") for trace in figure.data]
+        assert kinds.count(None) == kinds.count("every") == kinds.count("last") == 18
+        assert kinds.count("ridge") == 16
+    text = export.markdown(published())
+    assert "| qwen1.5-7b autoawq gemm on cuda | reported | 10.8 |" in text
+    assert "90.8\\*" in text
+    assert "- autoawq gemm: earlier than in theory" in text

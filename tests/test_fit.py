@@ -367,6 +367,7 @@ def test_a_log_of_another_tool_takes_no_columns(harness, name):
         '{"timings": {"prompt_ms": {}, "predicted_n": 35, "predicted_ms": 700.0}}',
         '{"timings": {"prompt_ms": NaN, "predicted_n": 35, "predicted_ms": 700.0}}',
         pytest.param('{"a": ' + "9" * 5000 + "}", id="digits"),
+        pytest.param("data: " + "[" * 100_000, id="nested"),
         pytest.param('[{"\\ud800": "\\udc00"}, {"\\ud800": 2}]', id="half a surrogate pair"),
     ],
 )

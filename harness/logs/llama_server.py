@@ -44,8 +44,9 @@ def read_stream(text: str) -> Log:
     events = [line.removeprefix("data:").strip() for line in text.splitlines() if line.startswith("data:")]
     try:
         chunks = [json.loads(event) for event in events if event and event != "[DONE]"]
-    except json.JSONDecodeError as damage:
-        raise LogError(f"a stream of events with one that is not JSON: {damage.msg}") from damage
+    except (ValueError, RecursionError) as damage:  # ValueError: also a number of thousands of digits
+        why = getattr(damage, "msg", None) or damage
+        raise LogError(f"a stream of events with one that is not JSON: {why}") from damage
     if not any(is_one(chunk) for chunk in chunks):
         raise LogError('a stream without timings; send "timings_per_token": true to llama-server')
     return read([chunk for chunk in chunks if is_one(chunk)])

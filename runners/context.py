@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from runners.filling import Chunk, lasting, time_left_s
@@ -17,7 +18,7 @@ class Context:
     """The text's ids, repeated, in a session's KV cache, up to `deepest`, with room for `tokens`.
 
     A copy of the filled context is kept where it is small enough. Without one, going deeper than what was
-    overwritten means filling again.
+    overwritten means filling again. `file`: to keep it in for other processes, and to take it from.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class Context:
         tokens: int,
         clock: Callable[[], int],
         say: Callable[[str], None],
+        file: str | None = None,
     ) -> None:
         self._session, self._text = session, text
         self._clock, self._say = clock, say
@@ -35,10 +37,18 @@ class Context:
         self._kept_tokens = self._whole = 0
         self.fill_s = 0.0
         session.empty(tokens)
+        path = Path(file) if file else None
+        self.from_file = path is not None and path.exists()
+        if path and self.from_file:
+            self._kept, self._kept_tokens = session.read_kept(path), deepest
         self.to(deepest)
         self.keeps = session.context_bytes() <= MOST_KEPT_BYTES
-        if self.keeps:
+        if self.keeps and not self.from_file:
             self._kept, self._kept_tokens = session.keep(), deepest
+            if path:
+                partial = path.with_suffix(".partial")
+                session.write_kept(self._kept, partial)
+                partial.replace(path)
 
     def groups(self, depths: list[int]) -> list[list[int]]:
         """The depths to measure together: all, or without a copy one after the other, the deepest first."""

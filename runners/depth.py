@@ -35,7 +35,8 @@ def measure(
     """
     depths, window, text = sorted(workload["depths"]), workload["window"], workload["prompt"]
     deepest = max(depths) + STAIR // 2
-    context = Context(session, text, deepest, deepest + SETTLE + window + 1, clock, say)
+    room = deepest + SETTLE + window + 1
+    context = Context(session, text, deepest, room, clock, say, workload.get("context"))
     means: Means = {depth: [] for depth in depths}
     until = workload["stop_at"], workload["most_windows"]
     for depth in (depth for group in context.groups(depths) for depth in order(means, group, *until)):
@@ -62,6 +63,7 @@ def measure(
         means[depth].append((first + window / 2 - depth, statistics.fmean(gaps)))
     return {
         "fill_s": context.fill_s,
+        "context_was_kept": context.from_file,
         "half_widths": {str(depth): half_width(found, slope(means)) for depth, found in means.items()},
     }
 

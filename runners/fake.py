@@ -454,6 +454,12 @@ class FakeSession:
     def restore(self, kept: list[int], tokens: int) -> None:
         self._ids = kept[:tokens]
 
+    def write_kept(self, kept: list[int], path: Path) -> None:
+        path.write_bytes(array("q", kept).tobytes())
+
+    def read_kept(self, path: Path) -> list[int]:
+        return array("q", path.read_bytes()).tolist()
+
     def evaluated(self) -> int:
         return self._evaluated
 

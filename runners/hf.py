@@ -295,6 +295,14 @@ class HfSession:
         """Bring back the first `tokens` of a kept context."""
         self._context.restore(kept, tokens)
 
+    def write_kept(self, kept: Any, path: Path) -> None:
+        """Write a kept context to a file."""
+        torch.save(kept, path)
+
+    def read_kept(self, path: Path) -> Any:
+        """A kept context of a file."""
+        return torch.load(path, weights_only=True)
+
     def evaluated(self) -> None:
         """Null: transformers does not count."""
 

@@ -333,6 +333,14 @@ class LlamaSession:
             raise RuntimeError("llama.cpp refuses the context that was kept")
         self.truncate(tokens)
 
+    def write_kept(self, kept: np.ndarray, path: Path) -> None:
+        """Write a kept context to a file."""
+        kept.tofile(path)
+
+    def read_kept(self, path: Path) -> np.ndarray:
+        """A kept context of a file."""
+        return np.fromfile(path, np.uint8)
+
     def evaluated(self) -> int:
         """Tokens evaluated since the context was emptied, by llama.cpp's own count."""
         lib.llama_synchronize(self._context)

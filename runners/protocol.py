@@ -243,6 +243,12 @@ class Session(Protocol):
     def restore(self, kept: Any, tokens: int) -> None:
         """Bring back the first `tokens` of a kept context."""
 
+    def write_kept(self, kept: Any, path: Path) -> None:
+        """Write such a copy to a file."""
+
+    def read_kept(self, path: Path) -> Any:
+        """The copy in a file. Raises the stack's errors if it is none."""
+
     def evaluated(self) -> int | None:
         """Tokens evaluated since empty(), by the stack's own count; null where it has none."""
 

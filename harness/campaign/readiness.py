@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from harness import plan
+from harness.campaign import contexts
 from harness.campaign.forecast import Device, expected, forecast_cell
 from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.repeat import Inputs
@@ -30,7 +31,7 @@ def inputs(cell: Cell, experiment: Experiment, preparation: Preparation, device:
     except NotReady as reason:
         return reason
     options = cell.options(preparation.threads)
-    return Inputs(
+    found = Inputs(
         interpreter=interpreter,
         device_id=preparation.device_id,
         weights=ready,
@@ -42,6 +43,7 @@ def inputs(cell: Cell, experiment: Experiment, preparation: Preparation, device:
         sample_interval_ms=protocol.sample_interval_ms,
         warmup=protocol.warmup.on(preparation.device_id),
     )
+    return replace(found, context_file=contexts.file_of(cell, found))
 
 
 def _refusal(cell: Cell, preparation: Preparation, device: Device) -> str | None:

@@ -47,6 +47,8 @@ class Inputs:
     timeout_s: float
     sample_interval_ms: int
     warmup: dict[str, object]
+    context_file: Path | None = None
+    """For the filled context of a workload that keeps it."""
 
     @property
     def nvml_uuid(self) -> str | None:
@@ -72,6 +74,8 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
     lengths = {"prompt": inputs.prompt, "new_tokens": cell.workload.new_tokens}
     workload: dict[str, object] = cell.workload.model_dump(mode="json")
     workload |= {"warmup": inputs.warmup, **lengths}
+    if inputs.context_file:
+        workload["context"] = str(inputs.context_file)
     request = inputs.request(cell, "generate", workload)
     variables = launch.worker_variables(inputs.device_id, inputs.threads)
     begun = begun | {"variables": recorded(variables)}

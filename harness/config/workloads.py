@@ -205,6 +205,9 @@ class Windows(_Surface):
     most_windows: int = Field(default=24, ge=4, le=10_000)
     """Windows of a depth, on average, after which it ends anyway."""
 
+    keep_context: bool = False
+    """Keep the filled context in the cache folder, for further repeats and runs."""
+
     _once = field_validator("depths")(_each_once)
 
     @property

@@ -94,6 +94,8 @@ class Surface(TypedDict):
     """time of all of it, filling included"""
     fill_s: NotRequired[From0]
     """time of filling the context"""
+    context_was_kept: NotRequired[bool]
+    """of depths: whether the filled context came from a file of an earlier repeat"""
     checks: NotRequired[list[PassCheck]]
     """of prefill: one of each depth and length"""
     counted: NotRequired[list[TurnCount]]

@@ -1,0 +1,38 @@
+"""Filled contexts in the cache folder, which spare further repeats the filling; the oldest make room."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from harness.campaign.repeat import Inputs
+from harness.config import Windows
+from harness.plan import Cell
+from harness.system.cache import cache_folder
+
+MOST_BYTES = 6 << 30  # of the others; a worker keeps none above 2 GiB
+# What the keys and values do not depend on.
+BESIDE = ("n_ctx", "threads", "mmap")
+
+
+def file_of(cell: Cell, inputs: Inputs) -> Path | None:
+    """The file for a cell's filled context, which need not exist yet; null where none is kept.
+
+    Deletes the oldest others until they take at most MOST_BYTES.
+    """
+    if not isinstance(cell.workload, Windows) or not cell.workload.keep_context:
+        return None
+    folder = cache_folder() / "contexts"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    options = {name: value for name, value in inputs.options.items() if name not in BESIDE}
+    fingerprint = inputs.weights.fingerprint if inputs.weights else None
+    known = [cell.variant.stack, list(inputs.interpreter.lock), fingerprint, options, inputs.prompt]
+    deepest = max(cell.workload.depths)
+    digest = hashlib.sha256(json.dumps([*known, deepest], sort_keys=True).encode()).hexdigest()[:20]
+    wanted = folder / f"{digest}.context"
+    others = [path for path in folder.iterdir() if path != wanted]
+    others.sort(key=lambda each: each.stat().st_mtime)
+    while sum(path.stat().st_size for path in others) > MOST_BYTES:
+        others.pop(0).unlink()
+    return wanted

@@ -8,6 +8,7 @@ After an event that holds it (see `holds`) the worker waits for a byte on a seco
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -127,6 +128,14 @@ class Failed:
 
     outcome: str
     reason: str
+
+
+def reason_of(failure: BaseException) -> str:
+    """The message of an exception, in a line; without one, as for a bare assert, where it was raised."""
+    if message := str(failure).strip():
+        return message.splitlines()[0][:500]
+    raised = traceback.extract_tb(failure.__traceback__)[-1]
+    return f"{type(failure).__name__}: {raised.line} ({Path(raised.filename).name}:{raised.lineno})"[:500]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""The clock: load a model, warm up, stamp every token, report events. Runs one Request and ends.
-
-This is the only clock for latency. A stack's own timings are kept as a check and never used as the latency.
-"""
+"""The worker: load a model, warm up, time a workload, report events. Runs one Request and ends."""
 
 from __future__ import annotations
 
@@ -15,16 +12,16 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from runners import depth, filling, heap, prefill, protocol, teacher_forced, turns, windows
 from runners.accounting import data_bytes, page_faults, peak_rss_bytes
-from runners.protocol import Done, Event, Failed, Instruments, Loaded, Phase, Request, Session, Tokens
+from runners.clock import Clock, Emit, cpu_wait_ns, stamp, stamping_cost_ns, suspended_ns
+from runners.growth import Growth
+from runners.protocol import Done, Event, Failed, Instruments, Loaded, Phase, Request, Session, reason_of
 
-Emit = Callable[[Event], None]
-Clock = Callable[[], int]
 # Jobs on files alone, by the module that does them under the interpreter of any stack.
 MODULES = {"synthesize": "synthetic", "pack": "packed", "unpack": "packed", "differences": "differences"}
 Measure = Callable[..., dict[str, Any]]
@@ -34,8 +31,6 @@ SURFACE: dict[Any, Measure] = {
     "depth": depth.measure,
     "turns": turns.measure,
 }
-CALIBRATION_TOKENS = 10_000
-RESERVE_BYTES = 8 * 2**20  # 1 MiB is enough to look up the versions of four packages
 
 
 def main(request_path: Path, events_fd: int, go_on_fd: int, alive_fd: int) -> int:
@@ -65,7 +60,7 @@ def main(request_path: Path, events_fd: int, go_on_fd: int, alive_fd: int) -> in
             emit(Done({**answer_of(request, runner, emit), "peak_rss_bytes": peak_rss_bytes()}))
     except BaseException as failure:
         traceback.print_exc()
-        emit(Failed("oom" if isinstance(failure, does_not_fit) else "error", _reason(failure)[:500]))
+        emit(Failed("oom" if isinstance(failure, does_not_fit) else "error", reason_of(failure)))
         return 1
     return 0
 
@@ -79,14 +74,6 @@ def answer_of(request: Request, runner: Any, emit: Emit) -> dict[str, Any]:
         raise ValueError(f"stack {request.stack} has no job {request.job!r}")
     answer: dict[str, Any] = job(request, lambda phase: emit(Phase(phase, time.perf_counter_ns())))
     return answer
-
-
-def _reason(failure: BaseException) -> str:
-    """The message of an exception, in a line; without one, as for a bare assert, where it was raised."""
-    if message := str(failure).strip():
-        return message.splitlines()[0]
-    raised = traceback.extract_tb(failure.__traceback__)[-1]
-    return f"{type(failure).__name__}: {raised.line} ({Path(raised.filename).name}:{raised.lineno})"
 
 
 def die_with_controller(alive_fd: int) -> None:
@@ -252,106 +239,3 @@ def after_all() -> dict[str, Any]:
 
 def _suspended_since(before: int | None, instruments: Instruments) -> int | None:
     return None if before is None else max(0, (instruments.suspended_ns() or 0) - before)
-
-
-class Growth:
-    """A generation that ends when memory runs out."""
-
-    def __init__(
-        self, session: Session, prompt_tokens: int, does_not_fit: tuple[type[BaseException], ...]
-    ) -> None:
-        self._session, self._prompt_tokens, self._does_not_fit = session, prompt_tokens, does_not_fit
-        self._ask = getattr(session, "memory_state", lambda: None)
-        self._reserve = bytes(RESERVE_BYTES)  # never written to: allocated, but not resident
-        self._steps: list[list[int]] = []
-        self._stopped: str | None = None
-
-    def stamped(self, stream: Iterable[int], emit: Emit, clock: Clock) -> dict[str, Any]:
-        return stamp(self._until_full(stream), emit, clock, self._step)
-
-    def _until_full(self, stream: Iterable[int]) -> Iterator[int]:
-        try:
-            yield from stream
-        except self._does_not_fit as failure:
-            self._reserve = b""  # facts and counters need memory too
-            self._stopped = _reason(failure)[:500]
-
-    def _step(self, tokens: int) -> None:
-        """Record the allocator's state after `tokens` tokens."""
-        if state := self._ask():
-            self._steps.append([self._prompt_tokens + tokens, *state])
-
-    def summary(self) -> dict[str, Any]:
-        return {"stopped": self._stopped, "memory_steps": self._steps}
-
-    def counters(self) -> dict[str, Any]:
-        """The session's; empty if too little memory is left to read them."""
-        try:
-            return self._session.counters()
-        except self._does_not_fit:
-            return {}
-
-
-def stamp(
-    stream: Iterable[int],
-    emit: Emit,
-    clock: Clock = time.perf_counter_ns,
-    at_flush: Callable[[int], None] = lambda tokens: None,
-) -> dict[str, Any]:
-    """Stamp each token as it arrives; flush in batches between two tokens, and also when the stream raises.
-
-    The stack pauses during a flush, so its time is in no token's latency, nor is that of `at_flush`, called
-    with the number of tokens so far. Each flush is kept as [index of the next token, ns], so that an outlier
-    after one can be recognised.
-    """
-    first, t_ns, ids, flushes = 0, [], [], []
-    began = start = flushed = clock()
-    try:
-        for token in stream:
-            now = clock()
-            t_ns.append(now - start)
-            ids.append(token)
-            if len(t_ns) >= protocol.FLUSH_EVERY or now - flushed >= protocol.FLUSH_NS:
-                emit(Tokens(first, t_ns, ids))
-                first, t_ns, ids = first + len(t_ns), [], []
-                at_flush(first)
-                flushed = clock()
-                flushes.append([first, flushed - now])
-                start += flushed - now
-    finally:
-        if t_ns:
-            emit(Tokens(first, t_ns, ids))
-    return {"start_ns": began, "flushes": flushes}
-
-
-def stamping_cost_ns() -> float:
-    """Nanoseconds that the clock adds to a token, flushes to a file included: stamp() over an empty stream
-    of tokens without cost."""
-    with Path(os.devnull).open("wb", buffering=0) as sink:
-
-        def emit(event: Event) -> None:
-            sink.write(protocol.encode(event))
-
-        start = time.perf_counter_ns()
-        stamp(itertools.repeat(0, CALIBRATION_TOKENS), emit)
-        return (time.perf_counter_ns() - start) / CALIBRATION_TOKENS
-
-
-def cpu_wait_ns() -> int | None:
-    """Time that this process's threads were ready without a CPU, ns (Linux); null if unavailable."""
-    try:
-        tasks = [task.read_text() for task in Path("/proc/self/task").glob("*/schedstat")]
-    except OSError:
-        return None
-    return sum(int(task.split()[1]) for task in tasks) if tasks else None
-
-
-def suspended_ns() -> int | None:
-    """Time that the machine was suspended since it was booted, to 1 ms (Linux); null if unavailable."""
-    if sys.platform != "linux":
-        return None
-    while True:  # until no other process came between the two clocks
-        began = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        with_suspends = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        if time.clock_gettime_ns(time.CLOCK_MONOTONIC) - began < 1_000_000:
-            return with_suspends - began

@@ -20,7 +20,7 @@ from harness.analysis.records import grow_results
 UNTIL_NOTHING_IS_LEFT = """
 import json, resource, time
 from runners.accounting import status_bytes
-from runners.worker import Growth
+from runners.growth import Growth
 
 class Session:
     def counters(self):

@@ -12,7 +12,7 @@ from test_launch import request_of
 
 from harness.analysis.records.verdicts import verdict
 from harness.system.printing import printable, printable_lines
-from runners import fake, worker
+from runners import clock, fake, worker
 from runners.protocol import Done, Instruments
 
 

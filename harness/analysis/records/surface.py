@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from harness.analysis.rows import AtDepthRow, DepthsRow, Figures, SurfaceFigures, TaskRow, TurnRow
+from harness.analysis.rows import Figures
 from harness.analysis.series import latency, windows
+from harness.analysis.surface_rows import AtDepthRow, DepthsRow, SurfaceFigures, TaskRow, TurnRow
 from harness.results import tables
 from harness.results.kinds import Record, done_of
 from harness.results.kinds.measured import Surface

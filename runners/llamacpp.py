@@ -145,6 +145,7 @@ from typing import Any
 import numpy as np
 
 from runners.llamacpp_account import CHUNK, account
+from runners.llamacpp_context import LlamaContext, evaluated_in
 from runners.llamacpp_convert import convert
 from runners.llamacpp_dequantize import dequantize
 from runners.llamacpp_lib import (
@@ -180,14 +181,13 @@ def load(request: Request) -> LlamaSession:
     return LlamaSession(request, model, make_context(model, request.options))
 
 
-class LlamaSession:
+class LlamaSession(LlamaContext):
     """One model and one context; see runners.protocol.Session."""
 
     def __init__(self, request: Request, model: int, context: int) -> None:
+        super().__init__(context)
         self._request = request
         self._model = model
-        self._context = context
-        self._memory = lib.llama_get_memory(context)
         self._vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
         self._n_batch = lib.llama_n_batch(context)
         self.chunk = min(self._n_batch, CHUNK)
@@ -303,49 +303,6 @@ class LlamaSession:
             rows += [self._logits(i).copy() for i in range(len(chunk) - kept, len(chunk))]
         return np.array(rows, np.float32)
 
-    def held(self) -> int:
-        """Tokens in the KV cache."""
-        return int(lib.llama_memory_seq_pos_max(self._memory, 0)) + 1
-
-    def truncate(self, tokens: int) -> None:
-        """Forget all but the first `tokens`. Raises RuntimeError if this model's cache cannot."""
-        lib.llama_synchronize(self._context)
-        if not lib.llama_memory_seq_rm(self._memory, 0, tokens, -1):
-            raise RuntimeError("llama.cpp cannot remove the end of this model's cache")
-
-    def context_bytes(self) -> int:
-        """Bytes of a copy of the context."""
-        lib.llama_synchronize(self._context)
-        return int(lib.llama_state_seq_get_size(self._context, 0))
-
-    def keep(self) -> np.ndarray:
-        """A copy of the context, for restore()."""
-        kept = np.empty(self.context_bytes(), np.uint8)
-        wrote = lib.llama_state_seq_get_data(self._context, _bytes_at(kept), kept.size, 0)
-        if wrote != kept.size:
-            raise RuntimeError(f"llama.cpp copied {wrote} bytes of its context, {kept.size} announced")
-        return kept
-
-    def restore(self, kept: np.ndarray, tokens: int) -> None:
-        """Bring back the first `tokens` of a kept context. Raises RuntimeError if llama.cpp refuses it."""
-        lib.llama_synchronize(self._context)
-        if not lib.llama_state_seq_set_data(self._context, _bytes_at(kept), kept.size, 0):
-            raise RuntimeError("llama.cpp refuses the context that was kept")
-        self.truncate(tokens)
-
-    def write_kept(self, kept: np.ndarray, path: Path) -> None:
-        """Write a kept context to a file."""
-        kept.tofile(path)
-
-    def read_kept(self, path: Path) -> np.ndarray:
-        """A kept context of a file."""
-        return np.fromfile(path, np.uint8)
-
-    def evaluated(self) -> int:
-        """Tokens evaluated since the context was emptied, by llama.cpp's own count."""
-        lib.llama_synchronize(self._context)
-        return _evaluated(lib.llama_perf_context(self._context))
-
     def counters(self) -> dict[str, Any]:
         """llama.cpp's own figures for the last generate.
 
@@ -356,11 +313,11 @@ class LlamaSession:
         spread.
         """
         first, last = self._after_prefill, lib.llama_perf_context(self._context)
-        prompt = _evaluated(first)
+        prompt = evaluated_in(first)
         return {
-            "evaluated_tokens": _evaluated(last),
+            "evaluated_tokens": evaluated_in(last),
             "prompt_evaluated": prompt,
-            "decode_evaluated": _evaluated(last) - prompt,
+            "decode_evaluated": evaluated_in(last) - prompt,
             "kv_positions": self.held(),
             "stack_prefill_ms": first.t_p_eval_ms + first.t_eval_ms,
             "stack_decode_ms": last.t_p_eval_ms + last.t_eval_ms - first.t_p_eval_ms - first.t_eval_ms,
@@ -413,17 +370,6 @@ class LlamaSession:
         lib.llama_batch_free(self._batch)
         lib.llama_free(self._context)
         lib.llama_model_free(self._model)
-
-
-def _bytes_at(buffer: np.ndarray) -> Any:
-    return buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-
-
-def _evaluated(perf: Any) -> int:
-    """Tokens evaluated. llama.cpp counts single tokens and batches separately, and reports 1 for 0."""
-    batched = 0 if perf.n_p_eval == 1 else perf.n_p_eval
-    single = 0 if perf.n_eval == 1 and perf.t_eval_ms == 0 else perf.n_eval
-    return batched + single
 
 
 def _spread(ns: list[int]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -129,7 +130,8 @@ def locally(row: dict[str, Any], depth: int) -> float:
 
 
 def mean(rows: list[dict[str, Any]], key: str) -> float:
-    return float(sum(row[key] for row in rows) / len(rows))
+    known = [row[key] for row in rows if row[key] is not None]
+    return float(sum(known) / len(known)) if known else math.nan
 
 
 def off(what: str, whole: float, windows: float, most: float) -> None:

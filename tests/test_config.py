@@ -703,7 +703,7 @@ def test_a_shipped_config_loads_and_fits_the_schema_its_first_line_names(path: P
 
 def test_the_shipped_configs_measure_what_the_issue_asks() -> None:
     quick = load(CONFIGS / "quickstart.yaml")
-    assert (quick.protocol.new_tokens, quick.protocol.repeats, len(quick.combinations())) == (256, 3, 3)
+    assert (quick.protocol.new_tokens, quick.protocol.repeats, len(quick.combinations())) == (256, 3, 5)
     cpu = load(CONFIGS / "cpu-qwen15-0.5b.yaml")
     assert names(cpu) == EIGHT
     assert (cpu.protocol.prompt_tokens + cpu.protocol.new_tokens, cpu.protocol.repeats) == (10_000, 1)

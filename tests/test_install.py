@@ -71,7 +71,7 @@ def test_a_shipped_config_is_found_by_its_name(installed: Path, command: Callabl
     ran = command("validate", "quickstart")
     assert ran.code == 0, ran.err
     assert ran.out.startswith(str(installed))
-    assert "quickstart.yaml: ok, 3 cells x 3 repeats" in ran.out
+    assert "quickstart.yaml: ok, 5 cells x 3 repeats" in ran.out
 
 
 def test_the_locks_of_the_stacks_come_along(installed: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_dry_run_tells_where_weights_come_from_and_what_they_take(harness):
     ]
     assert 3e9 < lines[0]["disk_bytes"] < 3.2e9
     for line in lines:
-        assert 0.5e9 < line["memory_bytes"] < 3e9
+        assert 0.4e9 < line["memory_bytes"] < 3e9
     for line in lines[:3]:
         assert line["seconds"] > 0
 

@@ -210,6 +210,16 @@ class FusedCache:
         self._at(tokens)
         return True
 
+    def keep(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Nothing: see restore()."""
+        return []
+
+    def restore(self, kept: list[tuple[torch.Tensor, torch.Tensor]], tokens: int) -> None:
+        """Empty it. Raises ValueError for any tokens."""
+        if tokens:
+            raise ValueError("fused layers cannot be cut to fewer tokens")
+        self.empty(0)
+
     def arguments(self) -> dict[str, Any]:
         return {}
 

@@ -45,7 +45,9 @@ class Side:
         options = {o.name: sources.get(o.default_from or "", o.default) for o in header.options.values()}
         model = {"name": "fidelity", "path": str(self.model), "shape": None}
         given = options | {"flash_attn": self.flash_attn}
-        request = Request("generate", "llamacpp", "cpu", model, given, [workload | {"warmup": WARMUP}])
+        request = Request(
+            "generate", "llamacpp", "cpu", model, given, [workload | {"warmup": WARMUP, "holds": tokens}]
+        )
         ran, last = Ran(), None
         with tempfile.TemporaryDirectory(prefix="fidelity-") as folder:
             worker = launch.Worker(request, self.interpreter, Path(folder), self.threads)

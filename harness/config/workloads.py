@@ -187,7 +187,7 @@ class Prefill(_Surface):
         return max(self.depth) + self.longest + 1
 
 
-WINDOW_ROOM = 256  # a window begins up to 128 tokens beside its depth, and its first steps are not timed
+WINDOW_ROOM = 260  # a window begins up to 255 tokens beside its depth, and its first steps are not timed
 
 
 class Windows(_Surface):

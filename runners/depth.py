@@ -31,10 +31,10 @@ def measure(
     """Decode windows of `window` steps at all `depths`, in rounds in random order; then, up to `most_windows`
     a depth on average, where the interval is widest, until all are within `stop_at` (a share).
 
-    A window of depth d begins at most half a STAIR before or after it.
+    A window begins at most half a STAIR beside its depth; below half a STAIR, up to a STAIR after it.
     """
     depths, window, text = sorted(workload["depths"]), workload["window"], workload["prompt"]
-    deepest = max(depths) + STAIR // 2
+    deepest = max(depths) + (STAIR // 2 if max(depths) >= STAIR // 2 else STAIR)
     room = deepest + SETTLE + window + 1
     context = Context(session, text, deepest, room, clock, say, workload.get("context"))
     means: Means = {depth: [] for depth in depths}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 from runners.context import Context
@@ -84,25 +83,21 @@ def _row(logits: Any) -> list[float]:
 
 
 def chosen(longest: int, timed: Timed) -> list[int]:
-    """Powers of two up to `longest`, and lengths between them where the time's slope changes most."""
+    """Powers of two up to `longest`, and lengths between them where a line through the neighbours of one
+    misses it most, as a share of its time."""
     lengths = [2**k for k in range(longest.bit_length()) if 2**k < longest] + [longest]
     ns = {n: min(timed(n), timed(n)) for n in lengths}
     for _ in range(BISECTIONS):
         places = sorted(ns)
-        slopes = [(ns[b] - ns[a]) / (b - a) for a, b in pairwise(places)]
-        turns = [
-            (abs(after - before), a, middle, b)
-            for before, after, a, middle, b in zip(
-                slopes, slopes[1:], places, places[1:], places[2:], strict=False
-            )
-            if b > CLOSE * middle or middle > CLOSE * a
-        ]
-        if not turns:
+        bends = []
+        for a, middle, b in zip(places, places[1:], places[2:], strict=False):
+            line = ns[a] + (ns[b] - ns[a]) * (middle - a) / (b - a)
+            low, high = (middle, b) if b * a > middle * middle else (a, middle)
+            between = round(math.sqrt(low * high))
+            if high > CLOSE * low and between not in ns:
+                bends.append((abs(ns[middle] - line) / ns[middle], between))
+        if not bends:
             break
-        _, a, middle, b = max(turns)
-        low, high = (middle, b) if b * a > middle * middle else (a, middle)
-        between = round(math.sqrt(low * high))
-        if between in ns:
-            break
+        _, between = max(bends)
         ns[between] = min(timed(between), timed(between))
     return sorted(ns)

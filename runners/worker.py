@@ -198,8 +198,10 @@ def surface(
         emit(Phase(phase, clock()))
 
     say("warmup")
-    prompt, settings = workload["prompt"], workload["warmup"]
-    warmup = windows.warm_up(session, prompt, settings["window_tokens"], **settings, clock=clock)
+    settings, room = workload["warmup"], workload["holds"]  # which may be less than prompt and window
+    prompt = workload["prompt"][: room // 2]
+    window = min(settings["window_tokens"], room - len(prompt))
+    warmup = windows.warm_up(session, prompt, window, **settings, clock=clock)
     say("generate")
     with windows.uncollected():
         usage, began = Usage(instruments), clock()

@@ -84,6 +84,8 @@ def content_key(
     options, device_id = cell.options(preparation.threads), preparation.device_id
     if _refusal(cell, preparation, replace(device, free_bytes=None)):
         return plan.content_key(cell, options, ("refused",), None, slug, device_id)
+    if cell.uncut(preparation.threads):
+        return plan.content_key(cell, options, ("unavailable",), None, slug, device_id)
     try:
         interpreter = preparation.interpreter(cell.header)
     except NotReady:

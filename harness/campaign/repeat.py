@@ -71,7 +71,7 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
     `folder`: the machine's. Raises ResultsError if the record cannot be written, and KeyboardInterrupt after
     writing an interrupted record.
     """
-    lengths = {"prompt": inputs.prompt, "new_tokens": cell.workload.new_tokens}
+    lengths = {"prompt": inputs.prompt, "new_tokens": cell.workload.new_tokens, "holds": cell.tokens}
     workload: dict[str, object] = cell.workload.model_dump(mode="json")
     workload |= {"warmup": inputs.warmup, **lengths}
     if inputs.context_file:

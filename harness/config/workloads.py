@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -123,7 +124,7 @@ Share = Annotated[
 def _each_once(given: list[int]) -> list[int]:
     twice = next((value for place, value in enumerate(given) if value in given[:place]), None)
     if twice is not None:
-        raise ValueError(f"{twice} occurs twice")
+        raise ValueError(f"{json.dumps(twice)} occurs twice")
     return given
 
 
@@ -187,7 +188,7 @@ class Prefill(_Surface):
         return max(self.depth) + self.longest + 1
 
 
-WINDOW_ROOM = 256  # a window begins up to 128 tokens beside its depth, and its first steps are not timed
+WINDOW_ROOM = 260  # a window begins up to 255 tokens beside its depth, and its first steps are not timed
 
 
 class Windows(_Surface):

@@ -10,6 +10,7 @@ from typing import Literal
 from typing_extensions import NotRequired, TypedDict
 
 from harness.analysis.prefill_rows import PrefillRow
+from harness.analysis.surface_rows import SurfaceFigures
 from harness.results.kinds.checked import Depth
 from harness.results.kinds.reported import Source
 from harness.results.kinds.searched import Probe
@@ -158,53 +159,6 @@ class Limits(TypedDict):
     W_declared_measured_ratio: float | None
 
 
-class AtDepthRow(TypedDict):
-    """Decode with `depth` tokens in the cache."""
-
-    depth: int
-    ms: float
-    tokens_per_s: float
-    tokens_per_s_ci95: Ends | None
-    windows: int
-
-
-class DepthsRow(TypedDict):
-    """Windows of decode; see series.windows. `curved`: a line does not describe them."""
-
-    at: list[AtDepthRow]
-    curved: bool
-
-
-class TurnRow(TypedDict):
-    """`depth`: tokens in the cache before; `evaluated`: of the turn's prefill; `decoded`: after the first
-    token, which `prefill_ms` includes."""
-
-    turn: int
-    depth: int
-    evaluated: int
-    prefill_ms: float
-    decode_ms: float
-    decoded: int
-
-
-class TaskRow(TypedDict):
-    """A conversation; see records.surface."""
-
-    prefix_kept: bool
-    first_ttft_ms: float
-    later_ttft_ms: float | None
-    prefill_s: float
-    task_s: float
-    turns: list[TurnRow]
-
-
-class SurfaceFigures(TypedDict):
-    """Of workloads whose result is a table."""
-
-    depths: DepthsRow | None
-    tasks: list[TaskRow]
-
-
 class Repeat(Result, Figures, Growth, EnergyFigures, SensorFigures, Sizes, SurfaceFigures, Limits):
     """One repeat; see dataset.rows."""
 
@@ -269,7 +223,7 @@ class Cell(Repeat, TimeSplit):
     disturbed_attempts: int
     stayed_disturbed: list[Disturbance]
     prefill: PrefillRow | None
-    """set in a Study, where there is a sweep of prefill passes"""
+    """of a sweep of prefill passes; see dataset.gather.Gathered.swept"""
 
 
 class ShownCell(Cell):

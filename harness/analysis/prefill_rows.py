@@ -37,6 +37,9 @@ class PrefillDepth(TypedDict):
     """Passes behind `depth` tokens in the cache."""
 
     depth: int
+    longest_n: int
+    longest_ms: float
+    kernel_from_n: int | None
     plateau_ms: float | None
     slope_ms: float | None
     ridge_n: float | None
@@ -44,21 +47,15 @@ class PrefillDepth(TypedDict):
     ridge_reason: str | None
 
 
-class PrefillRow(TypedDict):
-    """A sweep of prefill passes; see series.prefill and records.prefill."""
+class PrefillRow(PrefillDepth):
+    """A sweep of prefill passes; see series.prefill and records.prefill. TTFT, theory and the comparison with
+    it are of an empty cache alone."""
 
     rounds: int
     shortest_n: int
-    longest_n: int
-    kernel_from_n: int | None
-    plateau_ms: float | None
     plateau_ci95_ms: Ends | None
-    slope_ms: float | None
     slope_ci95_ms: Ends | None
     quadratic_ms: float | None
-    ridge_n: float | None
-    ridge_ci95: Ends | None
-    ridge_reason: str | None
     ridge_theory: dict[str, float | None]
     """by lm_head: on `every` token, or on the `last`"""
     bytes_per_s: float | None
@@ -70,3 +67,4 @@ class PrefillRow(TypedDict):
     ttft: list[FirstTokenRow]
     utilisation: list[Utilisation]
     depths: list[PrefillDepth]
+    """the deeper ones"""

@@ -223,7 +223,7 @@ class Cell(Repeat, TimeSplit):
     disturbed_attempts: int
     stayed_disturbed: list[Disturbance]
     prefill: PrefillRow | None
-    """set in a Study, where there is a sweep of prefill passes"""
+    """of a sweep of prefill passes; see dataset.gather.Gathered.swept"""
 
 
 class ShownCell(Cell):

@@ -1,10 +1,19 @@
-"""The rows of workloads whose result is a table: speed at each depth, seconds per turn. Null: not known."""
+"""The parts of a row that tables of timed rows become. Missing values are null."""
 
 from __future__ import annotations
 
 from typing_extensions import TypedDict
 
 from harness.analysis.prefill_rows import Ends
+
+
+class PassRow(TypedDict):
+    """Prefill passes over `n` tokens behind `depth` tokens in the cache. `ms`: their median."""
+
+    depth: int
+    n: int
+    ms: float
+    passes: int
 
 
 class AtDepthRow(TypedDict):
@@ -50,5 +59,6 @@ class TaskRow(TypedDict):
 class SurfaceFigures(TypedDict):
     """Of workloads whose result is a table."""
 
+    passes: list[PassRow]
     depths: DepthsRow | None
     tasks: list[TaskRow]

@@ -9,7 +9,7 @@ from harness.analysis.records.disturbances import BusyProcess
 from harness.cli import searches_table
 from harness.cli.exits import say
 from harness.dataset.gather import Gathered
-from harness.report import tables
+from harness.report import prefill, tables, workloads
 from harness.report.table import note
 
 
@@ -27,9 +27,14 @@ def show(gathered: Gathered, as_json: bool, busiest: BusyProcess | None = None) 
         searches_table.show(gathered.searches)
     if not gathered.cells and gathered.searches:
         return
-    tables.cells(gathered.cells).show()
-    if peak := tables.bandwidth(gathered.repeats):
+    for number, table in enumerate(workloads.shown(gathered.swept)):
+        if number:
+            note("")
+        table.show()
+    if workloads.decodes(gathered.cells) and (peak := tables.bandwidth(gathered.repeats)):
         note(peak)
+    if any(map(prefill.extrapolates, gathered.swept)):
+        note(prefill.EXTRAPOLATION)
     checked = [row["weights_check"] for row in gathered.cells if row.get("weights_check")]
     if checked:
         counts = ", ".join(f"{word} {checked.count(word)}" for word in dict.fromkeys(checked))

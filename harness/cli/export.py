@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
+from harness.analysis.rows import Repeat
 from harness.cli.exits import NOT_OK, OK, Mistake, say
 from harness.cli.inputs import add_results, stored
 from harness.export import lines, llama_bench, tokens
 from harness.export.chosen import Chosen
 from harness.results import ResultsError
 from harness.results.files import write_output
+
+FITS: dict[str, Callable[[Repeat], str]] = {
+    "llama-bench": llama_bench.fits,
+    "csv": lambda row: "",
+    "parquet": tokens.fits,
+}
+"""Why an ok repeat cannot be exported, by format; empty where it can."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise Mistake("--to parquet is binary and cannot go to standard output; set -o FILE")
     if target is not None and (why := _unwritable(target)):  # before minutes of reading
         raise ResultsError(f"{target}: cannot be written: {why}")
-    chosen = Chosen(stored(folder), llama_bench.fits if to == "llama-bench" else lambda row: "")
+    chosen = Chosen(stored(folder), FITS[to])
     if to == "parquet" and target is not None:
         done = tokens.write(target, chosen.by_campaign()) > 0
     else:

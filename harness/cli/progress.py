@@ -7,15 +7,18 @@ import statistics
 import sys
 import time
 
+from harness.analysis.records import surface
 from harness.analysis.records.disturbances import BusyProcess
 from harness.analysis.records.verdicts import USABLE, Verdict, attempts_left, status
 from harness.plan import Cell
-from harness.results import Stored
+from harness.results import ResultsError, Stored, table
 from harness.system.printing import printable, unfiltered
 from harness.system.wording import plural
 from runners.protocol import Rows
 
 REPEAT_MESSAGE_S = 10.0
+PASS = 512  # tokens of the prefill pass in the line of a repeat
+KEPT = " with its prefix kept"
 HEARTBEAT_S = 60.0  # between lines about a long repeat, without a terminal
 
 
@@ -88,6 +91,8 @@ class Progress:
             first, *rest = times.ms
             line += f"  TTFT {first:.1f} ms"
             line += f", {statistics.median(rest):.2f} ms/token" if rest else ""
+        elif state in USABLE and (timed := _of_rows(stored)):
+            line += f"  {timed}"
         if attempts_left(stored.record, found):
             line += ": disturbed, measured again later"
         elif found.disturbed and stored.record["attempt"] > 1:  # the summary names the cause
@@ -116,3 +121,22 @@ class Progress:
         terminal = unfiltered(sys.stderr)
         terminal.write("\r\x1b[K" + printable(line)[:width])
         terminal.flush()
+
+
+def _of_rows(stored: Stored) -> str:
+    """`pp512 812.0 ms`, `tok/s 94.1 at 0, 61.0 at 4,096`, or `task 12.3 s, 4.1 s with its prefix kept`; empty
+    for a workload without timed rows."""
+    try:
+        found = surface.row(stored.record["workload"]["kind"], [table(stored)])
+    except ResultsError:  # the verdict has the reason
+        return ""
+    if passes := found["passes"]:
+        first = [each for each in passes if each["depth"] == passes[0]["depth"]]
+        shown = next((each for each in first if each["n"] == PASS), first[-1])
+        return f"pp{shown['n']} {shown['ms']:.1f} ms"
+    if depths := found["depths"]:
+        return "tok/s " + ", ".join(
+            f"{each['tokens_per_s']:.1f} at {each['depth']:,}" for each in depths["at"]
+        )
+    tasks = [f"{each['task_s']:.1f} s" + KEPT * each["prefix_kept"] for each in found["tasks"]]
+    return f"task {', '.join(tasks)}" if tasks else ""

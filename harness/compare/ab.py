@@ -24,7 +24,8 @@ from harness.system.wording import named, plural
 
 Row = dict[str, Any]
 SIDES = ("A", "B")
-STEERING = "tokens_per_s"  # the figure whose interval decides how many rounds there are
+# The figure whose interval decides how many rounds there are: the first that a pair has.
+STEERING = ("tokens_per_s", "pp512", "tokens_per_s_16k", "task_s", "task_kept_s", "B_ms")
 
 
 @dataclass
@@ -49,8 +50,10 @@ class Rounds:
     def open(self) -> list[str]:
         """The pairs that need another round: too few, or an interval that is too wide. None does that failed
         twice, or was disturbed each time."""
-        metric = next(metric for metric in METRICS if metric.name == STEERING)
-        differences = self._differences(metric)
+        differences: dict[str, list[float]] = {pair: [] for pair in self.pairs}
+        for metric in (metric for name in STEERING for metric in METRICS if metric.name == name):
+            for pair, values in self._differences(metric).items():
+                differences[pair] = differences[pair] or values
         found = paired.changes({pair: values for pair, values in differences.items() if values})
         bound = math.log1p(self.threshold)
         names = []

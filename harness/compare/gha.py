@@ -14,6 +14,8 @@ Row = Mapping[str, Any]
 COSTS = {
     "tokens_per_s": ("ms_per_token", "ms/token", 1e3),
     "W_tokens_per_ms": ("us_per_token_of_context", "us/token", 1e3),
+    "pp512": ("pp512_ms_per_token", "ms/token", 1e3),
+    "tokens_per_s_16k": ("ms_per_token_16k", "ms/token", 1e3),
 }
 
 

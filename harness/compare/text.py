@@ -22,6 +22,11 @@ FIGURES = {
     "B_ms": ("B ms", "{:,.2f}", 1.0),
     "W_tokens_per_ms": ("W tok/ms", "{:,.0f}", 1.0),
     "ttft_ms": ("TTFT ms", "{:,.1f}", 1.0),
+    "pp512": ("pp512 tok/s", "{:,.1f}", 1.0),
+    "ttft_8k_ms": ("TTFT 8k ms", "{:,.1f}", 1.0),
+    "tokens_per_s_16k": ("tok/s at 16k", "{:,.1f}", 1.0),
+    "task_s": ("task s", "{:,.2f}", 1.0),
+    "task_kept_s": ("task s, prefix kept", "{:,.2f}", 1.0),
     "memory_bytes": ("memory MB", "{:,.0f}", 1e6),
     "max_ctx": ("longest context", "{:,.0f}", 1.0),
 }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
+from harness.analysis.records import surface
 from harness.analysis.records.disturbances import counting
 from harness.analysis.records.verdicts import USABLE
 from harness.analysis.rows import Cell, Repeat, TimeSplit
@@ -41,6 +42,8 @@ Median = Literal[
 """The columns that are medians over a cell's repeats."""
 Peak = Literal["peak_rss_bytes", "peak_allocator_bytes"]
 """Those that are maxima."""
+Tables = Mapping[tuple[str, int, str], surface.Columns]
+"""By identity() of a repeat's row: its timed rows, by column."""
 MEDIANS: tuple[Median, ...] = get_args(Median)
 PEAKS: tuple[Peak, ...] = get_args(Peak)
 
@@ -57,12 +60,17 @@ def counted(rows: Sequence[Repeat]) -> list[Repeat]:
     return [each for each in rows if counts[each["content_key"], each["repeat"]] is each]
 
 
-def per_cell(rows: Sequence[Repeat]) -> list[Cell]:
+def identity(row: Repeat) -> tuple[str, int, str]:
+    """Of one repeat's row: content key, repeat, start."""
+    return row["content_key"], row["repeat"], row["started_utc"]
+
+
+def per_cell(rows: Sequence[Repeat], tables: Tables | None = None) -> list[Cell]:
     """One row per cell, machine, device and set of versions (content key), in order of first appearance.
 
     It has medians over the ok repeats, or the outcome of the others; of each repeat the row that counts.
     `disturbed_attempts`: number of disturbed attempts. `stayed_disturbed`: the disturbance of each repeat
-    without an ok attempt.
+    without an ok attempt. `tables`: the timed rows of repeats that have them.
     """
     disturbed = Counter(each["content_key"] for each in rows if each["disturbed"])
     grouped: dict[str, list[Repeat]] = {}
@@ -70,7 +78,7 @@ def per_cell(rows: Sequence[Repeat]) -> list[Cell]:
         grouped.setdefault(each["content_key"], []).append(each)
     lines = intervals.of_cells([_shown(repeats) for repeats in grouped.values()])
     return [
-        {**_pooled(repeats, disturbed[key]), **line}
+        {**_pooled(repeats, disturbed[key], tables or {}), **line}
         for (key, repeats), line in zip(grouped.items(), lines, strict=True)
     ]
 
@@ -80,13 +88,15 @@ def _shown(repeats: list[Repeat]) -> list[Repeat]:
     return [r for r in repeats if r["status"] in USABLE] or repeats
 
 
-def _pooled(repeats: list[Repeat], disturbed_attempts: int) -> Cell:
+def _pooled(repeats: list[Repeat], disturbed_attempts: int, tables: Tables) -> Cell:
     """Medians over a cell's ok repeats."""
     usable = [r for r in repeats if r["status"] in USABLE]
     shown = _shown(repeats)
     raised = {(flag["code"], flag["detail"]): flag for r in repeats for flag in r["flags"]}
+    timed = [tables[each] for each in map(identity, shown) if each in tables]
     pooled: Cell = {
         **shown[-1],
+        **surface.row(shown[-1]["workload"], timed),
         "repeats_ok": len(usable),
         "repeats": len(repeats),
         "ok_series": [r["series"] for r in usable if r["series"] and r["status"] == "ok"],

@@ -17,7 +17,7 @@ from harness.analysis.rows import Attribution, Cell, Check, Repeat, Search
 from harness.analysis.series import budget
 from harness.dataset import cells, names, rows
 from harness.dataset.baseline_match import baseline_rows
-from harness.dataset.study import Curve, Floats, MemoryCurve, Study, ok
+from harness.dataset.study import Curve, Floats, MemoryCurve, Study, ok, timed
 from harness.results import NO_TOKENS, ResultsError, Stored, TokenTimes
 from harness.results.kinds import Record, loaded_of
 from harness.system.endings import FAULTS
@@ -79,14 +79,25 @@ class Gathered:
             rows.flag_kernel_changes(alike)
         rows.drop_intervals(self.repeats)
         agreement.apply_checks(self.repeats, self.checks)
-        self.cells: list[Cell] = names.named(budget.split_time(cells.per_cell(self.repeats)))
+        tables = {
+            cells.identity(row): self.tables[each.folder]
+            for row, each in zip(self.repeats, self.stored, strict=True)
+            if each.folder in self.tables
+        }
+        self.cells: list[Cell] = names.named(budget.split_time(cells.per_cell(self.repeats, tables)))
+
+    @cached_property
+    def swept(self) -> list[Cell]:
+        """The cells, each with the analysis of its prefill passes, which takes a while."""
+        return [self._with_prefill(cell) for cell in self.cells]
 
     @cached_property
     def memory(self) -> list[Attribution]:
-        """One row per cell: where its memory goes; see analysis.records.attribution."""
+        """One row per cell: where its memory goes; see analysis.records.attribution. None for timed rows,
+        whose worker keeps copies of the context."""
         found = []
         for cell in self.cells:
-            if (each := self._of(cell)) is not None:
+            if not timed(cell) and (each := self._of(cell)) is not None:
                 samples = self._read(results.memory_series, each)
                 found.append(attribution.row(cell, each.record, self._times(each), samples))
         return found
@@ -101,15 +112,12 @@ class Gathered:
                 continue
             if samples := self._read(results.memory_series, each):
                 memory[name] = _memory(samples)
-        shown: list[Cell] = []
         for cell in self.cells:
-            depths = self._passes(cell)
-            shown.append(self._with_prefill(cell, depths))
-            if depths:
+            if depths := self._passes.get(cell["content_key"]):
                 prefill[cell["name"]] = {depth: _medians(n, ms) for depth, (n, ms, _) in depths.items()}
         return Study(
             title=title,
-            cells=shown,
+            cells=self.swept,
             repeats=self.repeats,
             checks=self.checks,
             searches=self.searches,
@@ -125,18 +133,23 @@ class Gathered:
             warnings=[*self.warnings, *(baseline.warnings if baseline else [])],
         )
 
-    def _passes(self, cell: Cell) -> prefills.Passes:
-        """The prefill passes of a cell's ok repeats, or of the record behind its row, by depth."""
-        repeats = zip(self.stored, self.repeats, strict=True)
-        of = [each for each, row in repeats if row["content_key"] == cell["content_key"] and ok(row)]
-        if not of and (last := self._of(cell)) is not None:
-            of = [last]
-        read = [self._read(results.prefill_series, each) for each in of]
-        return prefills.by_depth([columns for columns in read if columns])
+    @cached_property
+    def _passes(self) -> dict[str, prefills.Passes]:
+        """By content key of a cell: the prefill passes of its ok repeats, or of the record behind its row."""
+        of: dict[str, list[Stored]] = {}
+        for row, each in zip(self.repeats, self.stored, strict=True):
+            if ok(row):
+                of.setdefault(row["content_key"], []).append(each)
+        found = {}
+        for cell in self.cells:
+            last = self._of(cell)
+            shown = of.get(cell["content_key"]) or ([last] if last else [])
+            read = [self._read(results.prefill_series, each) for each in shown]
+            found[cell["content_key"]] = prefills.by_depth([columns for columns in read if columns])
+        return found
 
-    def _with_prefill(self, cell: Cell, depths: prefills.Passes) -> Cell:
-        """The cell with its sweep of prefill passes, if it has one."""
-        each = self._of(cell)
+    def _with_prefill(self, cell: Cell) -> Cell:
+        each, depths = self._of(cell), self._passes.get(cell["content_key"])
         if not depths or each is None:
             return cell
         ceiling = cell["bandwidth_bytes_per_s"]
@@ -145,17 +158,18 @@ class Gathered:
         except ValueError as reason:
             self._warn(ResultsError(f"{each.folder}: prefill.parquet: {reason}"))
             return cell
-        raised = prefills.faster_than_possible(each.record, depths, ceiling)
+        # Of our own records it is a reason why they are invalid; see records.verdicts.
+        reported = each.record["kind"] == "reported"
+        raised = prefills.faster_than_possible(each.record, depths, ceiling) if reported else []
         return {**cell, "prefill": found, "flags": [*cell["flags"], *(flag.row() for flag in raised)]}
 
     def _of(self, cell: Cell) -> Stored | None:
         """The record behind a cell's row."""
-        wanted = (cell["content_key"], cell["repeat"], cell["started_utc"])
-        for each in self.stored:
-            record = each.record
-            if (record["content_key"], record["repeat"], record["started_utc"]) == wanted:
-                return each
-        return None
+        return self._by_row.get(cells.identity(cell))
+
+    @cached_property
+    def _by_row(self) -> dict[tuple[str, int, str], Stored]:
+        return {cells.identity(row): each for row, each in zip(self.repeats, self.stored, strict=True)}
 
     def _times(self, each: Stored) -> TokenTimes:
         try:

@@ -127,7 +127,7 @@ def row(
         "weights_check": None,
         "drift": drift.share if drift else None,
         "drift_ci95": drift.ends if drift else None,
-        **surface.row(record, [table]),
+        **surface.row(record["workload"]["kind"], [table]),
     }
 
 

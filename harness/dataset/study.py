@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.rows import Attribution, Cell, Check, Repeat, Search, ShownCell
 from harness.results.kinds.parts import Machine
+from harness.results.tables import TABLE_OF
 
 Row = Mapping[str, object]
 """A row of any table: its columns are read by name."""
@@ -75,6 +76,12 @@ class Study:
             found.setdefault(str(row.get("model")), []).append(row)
         return found
 
+    @property
+    def decodes(self) -> dict[str, list[ShownCell]]:
+        """Those of each model whose workload is a decode; no models without one."""
+        found = {model: [row for row in rows if not timed(row)] for model, rows in self.models.items()}
+        return {model: rows for model, rows in found.items() if rows}
+
 
 def ok(row: Row) -> bool:
     return row.get("status") == "ok"
@@ -123,9 +130,15 @@ def bounds(row: Row | None, key: str) -> tuple[float | None, float | None]:
 
 def labels(rows: Sequence[Row], model: str) -> list[str]:
     """Short labels of a model's cells: their names without the model and without a device that all share; the
-    full names where the short ones are not unique."""
+    full names where these tell more rows apart."""
     names = [str(row["name"]) for row in rows]
     devices = {str(row.get("device")) for row in rows}
     shared = f" on {devices.pop()}" if len(devices) == 1 else ""
     short = [name.removeprefix(f"{model} ").removesuffix(shared) for name in names]
-    return short if len(set(short)) == len(short) else names
+    return short if len(set(short)) == len(set(names)) else names
+
+
+def timed(row: Row) -> str | None:
+    """The kind of workload of a row that has timed rows: prefill, depth or turns; null for a decode."""
+    kind = str(row.get("workload"))
+    return kind if kind in TABLE_OF else None

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 
+from harness.analysis.records.metrics import METRICS
 from harness.analysis.rows import Repeat as Row
 from harness.dataset.study import bounds
 from harness.export.chosen import Repeat
@@ -21,7 +22,9 @@ FIELDS = (
     *("W_theory_tokens_per_ms", "W_ratio", "W_measured_ratio", "bandwidth_share", "bandwidth_bytes_per_s"),
     *("model_bytes", "weight_bytes_per_token", "kv_bytes_per_token", "loaded_bytes", "peak_rss_bytes"),
     *("peak_vram_bytes", "peak_allocator_bytes", "max_ctx", "weights_check", "flags"),
+    *(COMPUTED := ("pp512", "ttft_8k_ms", "tokens_per_s_16k", "task_s", "task_kept_s")),
 )
+OF_METRICS = {metric.name: metric.value for metric in METRICS}
 INTERVALS = ("tokens_per_s_ci95", "B_ci95_ms", "W_ci95")
 
 
@@ -45,4 +48,4 @@ def _values(row: Row, field: str) -> list[object]:
         return list(bounds(row, field))
     if field == "flags":
         return [" ".join(dict.fromkeys(flag["code"] for flag in row["flags"]))]
-    return [row.get(field)]
+    return [OF_METRICS[field](row) if field in COMPUTED else row.get(field)]

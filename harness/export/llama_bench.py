@@ -14,11 +14,13 @@ from hashlib import sha256
 
 from harness.analysis.rows import Repeat as Row
 from harness.export.chosen import Repeat
-from harness.results import Record
+from harness.results import Record, table
 from harness.results.kinds import loaded_of
 
 Test = dict[str, object]
 """A row: its fields are llama-bench's."""
+Key = tuple[int, int, int]
+"""n_prompt, n_gen, n_depth."""
 BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "metal": "MTL", "vulkan": "Vulkan", "hip": "ROCm"}
 
 
@@ -26,8 +28,10 @@ def fits(row: Row) -> str:
     """Why an ok repeat has no equivalent in llama-bench; empty where it has one."""
     if row["kind"] != "measured":
         return "reported by others"
+    if row["workload"] in ("prefill", "depth"):
+        return ""
     if row["workload"] != "decode":
-        return f"workload {row['workload']}"  # its length was not requested
+        return f"workload {row['workload']}"  # its length was not requested, or it is no single test
     return "" if row["series"] else "without a series"
 
 
@@ -38,6 +42,9 @@ def rows(chosen: Iterable[Sequence[Repeat]]) -> Iterator[Test]:
         for row, each in campaign:
             cells.setdefault(row["content_key"], []).append((row, each))
         for repeats in cells.values():
+            if repeats[0][0]["workload"] != "decode":
+                yield from _of_rows(repeats)
+                continue
             prompt_ns, decode_ns, steps = [], [], 0
             for row, each in repeats:
                 latency_ns = each.times.gaps_ns.tolist()
@@ -47,11 +54,31 @@ def rows(chosen: Iterable[Sequence[Repeat]]) -> Iterator[Test]:
                     prompt_ns.append(latency_ns[0])
             row, each = repeats[0]
             prompt = row["prompt_tokens"]
-            known = _known(row, each.record)
+            known = _known(row, each.record, prompt)
             if prompt_ns:
                 yield known | _test(prompt, 0, 0, row["started_utc"], prompt_ns)
             if steps:
                 yield known | _test(0, steps, prompt, row["started_utc"], decode_ns)
+
+
+def _of_rows(repeats: Sequence[Repeat]) -> Iterator[Test]:
+    """A test per length and depth of prefill, and per depth of windows. A pass, or a window, is a sample."""
+    samples: dict[Key, list[int]] = {}
+    for row, each in repeats:
+        columns = table(each)
+        passes = zip(*(columns[name] for name in ("round", "depth", "n", "latency_ns")), strict=True)
+        windows: dict[tuple[int, int], list[int]] = {}
+        for number, depth, n, ns in passes:
+            if row["workload"] == "prefill":
+                samples.setdefault((n, 0, depth), []).append(ns)
+            else:
+                windows.setdefault((depth, number), []).append(ns)
+        for (depth, _), steps in windows.items():
+            samples.setdefault((0, len(steps), depth), []).append(sum(steps))
+    row, each = repeats[0]
+    for (prompt, new, depth), found in sorted(samples.items()):
+        known = _known(row, each.record, prompt or row["prompt_tokens"])
+        yield known | _test(prompt, new, depth, row["started_utc"], found)
 
 
 def text(found: Sequence[Test]) -> str:
@@ -73,8 +100,9 @@ def build(record: Record) -> str:
     return sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _known(row: Row, record: Record) -> Test:
-    """The fields shared by all tests of a cell. Options that a stack lacks have llama-bench's default."""
+def _known(row: Row, record: Record, batch: int) -> Test:
+    """The fields of a test but its lengths and samples. `batch`: tokens evaluated at once, where the stack
+    has no such option. Options that a stack lacks have llama-bench's default."""
     loaded, machine = loaded_of(record), record["machine"]
     options = record["options"] | (loaded.get("options") or {})
     on_gpu = record["device"] != "cpu"
@@ -93,8 +121,8 @@ def _known(row: Row, record: Record) -> Test:
         "model_type": f"{row['model']} {row['stack']} {row['variant']}",
         "model_size": row["model_bytes"] or 0,
         "model_n_params": parameters or 0,
-        "n_batch": options.get("n_batch", row["prompt_tokens"]),
-        "n_ubatch": options.get("n_ubatch", row["prompt_tokens"]),
+        "n_batch": options.get("n_batch", batch),
+        "n_ubatch": options.get("n_ubatch", batch),
         "n_threads": record["threads"],
         "cpu_mask": "0x0",
         "cpu_strict": False,

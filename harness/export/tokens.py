@@ -8,8 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.analysis.rows import Repeat as Row
 from harness.export.chosen import Repeat
 from harness.results import ResultsError
+from harness.results.tables import TABLE_OF
 
 WHOSE = ("campaign", "cell", "model", "stack", "variant", "kind", "machine", "device", "started_utc")
 COLUMNS = ("n", "latency_ns", "token_id", "device_ns")
@@ -20,6 +22,11 @@ SCHEMA = pa.schema(
         *((name, pa.int64()) for name in COLUMNS),
     ]
 )
+
+
+def fits(row: Row) -> str:
+    """Why an ok repeat has no tokens to export; empty where it may have some."""
+    return f"workload {row['workload']}" if row["workload"] in TABLE_OF else ""
 
 
 def write(target: Path, chosen: Iterable[Sequence[Repeat]]) -> int:

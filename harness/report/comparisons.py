@@ -34,7 +34,7 @@ def _known(named: Named, key: str) -> bool:
 def share(study: Study, marks: Mapping[str, Mark]) -> Figure | None:
     """MBU at B against model size, one line per variant: small models use less of the bandwidth."""
     by_label: dict[str, list[tuple[float, float, ShownCell]]] = {}
-    for model, rows in study.models.items():
+    for model, rows in study.decodes.items():
         for row, label in zip(rows, labels(rows, model), strict=True):
             size, ratio = figure(row, "weight_bytes_per_token"), figure(row, "B_ratio")
             if size is not None and ratio is not None and row.get("status") == "ok":

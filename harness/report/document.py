@@ -24,10 +24,10 @@ def write(path: Path, study: Study) -> None:
 def page(study: Study) -> str:
     """The page of a study as text."""
     rows, sections, chapters = study.rows, figures.sections(study), figures.chapters(study)
-    used = {title: columns.used(every, rows) for title, every in columns.TABLES.items()}
-    of_models = [row for rows in study.models.values() for row in rows]
+    of_models = [row for rows in study.decodes.values() for row in rows]
+    used = {title: columns.used(every, of_models) for title, every in columns.TABLES.items()}
     contents = [
-        *([("tables", "Tables")] if study.cells else []),
+        *([("tables", "Tables")] if of_models else []),
         *([("agreement", "Same model?")] if study.checks else []),
         *((name, chapter.title) for name, chapter in chapters.items()),
         *((name, title) for name, (title, _) in sections.items()),
@@ -45,7 +45,7 @@ def page(study: Study) -> str:
         failures=[(why, named(names, summary.NAMES_SHOWN)) for why, names in summary.failures(study)],
         flagged=summary.flagged(study),
         rows=of_models,
-        places={model: place for place, model in enumerate(study.models)},
+        places={model: place for place, model in enumerate(study.decodes)},
         tables=[(tables.of_columns(title, of, of_models), of) for title, of in used.items() if of],
         synthetic=SYNTHETIC if any(row.get("weights") == "synthetic" for row in study.cells) else None,
         agreement=agreement.table(study.checks),

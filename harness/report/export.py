@@ -68,8 +68,8 @@ class FiguresError(Exception):
 
 def markdown(study: Study) -> str:
     """The summary of the page, its tables with the meanings of their columns, and the methods."""
-    rows = study.rows
-    parts = [*(f"> {in_markdown(line)}" for line in summary.third_party(rows)), *_sentences(study)]
+    parts = [*(f"> {in_markdown(line)}" for line in summary.third_party(study.rows)), *_sentences(study)]
+    rows = [row for of_model in study.decodes.values() for row in of_model]
     used = {title: columns.used(every, rows) for title, every in columns.TABLES.items()}
     parts += [tables.of_columns(title, of, rows).markdown() for title, of in used.items() if of]
     for chapter in figures.chapters(study).values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.dataset.study import Study, labels
-from harness.report import bars, comparisons, curves, drawing, longest, memory, prefill
+from harness.report import bars, comparisons, curves, depth, drawing, longest, memory, prefill, turns
 from harness.report.chapters import Chapter
 from harness.report.drawing import Figure
 
@@ -14,18 +14,20 @@ def chapters(study: Study) -> dict[str, Chapter]:
         "longest": longest.chapter(study),
         "memory": memory.chapter(study),
         "prefill": prefill.chapter(study),
+        "depth": depth.chapter(study),
+        "turns": turns.chapter(study),
     }
     return {name: chapter for name, chapter in found.items() if chapter}
 
 
 def sections(study: Study) -> dict[str, tuple[str, list[Figure]]]:
-    """Id of a section -> its title and its figures."""
+    """Id of a section -> its title and its figures, of decodes."""
     marks = drawing.marks(study)
     found = {}
     across = comparisons.share(study, marks)
     if across:
         found["across"] = ("All models", [across])
-    for number, (model, rows) in enumerate(study.models.items()):
+    for number, (model, rows) in enumerate(study.decodes.items()):
         named = list(zip(labels(rows, model), rows, strict=True))
         drawn = (
             curves.latency(model, named, study.series, marks),

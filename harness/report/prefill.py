@@ -24,7 +24,8 @@ MEANING = (
     " and cache once and of computing, with the lm_head on every token or on the last one alone."
 )
 EXTRAPOLATED = "*"
-OF = "prefill"
+EXTRAPOLATION = f"{EXTRAPOLATED}: extrapolated from shorter passes"
+OF = KIND = "prefill"
 LENGTHS = 7  # columns of a figure's data
 UNITS = {"time": ("ms", "%{y:.3f} ms"), "rate": ("tokens/s", "%{y:,.0f} tokens/s")}
 DASHES = {"every": ("dot", "dotted"), "last": ("dash", "dashed")}
@@ -39,7 +40,7 @@ def chapter(study: Study) -> Chapter | None:
         if not held:
             continue
         named = [(label, row) for label, row in zip(labels(every, model), every, strict=True) if row in held]
-        rows[model] = [row for row in held if row.get(OF)]
+        rows[model] = sweeps([row for row in held if row.get(OF)])
         notes[model] = _notes([(label, row) for label, row in named if row.get(OF)])
         drawn = (_figure(model, named, study.prefill, marks, kind) for kind in ("time", "rate"))
         figures[model] = [each for each in drawn if each]
@@ -59,14 +60,36 @@ def _notes(named: Sequence[tuple[str, Row]]) -> list[str]:
             if each.get("reason"):
                 reasons.setdefault(f"{each['reason']}", []).append(label)
     found += [f"no TTFT, {reason}: {', '.join(dict.fromkeys(of))}" for reason, of in reasons.items()]
-    if any(each.get("how") == "extrapolated" for _, row in named for each in parts(part(row, OF), "ttft")):
-        found.append(f"{EXTRAPOLATED}: extrapolated from shorter passes")
+    if any(extrapolates(row) for _, row in named):
+        found.append(EXTRAPOLATION)
     return found
+
+
+def extrapolates(row: Row) -> bool:
+    """Whether a TTFT in its line of the table is extrapolated."""
+    return any(each.get("how") == "extrapolated" for each in parts(part(row, OF), "ttft"))
+
+
+def sweeps(rows: Sequence[Row]) -> list[Row]:
+    """A row per depth of each cell; those of deeper passes have no TTFT."""
+    return [{**row, OF: of} for row in rows for of in (row.get(OF), *parts(part(row, OF), "depths"))]
 
 
 def _number(row: Row, key: str, form: str = "{:,.1f}", unit: float = 1.0) -> str:
     value = figure(part(row, OF), key)
     return NONE if value is None else form.format(value / unit)
+
+
+def _depth(row: Row, key: str) -> str:
+    """A dash where all passes begin at an empty cache."""
+    of = part(row, key)
+    return _number(row, "depth", "{:,.0f}") if of.get("depth") or of.get("depths") else NONE
+
+
+def _rate(row: Row, key: str) -> str:
+    """`2,031 at 1,024`"""
+    n, ms = (figure(part(row, OF), name) for name in ("longest_n", key))
+    return NONE if n is None or not ms else f"{n / ms * 1e3:,.0f} at {n:,.0f}"
 
 
 def _plateau(row: Row, key: str) -> str:
@@ -108,20 +131,38 @@ def _share(row: Row, key: str, which: str, place: int) -> str:
     return NONE if value is None else f"{value:.0%}"
 
 
+DEPTH = Column("depth", OF, _depth, "tokens in the KV cache before a pass")
+PLATEAU = Column(
+    "plateau ms", "plateau_ms", _plateau, "time of short passes; from: the first pass of this kernel"
+)
+RATE = Column("tok/s", "longest_ms", _rate, "of the longest pass, and its tokens")
+RIDGE = Column(
+    "ridge",
+    "ridge_n",
+    _ridge,
+    "tokens from which computing takes longer than the plateau, and its 95% confidence interval",
+)
+FIRST_TOKENS = tuple(
+    Column(
+        f"TTFT {name} ms",
+        "ttft",
+        partial(_first_token, n=n),
+        f"of a prompt of {n:,} tokens; {EXTRAPOLATION}",
+    )
+    for n, name in zip(TARGETS, ("512", "2k", "8k", "32k"), strict=True)
+)
+SHORT = (DEPTH, PLATEAU, RATE, RIDGE, *FIRST_TOKENS)
 COLUMNS: tuple[Column, ...] = (
-    Column("plateau ms", "plateau_ms", _plateau, "time of short passes; from: the first pass of this kernel"),
+    DEPTH,
+    PLATEAU,
     Column(
         "ms per 1k",
         "slope_ms",
         partial(_number, unit=1e-3),
         "what 1,000 further tokens add, past the plateau",
     ),
-    Column(
-        "ridge",
-        "ridge_n",
-        _ridge,
-        "tokens from which computing takes longer than the plateau, and its 95% confidence interval",
-    ),
+    RATE,
+    RIDGE,
     Column(
         "theory, last",
         "ridge_theory",
@@ -134,15 +175,7 @@ COLUMNS: tuple[Column, ...] = (
         partial(_theory, which="every"),
         "the ridge by the data sheet, with the lm_head on every token",
     ),
-    *(
-        Column(
-            f"TTFT {name} ms",
-            "ttft",
-            partial(_first_token, n=n),
-            f"of a prompt of {n:,} tokens; {EXTRAPOLATED}: extrapolated from shorter passes",
-        )
-        for n, name in zip(TARGETS, ("512", "2k", "8k", "32k"), strict=True)
-    ),
+    *FIRST_TOKENS,
     Column(
         "MFU",
         "utilisation",
@@ -190,7 +223,8 @@ def _figure(
             data.append(_floor(np.array(points, dtype=float), label, which, place, marks[row["name"]], kind))
             overlays[which] = f"theory, lm_head on {which} ({DASHES[which][1]})"
         if figure(of, "ridge_n") is not None:
-            data.append(_mark(of, curves[row["name"]][0], label, place, marks[row["name"]], kind))
+            curve = curves[row["name"]][int(figure(of, "depth") or 0)]
+            data.append(_mark(of, curve, label, place, marks[row["name"]], kind))
             overlays["ridge"] = "measured ridge with its interval (large open symbols)"
     if not rows:
         return None

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from harness.analysis.rows import Cell, ShownCell
-from harness.dataset.study import Row, Study, figure, labels, ok
+from harness.dataset.study import Row, Study, figure, labels, ok, timed
 from harness.report import columns
 from harness.report.contexts import held
 from harness.report.ranking import MEMORY_NOISE, Entry, entry, leaders, perplexity, speed
@@ -106,7 +106,7 @@ def per_model(study: Study) -> list[tuple[str, str]]:
 def _sentences(model: str, cells: Sequence[Row], searches: Sequence[Row]) -> str:
     every = list(zip(labels(cells, model), cells, strict=True))
     tried = [(label, row) for label, row in zip(labels(searches, model), searches, strict=True) if ok(row)]
-    named = [(label, row) for label, row in every if ok(row)]
+    named = [(label, row) for label, row in every if ok(row) and not timed(row)]
     best = (_fastest(named), _smallest(named, every), _longest(named, tried), _perplexity(every))
     clauses = [clause for clause in best if clause]
     if not named and not tried:
@@ -117,7 +117,7 @@ def _sentences(model: str, cells: Sequence[Row], searches: Sequence[Row]) -> str
 def costs(study: Study) -> list[str]:
     """Cost per token by model and stack: fixed cost or reading bytes."""
     found = []
-    for model, rows in study.models.items():
+    for model, rows in study.decodes.items():
         groups: dict[tuple[str, str, str], list[Row]] = {}
         for row in rows:
             if ok(row) and figure(row, "fixed_ms") is not None:

@@ -6,7 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from harness.analysis.series.line import block_spread
+from harness.results.tables import TABLE_OF
 
 Row = Mapping[str, object]
 
@@ -56,6 +59,11 @@ def _of_a_length(value: Callable[[Row], float | None]) -> Callable[[Row], float 
     return lambda row: None if row.get("workload") == "grow" else value(row)
 
 
+def _of_a_decode(value: Callable[[Row], float | None]) -> Callable[[Row], float | None]:
+    """Null for workloads of timed rows, whose memory includes copies of the context."""
+    return lambda row: None if row.get("workload") in TABLE_OF else value(row)
+
+
 def _interval(key: str) -> Callable[[Row], float | None]:
     def error(row: Row) -> float | None:
         known = row.get(key)
@@ -86,6 +94,40 @@ def _longest(row: Row) -> float | None:
     return _positive(row, "verified_n_ctx") or _positive(row, "max_ctx")
 
 
+def _rows(row: Row, key: str) -> list[Row]:
+    """The rows in a list inside a row; empty without one."""
+    value = row.get(key)
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, Sequence) else []
+
+
+def _pass_ms(row: Row, n: int) -> float | None:
+    """Time of a pass over n tokens at an empty cache: measured, or on the line between its neighbours."""
+    passes = [each for each in _rows(row, "passes") if each["depth"] == 0]
+    lengths, ms = ([float(str(each[key])) for each in passes] for key in ("n", "ms"))
+    if not passes or not lengths[0] <= n <= lengths[-1]:
+        return None
+    return float(np.interp(n, lengths, ms))
+
+
+def _pp512(row: Row) -> float | None:
+    ms = _pass_ms(row, 512)
+    return 512e3 / ms if ms else None
+
+
+def _at_16k(row: Row) -> float | None:
+    depths = row.get("depths")
+    at = _rows(depths, "at") if isinstance(depths, Mapping) else []
+    return next((_positive(each, "tokens_per_s") for each in at if each["depth"] == 16_384), None)
+
+
+def _task_s(kept: bool) -> Callable[[Row], float | None]:
+    def seconds(row: Row) -> float | None:
+        tasks = (each for each in _rows(row, "tasks") if each["prefix_kept"] is kept)
+        return next((_positive(each, "task_s") for each in tasks), None)
+
+    return seconds
+
+
 def _none(row: Row) -> None:
     return None
 
@@ -102,7 +144,15 @@ METRICS: tuple[Metric, ...] = (
     Metric("B_ms", "ms", "lower", "slower", _of("B_ms"), _interval("B_ci95_ms")),
     Metric("W_tokens_per_ms", "tok/ms", "higher", "slower", _slope, _interval("W_ci95")),
     Metric("ttft_ms", "ms", "lower", "slower", _of("ttft_ms"), _none),
-    Metric("memory_bytes", "bytes", "lower", "memory", _of_a_length(_peak_bytes), _none, "LARGER", "SMALLER"),
+    Metric("pp512", "tok/s", "higher", "slower", _pp512, _none),
+    Metric("ttft_8k_ms", "ms", "lower", "slower", lambda row: _pass_ms(row, 8192), _none),
+    Metric("tokens_per_s_16k", "tok/s", "higher", "slower", _at_16k, _none),
+    Metric("task_s", "s", "lower", "slower", _task_s(kept=False), _none),
+    Metric("task_kept_s", "s", "lower", "slower", _task_s(kept=True), _none),
+    Metric(
+        *("memory_bytes", "bytes", "lower", "memory", _of_a_decode(_of_a_length(_peak_bytes)), _none),
+        *("LARGER", "SMALLER"),
+    ),
     Metric("max_ctx", "tokens", "higher", "context", _longest, _none, "SHORTER", "LONGER"),
 )
 FAMILIES = tuple(dict.fromkeys(metric.family for metric in METRICS))

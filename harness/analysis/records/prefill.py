@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -55,39 +56,35 @@ def by_depth(repeats: Sequence[Mapping[str, Sequence[int]]]) -> Passes:
 
 
 def row(record: Record, depths: Passes, bandwidth: float | None) -> PrefillRow | None:
-    """The figures of a sweep. `bandwidth`: measured on its machine, bytes/s. Null where no pass begins at an
-    empty cache. Raises ValueError for latencies that are not positive."""
-    if 0 not in depths:
+    """The figures of a sweep at its least depth, which is an empty cache but where none was measured, and a
+    part of them at the others. `bandwidth`: measured on its machine, bytes/s. Null without a pass. Raises
+    ValueError for latencies that are not positive."""
+    if not depths:
         return None
+    least = min(depths)
     chunk = (record.get("options") or {}).get("n_ubatch") or CHUNKS.get(record["stack"])
     known = _switches(record)
-    n, ms, rounds = depths[0]
+    n, ms, rounds = depths[least]
     longest = float(n.max())
     ahead = min((after for after, _ in known if after >= longest), default=None)
     found = prefill.analyse(n, ms, rounds, chunk, ahead)
     needs, ceiling = traffic.prefill_demand(record), traffic.prefill_ceiling(record)
     theory = {
-        which: floors.prefill_ridge(needs, ceiling, which) if needs and ceiling else None
+        which: floors.prefill_ridge(needs, ceiling, which) if needs and ceiling and not least else None
         for which in ("every", "last")
     }
     seen = [each for each in known if _is_seen(found, each[0])]
     return {
+        **_at_depth(least, n, ms, found),
         "rounds": found.rounds,
         "shortest_n": found.shortest_n,
-        "longest_n": found.longest_n,
-        "kernel_from_n": found.kernel_from_n,
-        "plateau_ms": found.plateau_ms,
         "plateau_ci95_ms": _listed(found.plateau_ci95_ms),
-        "slope_ms": found.slope_ms,
         "slope_ci95_ms": _listed(found.slope_ci95_ms),
         "quadratic_ms": found.quadratic_ms,
-        "ridge_n": found.ridge_n,
-        "ridge_ci95": _listed(found.ridge_ci95),
-        "ridge_reason": found.ridge_reason,
         "ridge_theory": theory,
         "bytes_per_s": ceiling.bytes_per_s if ceiling else None,
         "flops": ceiling.flops if ceiling else None,
-        "floors": _floors(needs, ceiling, longest),
+        "floors": None if least else _floors(needs, ceiling, longest),
         "comparison": _comparison(found, needs, ceiling, theory["last"], seen),
         "steps": [{"n": step.n, "jump_ms": step.jump_ms} for step in found.steps],
         "ttft": [
@@ -99,9 +96,14 @@ def row(record: Record, depths: Passes, bandwidth: float | None) -> PrefillRow |
                 "reason": each.reason,
             }
             for each in found.first_tokens
+            if not least
         ],
-        "utilisation": _utilisation(n, ms, needs, ceiling, bandwidth),
-        "depths": [_at_depth(depth, passes, chunk) for depth, passes in sorted(depths.items()) if depth > 0],
+        "utilisation": _utilisation(n, ms, least, needs, ceiling, bandwidth),
+        "depths": [
+            _at_depth(depth, n, ms, prefill.analyse(n, ms, rounds, chunk))
+            for depth, (n, ms, rounds) in sorted(depths.items())
+            if depth > least
+        ],
     }
 
 
@@ -113,7 +115,11 @@ def faster_than_possible(record: Record, depths: Passes, bandwidth: float | None
     if needs is None or not rate:
         return []
     at_most = Ceiling(rate, ceiling.flops if ceiling else math.inf)
-    cached = traffic.cache_bytes(record)
+    # Weights and cache may be smaller than by the shape, which knows no types of the cache.
+    loaded, kv = traffic.weight_bytes_per_token(record), traffic.kv_bytes_per_token(record)
+    needs = replace(needs, kv_bytes_per_token=min(needs.kv_bytes_per_token, kv or math.inf))
+    fewer = max(0.0, needs.weight_bytes_per_token - (loaded or math.inf))
+    cached = traffic.cache_bytes(record) + fewer
     fast = []
     for depth, (n, ms, _) in depths.items():
         for length in np.unique(n):
@@ -130,10 +136,12 @@ def faster_than_possible(record: Record, depths: Passes, bandwidth: float | None
     return [Flag("prefill_faster_than_limit", detail, invalidates=None)]
 
 
-def _at_depth(depth: int, passes: tuple[Floats, Floats, Floats], chunk: int | None) -> PrefillDepth:
-    found = prefill.analyse(*passes, chunk)
+def _at_depth(depth: int, n: Floats, ms: Floats, found: Prefill) -> PrefillDepth:
     return {
         "depth": depth,
+        "longest_n": found.longest_n,
+        "longest_ms": float(np.median(ms[n == n.max()])),
+        "kernel_from_n": found.kernel_from_n,
         "plateau_ms": found.plateau_ms,
         "slope_ms": found.slope_ms,
         "ridge_n": found.ridge_n,
@@ -160,7 +168,12 @@ def _is_seen(found: Prefill, after: int) -> bool:
 
 
 def _utilisation(
-    n: Floats, ms: Floats, needs: Demand | None, ceiling: Ceiling | None, bandwidth: float | None
+    n: Floats,
+    ms: Floats,
+    depth: int,
+    needs: Demand | None,
+    ceiling: Ceiling | None,
+    bandwidth: float | None,
 ) -> list[Utilisation]:
     """MFU and MBU at lengths that double, and at the longest."""
     if needs is None:
@@ -170,7 +183,7 @@ def _utilisation(
     wanted = {float(2**power) for power in range(24)} | {float(lengths[-1])}
     for length in lengths[np.isin(lengths, list(wanted))]:
         took = float(np.median(ms[n == length])) / 1e3
-        read, flops = floors.pass_work(needs, int(length))
+        read, flops = floors.pass_work(needs, int(length), depth)
         found.append(
             {
                 "n": int(length),

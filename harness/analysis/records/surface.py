@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.analysis.rows import Figures
 from harness.analysis.series import latency, windows
-from harness.analysis.surface_rows import AtDepthRow, DepthsRow, SurfaceFigures, TaskRow, TurnRow
+from harness.analysis.surface_rows import AtDepthRow, DepthsRow, PassRow, SurfaceFigures, TaskRow, TurnRow
 from harness.results import tables
 from harness.results.kinds import Record, done_of
 from harness.results.kinds.measured import Surface
@@ -21,12 +21,12 @@ AS_LONG = 0.9  # as without the prefix
 GROWS = 1.2  # times the first turn's time: prefill is no plateau there
 
 
-def row(record: Record, found: Sequence[Columns]) -> SurfaceFigures:
-    """The figures of a workload's tables; null for other workloads."""
-    kind = tables.name_of(record)
+def row(workload: str, found: Sequence[Columns]) -> SurfaceFigures:
+    """Figures of a kind of workload, from the tables of its repeats together; null or empty for others."""
     return {
-        "depths": depths(found) if kind == "windows" else None,
-        "tasks": tasks(found) if kind == "turns" else [],
+        "passes": passes(found) if workload == "prefill" else [],
+        "depths": depths(found) if workload == "depth" else None,
+        "tasks": tasks(found) if workload == "turns" else [],
     }
 
 
@@ -79,6 +79,18 @@ def _by_time(table: Columns) -> str:
             both = f"{row['prefill_ns'] / 1e6:.1f} ms, {other['prefill_ns'] / 1e6:.1f} without a prefix"
             return f"turn {row['turn']}: its prefix was not reused ({both})"
     return ""
+
+
+def passes(found: Sequence[Columns]) -> list[PassRow]:
+    """Of prefill; those of several repeats count together."""
+    ms: dict[tuple[int, int], list[float]] = {}
+    for columns in found:
+        for depth, n, ns in zip(columns["depth"], columns["n"], columns["latency_ns"], strict=True):
+            ms.setdefault((depth, n), []).append(ns / 1e6)
+    return [
+        PassRow(depth=depth, n=n, ms=statistics.median(took), passes=len(took))
+        for (depth, n), took in sorted(ms.items())
+    ]
 
 
 def depths(found: Sequence[Columns]) -> DepthsRow | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.records import disturbances, grow_results, surface, throttling
+from harness.analysis.records import disturbances, grow_results, prefill, surface, throttling
 from harness.analysis.records.disturbances import Reason
 from harness.analysis.records.flags import Flag
 from harness.analysis.records.traffic import (
@@ -85,9 +85,13 @@ def verdict(
     if record["outcome"] != "ok" or record["kind"] == "reported":  # published figures are shown as they are
         reason = record.get("reason")
         return Verdict(record["outcome"], [reason, *known] if reason else [])
-    found = _reasons(record, ceiling or ceiling_bytes_per_s([record]))
+    ceiling = ceiling or ceiling_bytes_per_s([record])
+    found = _reasons(record, ceiling)
     found += _device_clock(record, times)
     found += map(Reason, surface.faults(record, table or {}))
+    if table and tables.name_of(record) == "prefill":
+        fast = prefill.faster_than_possible(record, prefill.by_depth([table]), ceiling)
+        found += [Reason(f"faster than its limit: {flag.detail}") for flag in fast]
     if not has_series:
         what = "table of timed rows" if tables.name_of(record) else "series of tokens"
         found.append(Reason(f"its {what} is missing or damaged"))

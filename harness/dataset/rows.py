@@ -59,6 +59,8 @@ def row(
     raised = [*notes(record), *machine_drift(drift)]
     if times and not unusable:
         raised += flags(found, least, _expected(record), loaded.get("kv_read"))
+    if of_depths and (B_ends := of_depths["B_ci95_ms"]) and (slopes := of_depths["slope_ci95_ms"]):
+        raised += published(B_ends[1], 1 / slopes[1] if slopes[1] > 0 else None, None, least)
     # A fault of the slope alone keeps B of published figures, but invalidates our measurements.
     invalidating = [
         f for f in raised if f.invalidates == "all" or (f.invalidates == "W" and record["kind"] == "measured")

@@ -144,6 +144,7 @@ def _points(place: int, label: str, row: ShownCell, mark: Mark) -> Trace:
     return {
         "type": "scatter",
         "mode": "markers",
+        "cliponaxis": False,  # depth 0 is on the axis
         "name": plain(label),
         "x": [each["depth"] for each in at],
         "y": [round(rate, 4) for rate in rates],

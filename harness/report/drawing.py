@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.rows import ShownCell
-from harness.dataset.study import Floats, Study, labels
+from harness.dataset.study import Floats, Study, labels, timed
 
 Trace = dict[str, Any]
 Named = Sequence[tuple[str, ShownCell]]  # label and row, in the order of a legend
@@ -85,12 +85,13 @@ def legend(named: Named, marks: Mapping[str, Mark]) -> list[tuple[str, Mark]]:
 
 
 def marks(study: Study) -> dict[str, Mark]:
-    """A mark for each cell's name; the same variant of two models looks the same."""
+    """A mark for each cell's name; the same variant of two models, or in another workload, looks the same."""
     kinds: dict[str, int] = {}
     found = {}
     for model, rows in study.models.items():
         for row, label in zip(rows, labels(rows, model), strict=True):
-            place = kinds.setdefault(label, len(kinds))
+            variant = label.replace(f" {timed(row)}", "")
+            place = kinds.setdefault(variant, len(kinds))
             found[str(row["name"])] = Mark(COLOURS[place % len(COLOURS)], SYMBOLS[place % len(SYMBOLS)])
     return found
 

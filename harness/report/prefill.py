@@ -210,7 +210,7 @@ def _figure(
             text = f"%{{x:,}} tokens: {hover}"
             trace = line(curve.n, _as(kind, curve.n, curve.ms), name, place, mark, text)
             trace["meta"] = {"v": place}  # without extents, of which page.js makes a linear range
-            if depth:
+            if depth > min(curves[row["name"]]):
                 trace["line"] = {**trace["line"], "dash": "dashdot"}
                 trace["meta"]["kind"] = "depths"
                 overlays["depths"] = "behind tokens in the cache (dash-dotted)"

@@ -105,7 +105,8 @@ def _figure(label: str, row: Row) -> Figure:
     return Figure(
         "turns",
         f"{label}: seconds per turn",
-        f"Seconds of prefill and of decode in each turn of {row['name']}, with its prefix kept or not.",
+        f"Seconds of each turn of {row['name']}, with its prefix kept or not: prefill below (orange), decode"
+        " above it (blue).",
         data,
         layout(
             "turn",

@@ -85,7 +85,9 @@ def passes(found: Sequence[Columns]) -> list[PassRow]:
     """Of prefill; those of several repeats count together."""
     ms: dict[tuple[int, int], list[float]] = {}
     for columns in found:
-        for depth, n, ns in zip(columns["depth"], columns["n"], columns["latency_ns"], strict=True):
+        for depth, n, ns in zip(
+            *(columns.get(name, ()) for name in ("depth", "n", "latency_ns")), strict=True
+        ):
             ms.setdefault((depth, n), []).append(ns / 1e6)
     return [
         PassRow(depth=depth, n=n, ms=statistics.median(took), passes=len(took))

@@ -12,6 +12,7 @@ import pytest
 
 from harness import results
 from harness.analysis.records import metrics
+from harness.analysis.records import prefill as prefills
 from harness.analysis.records.verdicts import verdict
 from harness.dataset.gather import Gathered
 from harness.dataset.study import Study
@@ -211,3 +212,21 @@ def test_csv_has_the_figures_of_timed_rows_and_parquet_leaves_them_out(
     ran = harness("export", folder, "--to", "parquet", "-o", folder.parent / "t.parquet")
     assert ran.code == 0
     assert "2 workload prefill" in ran.err
+
+
+def test_a_report_of_timed_rows_alone_has_their_chapters_and_no_table_of_decodes(study: Study):
+    alone = replace(study, cells=[row for row in study.cells if row["workload"] != "decode"])
+    page = document.page(alone)
+    assert 'id="tables"' not in page
+    assert all(f'id="{name}"' in page for name in ("prefill", "depth", "turns"))
+    ((_, text),) = summary.per_model(alone)
+    assert text == "nothing to compare."
+    assert "## Speed" not in export.markdown(alone)
+
+
+def test_a_sweep_behind_tokens_alone_is_shown_at_its_depth_without_a_ttft(gathered: Gathered):
+    each = next(each for each in gathered.stored if each.record["workload"]["kind"] == "prefill")
+    passes = prefills.by_depth([gathered.tables[each.folder]])
+    found = prefills.row(each.record, {1024: passes[1024]}, None)
+    assert (found["depth"], found["ttft"], found["depths"]) == (1024, [], [])
+    assert found["longest_ms"] == pytest.approx(20.48, rel=0.05)

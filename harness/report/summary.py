@@ -109,7 +109,7 @@ def _sentences(model: str, cells: Sequence[Row], searches: Sequence[Row]) -> str
     named = [(label, row) for label, row in every if ok(row) and not timed(row)]
     best = (_fastest(named), _smallest(named, every), _longest(named, tried), _perplexity(every))
     clauses = [clause for clause in best if clause]
-    if not named and not tried:
+    if not tried and not any(ok(row) for _, row in every):
         clauses.insert(0, "no cell is ok")
     return f"{'; '.join(clauses) or 'nothing to compare'}."
 

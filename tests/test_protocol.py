@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.results import events_in
-from runners.protocol import Done, Failed, Loaded, NonsenseError, Phase, Request, Tokens, decode, encode
+from runners.protocol import Done, Failed, Loaded, NonsenseError, Phase, Request, Rows, Tokens, decode, encode
 
 WHOLE = st.integers(0, (1 << 63) - 1)
 FINITE = JSON.filter(lambda value: "NaN" not in json.dumps(value) and "Infinity" not in json.dumps(value))
@@ -33,6 +33,7 @@ EVENTS = st.one_of(
 @example(Phase("load", 12))
 @example(Loaded({"versions": {"fake": "1"}}))
 @example(Tokens(0, [10, 20, 30], [7, 8, 9]))
+@example(Rows("prefill", {"round": [1], "depth": [0], "n": [4], "latency_ns": [5]}))
 @example(Done({"counters": {}}))
 @example(Failed("oom", "does not fit"))
 def test_an_event_survives_the_pipe(event: Any) -> None:
@@ -95,3 +96,29 @@ def test_a_request_of_another_schema_is_refused(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 99}))
     with pytest.raises(ValueError, match="schema 99"):
         Request.read(path)
+
+
+def columns(**changed: Any) -> dict[str, Any]:
+    return {"round": [1, 1], "depth": [0, 0], "n": [1, 2], "latency_ns": [5, 6]} | changed
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"table": "other", "columns": columns()},
+        {"table": ["prefill"], "columns": columns()},
+        {"table": "prefill", "columns": columns(more=[1, 2])},
+        {"table": "turns", "columns": columns()},
+        {"table": "prefill", "columns": columns(n=[1])},
+        {"table": "prefill", "columns": columns(n=5)},
+        {"table": "prefill", "columns": columns(n=[1, -2])},
+        {"table": "prefill", "columns": columns(latency_ns=[5, 6.5])},
+        {"table": "prefill", "columns": columns(latency_ns=[5, True])},
+        {"table": "prefill", "columns": columns(latency_ns=[5, 1 << 63])},
+        {"table": "prefill", "columns": [1, 2]},
+        {"table": "prefill"},
+    ],
+)
+def test_rows_that_are_none_are_a_worker_protocol_error(event: dict[str, Any]) -> None:
+    with pytest.raises(NonsenseError):
+        decode(json.dumps({"event": "Rows"} | event).encode())

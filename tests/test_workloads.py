@@ -1,4 +1,4 @@
-"""Workloads of timed rows in a config: what they mean, a sentence for each mistake, where they cannot run."""
+"""Workloads of timed rows in a config: their meaning, a sentence for each mistake, where they cannot run."""
 
 from __future__ import annotations
 

@@ -130,9 +130,17 @@ def series(stored: Stored) -> dict[str, list[int]]:
 
 
 def table(stored: Stored) -> dict[str, list[int]]:
-    """The columns of its workload's table; empty if there is none. Raises ResultsError."""
-    name = tables.name_of(stored.record)
-    return read_columns(stored.folder / f"{name}.parquet", TABLES[name]) if name else {}
+    """The columns of its workload's table; empty if there is none. Raises ResultsError, for a time of zero
+    too."""
+    if (name := tables.name_of(stored.record)) is None:
+        return {}
+    path = stored.folder / f"{name}.parquet"
+    columns = read_columns(path, TABLES[name])
+    for column, values in columns.items():
+        least = 1 if column in tables.TIMES else 0
+        if column in TABLES[name] and values and min(values) < least:
+            raise ResultsError(f"{path}: not a series: its column {column} has {min(values)}")
+    return columns
 
 
 def prefill_series(stored: Stored) -> dict[str, list[int]]:

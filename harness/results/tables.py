@@ -10,6 +10,9 @@ from runners.protocol import Rows
 TABLE_OF = {"prefill": "prefill", "depth": "windows", "turns": "turns"}
 """The table of a kind of workload; its columns are in runners.protocol.TABLES."""
 
+TIMES = ("latency_ns", "prefill_ns")
+"""Columns of times, which cannot be zero."""
+
 Tables = dict[str, dict[str, list[int]]]
 """Columns of rows, by table."""
 

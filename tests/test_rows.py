@@ -1,0 +1,117 @@
+"""Passes and windows on a session at hand, in the process of the test: which, in which order, and where."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+from harness.config.workloads import Windows
+from harness.stacks.header import stacks
+from runners import context, depth, fake, prefill
+from runners.protocol import Rows
+
+
+class Place:
+    """A fake session at hand, with the virtual time that it shares with the measurement."""
+
+    def __init__(self, **options: Any) -> None:
+        time = fake.VirtualTime()
+        defaults = {option.name: option.default for option in stacks()["fake"].options.values()}
+        given = defaults | {"n_ctx": 20_000, "threads": 1, "kv_bytes_per_token": 1} | options
+        self.session = fake.FakeSession(given, time, 1.0)
+        self.clock = time.now_ns
+        self.rows: list[dict[str, int]] = []
+
+    def measure(self, module: Any, **workload: Any) -> dict[str, Any]:
+        def emit(rows: Rows) -> None:
+            columns = rows.columns
+            values = zip(*columns.values(), strict=True)
+            self.rows += [dict(zip(columns, each, strict=True)) for each in values]
+
+        found = module.measure(
+            self.session, workload | {"prompt": [1, 2, 3, 4, 5]}, emit, self.clock, lambda phase: None
+        )
+        return dict(found)
+
+
+def test_rounds_have_their_own_order() -> None:
+    place = Place()
+    place.measure(prefill, depth=[0], lengths=[1, 2, 4, 8, 16, 32], passes=4)
+    orders = {tuple(row["n"] for row in place.rows[at : at + 6]) for at in range(0, 24, 6)}
+    assert len(orders) > 1
+
+
+def test_lengths_chosen_by_themselves_are_closest_at_the_ridge() -> None:
+    for ridge in (40, 100, 300, 700):
+
+        def takes(n: int, ridge: int = ridge) -> int:
+            return 200_000 if n == 1 else max(10_000_000, 10_000_000 * n // ridge)
+
+        found = prefill.chosen(1000, takes)
+        assert {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000} <= set(found)
+        assert len(found) == 11 + prefill.BISECTIONS
+        widest = [b / a for a, b in pairwise(found) if a <= ridge <= b]
+        assert max(widest) < 1.5
+
+
+def test_a_ridge_is_measured_with_lengths_chosen_by_themselves() -> None:
+    place = Place(prefill_ms=10.0, prompt_token_ms=0.1)
+    place.measure(prefill, depth=[0], lengths=None, up_to=512, passes=2)
+    lengths = sorted({row["n"] for row in place.rows})
+    assert lengths[-1] == 512
+    assert len([n for n in lengths if 64 < n < 128]) >= 2  # the ridge is at 100
+
+
+def test_the_next_window_is_where_the_interval_is_widest() -> None:
+    means: depth.Means = {0: [], 1000: []}
+    chance, asked = random.Random(0), []
+    for at in depth.order(means, [0, 1000], 0.01, 50):
+        asked.append(at)
+        means[at].append((0.0, 1e6 * (1 + (0.1 if at else 0.001) * chance.gauss(0, 1))))
+    assert set(asked[2 * depth.FEWEST :]) == {1000}
+
+
+def test_windows_lie_evenly_around_their_depth() -> None:
+    place = Place(noise=0.5)
+    place.measure(depth, depths=[0, 1000], window=8, stop_at=1e-9, most_windows=32)
+    begins: dict[int, dict[int, int]] = {0: {}, 1000: {}}
+    for row in place.rows:
+        begins[row["depth"]].setdefault(row["round"], row["n"] - depth.SETTLE - 2)
+    for asked, middle in ((0, depth.STAIR // 2), (1000, 1000)):
+        found = [begin - middle for begin in begins[asked].values()]
+        assert -depth.STAIR // 2 <= min(found) <= max(found) < depth.STAIR // 2
+        quarters = Counter((begin + depth.STAIR // 2) // (depth.STAIR // 4) for begin in found)
+        assert max(quarters.values()) - min(quarters.values()) <= 2
+        assert set(quarters) == {0, 1, 2, 3}
+
+
+def test_no_window_ends_past_the_context_that_its_workload_asks_for() -> None:
+    for asked in (0, 100, 127, 128, 1000):
+        whole = Windows(depths=[asked], window=8, most_windows=160).holds
+        place = Place(n_ctx=whole, noise=0.5)
+        place.measure(depth, depths=[asked], window=8, stop_at=1e-9, most_windows=160)
+        assert max(row["n"] for row in place.rows) <= whole
+
+
+def test_a_context_too_large_to_copy_is_measured_the_deepest_first(monkeypatch) -> None:
+    found = {}
+    for most in (context.MOST_KEPT_BYTES, 100):
+        monkeypatch.setattr(context, "MOST_KEPT_BYTES", most)
+        places = [Place(prefill_ms=2.0, W_tokens_per_ms=1000) for _ in range(2)]
+        places[0].measure(depth, depths=[0, 500, 3000], window=8, stop_at=0.5, most_windows=4)
+        places[1].measure(prefill, depth=[0, 500], lengths=[1, 8], passes=2)
+        orders = [[*dict.fromkeys(row["depth"] for row in place.rows)] for place in places]
+        if most == 100:
+            assert orders == [[3000, 500, 0], [500, 0]]
+        rounded = [
+            sorted(
+                (row["depth"], row["round"], row["n"], round(row["latency_ns"] / 1e5)) for row in place.rows
+            )
+            for place in places
+        ]
+        found[most] = rounded
+    assert len(found) == 2
+    first, second = found.values()
+    assert first == second

@@ -1,0 +1,188 @@
+"""Real sessions, moved through their context: fed, stepped, cut, copied, brought back. No latencies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Ran, failures, told
+
+from harness import results
+from harness.analysis.records import surface
+from harness.stacks.build import Interpreter
+from harness.stacks.header import stacks
+from runners.protocol import Request
+
+N_CTX = 128
+WORKLOADS: list[dict[str, Any]] = [
+    {"kind": "prefill", "lengths": [1, 4, 20], "depth": [0, 90], "passes": 2},
+    {"kind": "depth", "depths": [0, 300], "window": 8, "stop_at": "90%", "most_windows": 4},
+    {"kind": "turns", "first": 30, "each": 5, "new_tokens": 4, "turns": 2},
+]
+
+# Distances are shares of the right logits' length. `shifted`: those of one token further.
+MOVES = """
+import json, sys
+import numpy as np
+from runners import {stack}
+from runners.protocol import Request
+
+session = {stack}.load(Request(**json.loads({request!r})))
+ids = [(7 * i) % 500 + 1 for i in range(60)]
+said = dict(generated=list(session.generate(ids[:25], 8)))
+session.empty(60)
+session.feed(ids[:25], 1)
+said["stepped"] = list(session.steps(8))
+said["held"] = session.held()
+
+def after(depth, *moves):
+    session.empty(60)
+    for move in moves:
+        move()
+    held = session.held()
+    row = np.array(session.feed([ids[depth]], 1), np.float64)[-1]
+    return held, row
+
+session.empty(60)
+session.feed(ids[:40], 1)
+said["evaluated"] = session.evaluated()
+said["bytes"], kept = session.context_bytes(), session.keep()
+said["moves"] = []
+for depth in (1, 10, 31, 40):
+    _, right = after(depth, lambda: session.feed(ids[:depth], 1))
+    _, shifted = after(depth, lambda: session.feed(ids[1:depth + 2], 1))
+    cut = after(depth, lambda: session.feed(ids[:40], 1), lambda: session.truncate(depth))
+    back = after(depth, lambda: session.feed([3] * 50, 1), lambda: session.restore(kept, depth))
+    off = [float(np.linalg.norm(row - right) / np.linalg.norm(right)) for row in (cut[1], back[1], shifted)]
+    said["moves"].append([depth, cut[0], back[0], off])
+print(json.dumps(said))
+"""
+UNCUT = """
+import json
+from runners import hf
+from runners.protocol import Request
+
+session = hf.load(Request(**json.loads({request!r})))
+session.empty(60)
+session.feed([1, 2, 3], 1)
+try:
+    session.truncate(2)
+except ValueError as refusal:
+    print(refusal)
+session.truncate(0)
+print(session.held())
+"""
+
+
+def request_of(stack: str, path: Path, **options: Any) -> str:
+    defaults = {option.name: option.default for option in stacks()[stack].options.values()}
+    given = defaults | {"threads": 1, "n_ctx": N_CTX} | options
+    return json.dumps(asdict(Request("generate", stack, "cpu", {"path": str(path)}, given)))
+
+
+def check_moves(said: dict[str, Any]) -> None:
+    assert said["stepped"] == said["generated"]
+    assert len(set(said["stepped"])) > 2
+    assert said["held"] == 25 + 7  # the last token is never fed back
+    for depth, cut, back, (off_cut, off_back, off_shifted) in said["moves"]:
+        assert cut == back == depth
+        assert max(off_cut, off_back) < 1e-3 < 0.05 < off_shifted
+
+
+@pytest.mark.first_tier
+def test_llamacpp_decodes_on_from_any_depth_that_it_is_brought_to(
+    llamacpp_interpreter: Interpreter, harness: Callable[..., Ran]
+) -> None:
+    path = Path(harness("synth", "tiny-qwen2", "--quant", "f32").out.strip())
+    request = request_of("llamacpp", path, type_k="f32", type_v="f32")
+    (line,) = told(llamacpp_interpreter, MOVES.format(stack="llamacpp", request=request))
+    said = json.loads(line)
+    check_moves(said)
+    assert said["evaluated"] == 40
+    assert said["bytes"] >= 40 * 2 * 2 * 256 * 4  # keys and values, 2 layers of 256 in float32
+
+
+@pytest.mark.first_tier
+def test_transformers_decodes_on_from_any_depth_that_it_is_brought_to(
+    hf_interpreter: Interpreter, checkpoint: Callable[..., Path]
+) -> None:
+    request = request_of("hf", checkpoint("tiny-qwen2"), dtype="fp32")
+    (line,) = told(hf_interpreter, MOVES.format(stack="hf", request=request))
+    said = json.loads(line)
+    check_moves(said)
+    assert said["evaluated"] is None
+    assert said["bytes"] == 40 * 2 * 2 * 256 * 4
+
+
+@pytest.mark.first_tier
+def test_a_static_cache_says_that_it_cannot_be_cut_and_can_be_emptied(
+    hf_interpreter: Interpreter, checkpoint: Callable[..., Path]
+) -> None:
+    request = request_of("hf", checkpoint("tiny-qwen2"), cache="static")
+    said = told(hf_interpreter, UNCUT.format(request=request))
+    assert said == ["a static cache cannot be cut to fewer tokens", "0"]
+
+
+def measured(harness: Callable[..., Ran], folder: Path, *variants: dict[str, Any]) -> dict[str, Any]:
+    """The records by kind of workload, after checks that hold on any machine."""
+    settings = {"repeats": 1, "threads": 1, "measure_bandwidth": False, "retry_disturbed": 0}
+    protocol = settings | {"warmup": {"tolerance": 0.9, "at_least_s": 0}}
+    models = [{"shape": "tiny-qwen2"}]
+    given = {"protocol": protocol, "models": models, "variants": variants, "workloads": WORKLOADS}
+    (folder / "real.yaml").write_text(json.dumps(given))
+    rows = harness("run", "real.yaml", "--json").json
+    assert failures(row for row in rows if row["workload"] != "turns") == []
+    stored = [*results.records(folder / "results", lambda damage: pytest.fail(str(damage)))]
+    assert len(stored) == len(variants) * len(WORKLOADS)
+    for each in stored:
+        assert each.record["outcome"] == "ok", each.record["reason"]
+        assert surface.faults(each.record, {}) == []  # without a table no times are compared
+        assert results.table(each)
+    return {each.record["workload"]["kind"]: each.record["done"]["surface"] for each in stored}
+
+
+def check_passes(said: dict[str, Any]) -> None:
+    passes = {(check["depth"], check["n"]) for check in said["prefill"]["checks"]}
+    assert passes == {(depth, n) for depth in (0, 90) for n in (1, 4, 20)}
+    assert all(check["distance"] < check["control"] / 2 for check in said["prefill"]["checks"])
+
+
+@pytest.mark.first_tier
+def test_llamacpp_times_passes_windows_and_turns_and_counts_what_it_was_fed(
+    harness: Callable[..., Ran], llamacpp_interpreter: Interpreter, tmp_path: Path
+) -> None:
+    said = measured(harness, tmp_path, {"stack": "llamacpp", "quant": "f16"})
+    check_passes(said)
+    counted = [(turn["reuse"], turn["fed"], turn["evaluated"]) for turn in said["turns"]["counted"]]
+    assert counted == [(0, 30, 30), (0, 39, 39), (1, 30, 30), (1, 6, 6)]
+
+
+@pytest.mark.first_tier
+def test_transformers_times_passes_windows_and_turns(
+    harness: Callable[..., Ran], hf_interpreter: Interpreter, tmp_path: Path
+) -> None:
+    said = measured(harness, tmp_path, {"stack": "hf"})
+    check_passes(said)
+    assert said["turns"]["counted"] == []
+
+
+def test_a_static_cache_times_first_passes_and_turns_without_a_prefix(
+    harness: Callable[..., Ran], hf_interpreter: Interpreter, tmp_path: Path
+) -> None:
+    """A context shorter than a prompt and a window of the warm-up, too."""
+    first = {"kind": "prefill", "lengths": [1, 4], "passes": 2}
+    given = {
+        "protocol": {"repeats": 1, "threads": 1, "measure_bandwidth": False, "retry_disturbed": 0},
+        "models": [{"shape": "tiny-qwen2"}],
+        "variants": [{"stack": "hf", "cache": "static"}],
+        "workloads": [first],
+    }
+    (tmp_path / "real.yaml").write_text(json.dumps(given))
+    harness("run", "real.yaml")
+    (stored,) = results.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+    assert stored.record["outcome"] == "ok", stored.record["reason"]
+    assert len(results.table(stored)["n"]) == 4

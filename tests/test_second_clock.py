@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -114,7 +115,7 @@ def said(device_ns: Any) -> WorkerReport:
     facts |= {"warmup": {"agreed": True}, "major_faults": 0}
     seen = WorkerReport()
     for event in (Phase("load", 1), Loaded({}), Tokens(0, [10, 20], [1, 2]), Done(facts)):
-        seen.add(event, lambda count, latency_ns: None)
+        seen.add(event, Mock())
     return seen
 
 

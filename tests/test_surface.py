@@ -16,7 +16,7 @@ import pytest
 from conftest import Ran, gone, settled
 
 from harness import results
-from harness.campaign import quiet
+from harness.campaign import contexts, quiet
 from harness.campaign.rounds import judge
 from harness.results import Stored
 from harness.results.files import write_columns
@@ -114,6 +114,29 @@ def test_a_quiet_machine_needs_the_fewest_windows_and_a_noisy_one_more_up_to_the
     assert depth.FEWEST * 3 < sum(noisy_easy) < 60 * 3
     assert min(noisy_easy) >= depth.FEWEST
     assert sum(noisy_hard) == 6 * 3
+
+
+def test_a_kept_context_spares_the_next_repeat_its_filling(
+    timed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (cache := tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setenv("HARNESS_CACHE", str(cache))
+    asked = {"prefill_ms": 2.0, "B_ms": 1.0, "W_tokens_per_ms": 1000}
+    timed([DEPTHS | {"keep_context": True}], asked, repeats=2)
+    first, second = (each.record["done"]["surface"] for each in all_of(tmp_path))
+    assert (first["context_was_kept"], second["context_was_kept"]) == (False, True)
+    assert first["fill_s"] > 0.01 > second["fill_s"]
+    assert len(list((cache / "contexts").iterdir())) == 1
+
+
+def test_the_oldest_contexts_make_room(timed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (cache := tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setenv("HARNESS_CACHE", str(cache))
+    monkeypatch.setattr(contexts, "MOST_BYTES", 40_000)  # of the others; one of 4,128 tokens has 33,024
+    for deepest in (4000, 4001, 4002):
+        timed([DEPTHS | {"depths": [0, deepest], "keep_context": True}], {"W_tokens_per_ms": 1000})
+    sizes = [each.stat().st_size for each in (cache / "contexts").iterdir()]
+    assert len(sizes) == 2
 
 
 # Turns

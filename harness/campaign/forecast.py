@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import machine, plan
+from harness.campaign import work
 from harness.config import Decode, Experiment
 from harness.machine.limits import free_memory_bytes
 from harness.models import checkpoint, packed, weights
@@ -54,8 +55,8 @@ class Forecast:
     """Estimated memory and time of one repeat. `broken`: limits of the stack that the cell exceeds.
     `no_room`: why it does not fit; `lacks`: why there are no usable weights; `over_budget`: why the memory
     budget is unavailable or too small for the weights; `too_deep`: why a workload of timed rows is refused
-    for its depth; one sentence each. Null: not known; `no_room` is also
-    null if it `fits`."""
+    for its depth; one sentence each. `fill_s`: of `seconds`, to fill its context. Null: not known; `no_room`
+    is also null if it `fits`."""
 
     memory_bytes: int | None
     seconds: float | None
@@ -65,6 +66,7 @@ class Forecast:
     lacks: str | None = None
     over_budget: str | None = None
     too_deep: str | None = None
+    fill_s: float | None = None
 
     @property
     def failures(self) -> list[str]:
@@ -163,10 +165,15 @@ def known_failures(experiment: Experiment, cells: Sequence[Cell]) -> dict[str, l
 
 
 def forecast_cell(
-    cell: Cell, ready: Ready | None, device: Device, threads: int, bandwidth: float | None = None
+    cell: Cell,
+    ready: Ready | None,
+    device: Device,
+    threads: int,
+    bandwidth: float | None = None,
+    flops: float | None = None,
 ) -> Forecast:
     """Forecast a cell. `ready`: its weights, if they are on this machine. `bandwidth`: bytes/s the device
-    reads, to estimate the time."""
+    reads, to estimate the time; `flops`: FLOP/s that it computes, for a workload of timed rows."""
     capability, shape = device.compute_capability, _shape(cell, ready)
     packing = packing_of(cell, shape, ready)
     shards = ready.shards if ready and ready.packing == packing else None
@@ -189,16 +196,21 @@ def forecast_cell(
     if device.family != "cpu" and options.get("gpu_layers", -1) != -1:
         has = None  # the offloaded part is not counted separately
     fits = None if has is None else memory <= has - device.reserve_bytes
-    takes = None
+    takes = fill_s = None
     # On a device where the stack is only functional, bandwidth does not bound the time.
-    if bandwidth is not None and to_the_end and device.family not in cell.header.functional:
+    timed = bandwidth is not None and device.family not in cell.header.functional
+    if bandwidth is not None and timed and to_the_end:
         static = n_ctx if options.get("cache") == "static" else None
         takes = seconds(held.weight_bytes, held.kv_bytes_per_token, prompt, new, static, bandwidth)
+    if bandwidth is not None and timed and flops and cell.workload.timed == "rows":
+        takes, fill_s = work.seconds(cell.workload, held, bandwidth, flops) or (None, None)
     no_room = None if has is None or fits else _no_room(device, has)
     too_deep = None
     if no_room and cell.workload.timed == "rows":
         too_deep = f"{cell.tokens:,} tokens need {memory / 1e9:.1f} GB: {no_room}"
-    return Forecast(memory, takes, tuple(broken), fits, no_room, over_budget=over, too_deep=too_deep)
+    return Forecast(
+        memory, takes, tuple(broken), fits, no_room, over_budget=over, too_deep=too_deep, fill_s=fill_s
+    )
 
 
 def _no_room(device: Device, memory_bytes: int) -> str:

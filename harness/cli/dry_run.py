@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
             "memory ?" if memory is None else f"memory {memory / 1e9:.1f} GB",
             "time ?" if seconds is None else f"about {_duration(seconds)} x {experiment.protocol.repeats}",
         ]
+        if line["fill_seconds"]:
+            parts[-1] += f", {_duration(line['fill_seconds'])} of them filling"
         print("  ".join(parts + ([f"({line['note']})"] if line["note"] else [])))
     seconds = [line["seconds"] for line in lines if line["seconds"] is not None]
     takes = f", {duration_of(seconds, experiment)}" if seconds else ""
@@ -132,11 +135,21 @@ class Here:
             with contextlib.suppress(machine.ProbeError):  # without a probe there is no time estimate
                 self.bandwidth = machine.read_bandwidth(self._threads)["read_bytes_per_s"]
 
+    @cached_property
+    def _flops(self) -> float | None:
+        """FLOP/s of the CPU; null where its bandwidth is not known either."""
+        if self.bandwidth is not None:
+            with contextlib.suppress(machine.ProbeError):
+                return machine.matrix_rate(self._threads)["flops_per_s"]
+        return None
+
     def line(self, cell: Cell) -> dict[str, Any]:
         """One cell: `weights` in words, bytes still to write to disk, memory, seconds per repeat; why it
         will fail, be refused or not fit. The note has all reasons."""
         source = self._source(cell)
-        found = forecast.forecast_cell(cell, source.ready, self.device, self._threads, self.bandwidth)
+        flops = self._flops if cell.workload.timed == "rows" else None
+        device, threads = self.device, self._threads
+        found = forecast.forecast_cell(cell, source.ready, device, threads, self.bandwidth, flops)
         refused = [each.reason for each in found.broken if each.refuses]
         refused += [each for each in (found.over_budget, found.too_deep) if each]
         fails = [each.reason for each in found.broken if not each.refuses] + source.lacks
@@ -151,6 +164,7 @@ class Here:
             "disk_bytes": source.disk_bytes,
             "memory_bytes": found.memory_bytes,
             "seconds": found.seconds,
+            "fill_seconds": found.fill_s,
             "will_fail": fails,
             "will_be_refused": refused,
             "will_not_fit": None if found.fits is None else not found.fits,

@@ -240,11 +240,11 @@ def test_every_figure_of_a_study_with_an_evil_name_is_drawn_and_the_name_is_only
     document.write(path, Study(**(vars(study) | {"cells": kept, "title": f"A study of {EVIL}"})))
     reader = Reader(browser, path, viewport={"width": 1280, "height": 900})
     assert reader.page.title() == f"A study of {EVIL}"
-    for section in ("across", "m0", "m1"):
+    for section in ("across", "prefill", "m0", "m1"):
         for number in range(reader.page.locator(f"#{section} figure").count()):
             reader.figure(number, section)
     drawn = reader.page.locator(".js-plotly-plot").count()
-    assert drawn == reader.page.locator("figure").count() == 17
+    assert drawn == reader.page.locator("figure").count() == 19
     assert reader.page.locator("img[src=x]").count() == 0
     assert reader.page.locator("tbody th", has_text=EVIL).count() > 3
     ticks = reader.page.locator("#m0 figure").nth(1).locator(".ytick text").all_text_contents()

@@ -31,8 +31,8 @@ def measure(
         said: list[int] = []  # the conversation so far
         unread: list[int] = []  # those of it that are not in the cache
         for turn in range(1, turns + 1):
-            asked = workload["first"] if turn == 1 else workload["each"]
-            new = context.ids(len(said), asked)
+            count = workload["first"] if turn == 1 else workload["each"]
+            new = context.ids(len(said), count)
             said += new
             unread += new
             began = clock()

@@ -155,7 +155,7 @@ def test_the_chapter_on_turns_stacks_prefill_and_decode_of_both_conversations(st
 
 def test_a_pass_faster_than_its_limit_makes_our_record_invalid(gathered: Gathered):
     each = next(each for each in gathered.stored if each.record["workload"]["kind"] == "prefill")
-    table = gathered.tables[each.folder]
+    table = results.table(each)
     assert verdict(each.record, 1e9, True, None, table).status == "ok"
     large = json.loads(json.dumps(each.record))
     large["model"]["shape"]["layers"] = 10**6
@@ -226,7 +226,7 @@ def test_a_report_of_timed_rows_alone_has_their_chapters_and_no_table_of_decodes
 
 def test_a_sweep_behind_tokens_alone_is_shown_at_its_depth_without_a_ttft(gathered: Gathered):
     each = next(each for each in gathered.stored if each.record["workload"]["kind"] == "prefill")
-    passes = prefills.by_depth([gathered.tables[each.folder]])
+    passes = prefills.by_depth([results.table(each)])
     found = prefills.row(each.record, {1024: passes[1024]}, None)
     assert (found["depth"], found["ttft"], found["depths"]) == (1024, [], [])
     assert found["longest_ms"] == pytest.approx(20.48, rel=0.05)

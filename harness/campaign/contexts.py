@@ -9,11 +9,11 @@ from pathlib import Path
 from harness.campaign.repeat import Inputs
 from harness.config import Windows
 from harness.plan import Cell
-from harness.system.cache import cache_folder
+from harness.system.cache import cache_folder, made
 
 MOST_BYTES = 6 << 30  # of the others; a worker keeps none above 2 GiB
-# What the keys and values do not depend on.
-BESIDE = ("n_ctx", "threads", "mmap")
+# Options that keys and values do not depend on.
+WITHOUT_EFFECT = ("n_ctx", "threads", "mmap")
 
 
 def file_of(cell: Cell, inputs: Inputs) -> Path | None:
@@ -23,9 +23,8 @@ def file_of(cell: Cell, inputs: Inputs) -> Path | None:
     """
     if not isinstance(cell.workload, Windows) or not cell.workload.keep_context:
         return None
-    folder = cache_folder() / "contexts"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    options = {name: value for name, value in inputs.options.items() if name not in BESIDE}
+    made(folder := cache_folder() / "contexts")
+    options = {name: value for name, value in inputs.options.items() if name not in WITHOUT_EFFECT}
     fingerprint = inputs.weights.fingerprint if inputs.weights else None
     known = [cell.variant.stack, list(inputs.interpreter.lock), fingerprint, options, inputs.prompt]
     deepest = max(cell.workload.depths)

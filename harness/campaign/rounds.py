@@ -37,15 +37,10 @@ class Due:
 def judge(stored: Stored) -> Verdict:
     """The verdict on a repeat's record. Reads its series only if it has times by the device's clock."""
     counters, whole = done_of(stored.record).get("counters", {}), stored.has_series
-    times = None
-    if whole and "device_tokens" in counters:
-        try:
-            times = stored.times
-        except ResultsError:
-            whole = False
-    table = None
+    times = table = None
     if whole:
         try:
+            times = stored.times if "device_tokens" in counters else None
             table = results.table(stored)
         except ResultsError:
             whole = False

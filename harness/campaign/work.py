@@ -40,10 +40,12 @@ def seconds(workload: Workload, held: Model, bytes_per_s: float, flops: float) -
 
 
 def _filled(workload: Workload) -> Iterator[Pass]:
-    deepest = {"prefill": "depth", "depth": "depths"}.get(workload.kind)
-    if deepest:
-        for at in range(0, max(getattr(workload, deepest)), CHUNK):
-            yield CHUNK, at
+    depths = [0]
+    if isinstance(workload, Prefill):
+        depths = workload.depth
+    elif isinstance(workload, Windows):
+        depths = workload.depths
+    yield from ((CHUNK, at) for at in range(0, max(depths), CHUNK))
 
 
 def _passes(workload: Workload) -> Iterator[Pass]:

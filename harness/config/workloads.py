@@ -23,8 +23,10 @@ class _Workload(Frozen):
     timed: ClassVar[Literal["tokens", "rows"] | None] = "tokens"
     """What is timed: each token of one decode, or rows of a table; null: nothing."""
 
-    cuts: ClassVar[bool] = False
-    """Whether it cuts the KV cache to fewer tokens."""
+    @property
+    def cuts(self) -> bool:
+        """Whether it cuts the KV cache to fewer tokens."""
+        return False
 
     def resolved(self: _Self, prompt_tokens: int, new_tokens: int) -> _Self:
         """Itself; lengths it does not set come from the protocol."""
@@ -168,7 +170,7 @@ class Prefill(_Surface):
         return given and _each_once(given)
 
     @property
-    def cuts(self) -> bool:  # type: ignore[override]
+    def cuts(self) -> bool:
         """Between passes behind other tokens."""
         return max(self.depth) > 0
 
@@ -195,8 +197,6 @@ class Windows(_Surface):
     """Decode short windows at several depths of context, filled by prefill."""
 
     kind: Literal["depth"] = "depth"
-    cuts = True
-
     depths: list[Depth] = Field(min_length=1, max_length=50)
     """Tokens in the KV cache at which the speed is wanted."""
     window: int = Field(default=64, ge=8, le=10_000)
@@ -210,6 +210,11 @@ class Windows(_Surface):
     """Keep the filled context in the cache folder, for further repeats and runs."""
 
     _once = field_validator("depths")(_each_once)
+
+    @property
+    def cuts(self) -> bool:
+        """From one depth to the next."""
+        return True
 
     @property
     def new_tokens(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,16 +55,16 @@ class Gathered:
         checked = [agreement.row(each.record) for each in by_size if each.record["kind"] == "checked"]
         self.checks: list[Check] = names.named(agreement.latest(checked))
         self.curves: dict[str, Curve] = {}
-        self.tables: dict[Path, dict[str, list[int]]] = {}
+        tables: dict[tuple[str, int, str], dict[str, list[int]]] = {}
         ceilings = _ceilings(self.stored)
         self.repeats: list[Repeat] = []
         for each in self.stored:
             times, table = self._times(each), self._read(results.table, each)
             path = str(each.series_path) if times else None
             ceiling = ceilings.get(each.record["campaign"]["id"])
-            self.repeats.append(rows.row(each.record, times, path, ceiling, table))
+            self.repeats.append(row := rows.row(each.record, times, path, ceiling, table))
             if table:
-                self.tables[each.folder] = table
+                tables[cells.identity(row)] = table
             if path:
                 self.curves[path] = Curve(times.n.astype(float), times.ms)
         nothing = Curve(np.empty(0), np.empty(0))
@@ -79,11 +78,6 @@ class Gathered:
             rows.flag_kernel_changes(alike)
         rows.drop_intervals(self.repeats)
         agreement.apply_checks(self.repeats, self.checks)
-        tables = {
-            cells.identity(row): self.tables[each.folder]
-            for row, each in zip(self.repeats, self.stored, strict=True)
-            if each.folder in self.tables
-        }
         self.cells: list[Cell] = names.named(budget.split_time(cells.per_cell(self.repeats, tables)))
 
     @cached_property

@@ -15,7 +15,7 @@ from harness.system.wording import plural
 
 Columns = Mapping[str, Sequence[int]]
 
-TOLD_APART = 0.01  # of the logits: below, they do not show whether keys and values were written
+LEAST_CONTROL = 0.01  # of the logits: below, they do not show whether keys and values were written
 FAR_LESS = 0.5  # of the first turn's time, for more tokens
 AS_LONG = 0.9  # as without the prefix
 GROWS = 1.2  # times the first turn's time: prefill is no plateau there
@@ -35,7 +35,7 @@ def faults(record: Record, table: Columns) -> list[str]:
     surface = done_of(record).get("surface") or Surface()
     found = []
     for each in surface.get("checks", []):
-        if each["control"] > TOLD_APART and each["distance"] > each["control"] / 2:
+        if each["control"] > LEAST_CONTROL and each["distance"] > each["control"] / 2:
             found.append(
                 f"a pass of {plural(each['n'], 'token')} at depth {each['depth']} did not write its keys and "
                 f"values: the next logits are {each['distance']:.0%} from the right ones, without the pass "
@@ -61,7 +61,7 @@ def _word(reuse: bool, fewer: bool) -> str:
 
 def _by_time(table: Columns) -> str:
     """A prefix that times show to be reused, or not to be; empty: none."""
-    rows = [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+    rows = _by_row(table)
     cold = {row["turn"]: row for row in rows if not row["reuse"]}
     if not (first := cold.get(1)):
         return ""
@@ -137,8 +137,7 @@ def figures(table: Columns) -> Figures | None:
 
 def tasks(given: Sequence[Columns]) -> list[TaskRow]:
     """Of turns: a conversation without its prefix kept, and one with it; medians over repeats."""
-    joined = _joined(given)
-    rows = [dict(zip(joined, values, strict=True)) for values in zip(*joined.values(), strict=True)]
+    rows = _by_row(_joined(given))
     found = []
     for reuse in sorted({row["reuse"] for row in rows}):
         turns = []
@@ -171,6 +170,10 @@ def tasks(given: Sequence[Columns]) -> list[TaskRow]:
             )
         )
     return found
+
+
+def _by_row(columns: Columns) -> list[dict[str, int]]:
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def _joined(given: Sequence[Columns]) -> dict[str, list[int]]:

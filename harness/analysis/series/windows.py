@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,15 +71,12 @@ def analyse(columns: Mapping[str, Sequence[int]]) -> Windows | None:
         return found
     (B, slope), errors, freedom = fitted
     half = stdtrit(freedom, (1 + CONFIDENCE) / 2) * errors
-    return Windows(
-        found.at,
-        found.mean_ms,
-        found.tokens,
-        found.deepest,
-        Line(float(B), float(slope)),
-        (float(B - half[0]), float(B + half[0])),
-        (float(slope - half[1]), float(slope + half[1])),
-        _curved(x, y) if len(np.unique(asked)) > 2 else None,
+    return replace(
+        found,
+        line=Line(float(B), float(slope)),
+        B_ends_ms=(float(B - half[0]), float(B + half[0])),
+        slope_ends_ms=(float(slope - half[1]), float(slope + half[1])),
+        curved=_curved(x, y) if len(np.unique(asked)) > 2 else None,
     )
 
 

@@ -12,8 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.theory import tensors
+from harness.theory.config_values import ConfigJsonError
 from harness.theory.families import SHAPES
-from harness.theory.hf_config import ConfigJsonError, quantization_of, shape_of
+from harness.theory.hf_config import quantization_of, shape_of
 from harness.theory.shapes import Shape, kv_elements_per_token, parameters
 
 # Elements of each checkpoint on the hub, or in Meta's files; Qwen1.5-0.5B: untied.

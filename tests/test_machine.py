@@ -19,7 +19,7 @@ from harness.worker import launch
 
 FACTS = {
     *("device", "family", "name", "memory_bytes", "architecture", "physical_cores", "logical_cpus"),
-    *("usable_cpus", "last_level_cache_bytes", "os", "virtualized", "driver"),
+    *("usable_cpus", "last_level_cache_bytes", "os", "virtualized", "emulated", "driver"),
     "compute_capability",
 }
 RATES = {

@@ -7,6 +7,7 @@ import pytest
 from harness.config import load
 from harness.theory import counts, machine_names, names
 from harness.theory.families import SHAPES
+from harness.theory.gguf_types import QUANTS
 from harness.theory.machines import MACHINES
 from harness.theory.names import NotUnderstood
 
@@ -68,12 +69,30 @@ def test_a_tuned_model_has_the_context_of_its_own_config():
         ("llama-3", "ambiguous model llama-3; did you mean llama-3-8b or llama-3-70b?"),
         ("qwen 7b", "ambiguous model qwen 7b; did you mean qwen1.5-7b, qwen2-7b or qwen2.5-7b?"),
         ("qwen", "ambiguous model qwen; 25 are known: see harness theory --list-models"),
-        ("gemma-3-12b", "unknown model gemma-3-12b; Gemma is not known yet; give its config.json"),
-        ("gemma3:12b", "unknown model gemma3:12b; Gemma is not known yet; give its config.json"),
-        ("phi4", "unknown model phi4; Phi is not known yet; give its config.json"),
-        ("DeepSeek-R1-Distill-Qwen-7B", "DeepSeek is not known yet"),
-        ("CodeLlama-7b", "CodeLlama is not known yet"),
-        ("tinyllama:1.1b", "TinyLlama is not known yet"),
+        (
+            "gemma-3-12b",
+            "no Gemma is among the dense models",
+        ),
+        (
+            "gemma3:12b",
+            "no Gemma is among the dense models",
+        ),
+        (
+            "phi4",
+            "no Phi is among the dense models",
+        ),
+        (
+            "DeepSeek-R1-Distill-Qwen-7B",
+            "no DeepSeek is among the dense models",
+        ),
+        (
+            "CodeLlama-7b",
+            "no CodeLlama is among the dense models",
+        ),
+        (
+            "tinyllama:1.1b",
+            "no TinyLlama is among the dense models",
+        ),
         ("Qwen2.5-Coder-7B", 'qwen2.5-7b is known, "coder" is not; give its config.json'),
         ("Qwen2.5-7B-Instruct-1M", 'qwen2.5-7b is known, "1m" is not'),
         ("Qwen2-VL-7B-Instruct", 'qwen2-7b is known, "vl" is not'),
@@ -124,6 +143,42 @@ def test_another_model_is_never_taken_for_one_that_is_known(typed, sentence):
         ("m2 pro", ["apple-m2-pro-16gb", "apple-m2-pro-32gb"]),
         ("Apple M2 Pro 32 GB", ["apple-m2-pro-32gb"]),
         ("MacBook Pro M2 8GB", ["apple-m2-8gb"]),
+        ("RTX 4090 Laptop GPU", ["rtx-4090-laptop"]),
+        ("3070 laptop", ["rtx-3070-laptop"]),
+        ("AD103M / GN21-X11 [GeForce RTX 4090 Laptop GPU] (rev a1)", ["rtx-4090-laptop"]),
+        ("NVIDIA Corporation AD107M [GeForce RTX 4060 Mobile] (rev a1)", ["rtx-4060-laptop"]),
+        ("rtx 3060 ti", ["rtx-3060-ti-gddr6", "rtx-3060-ti-gddr6x"]),
+        ("RTX 6000 Ada", ["rtx-6000-ada"]),
+        ("rtx pro 6000", ["rtx-pro-6000"]),
+        ("AMD Instinct MI300X", ["mi300x"]),
+        ("AMD Radeon RX 7900 XTX", ["rx-7900-xtx"]),
+        ("7900xtx", ["rx-7900-xtx"]),
+        ("Radeon RX 9070 XT", ["rx-9070-xt"]),
+        ("Navi 32 [Radeon RX 7800 XT] (rev c8)", ["rx-7800-xt"]),
+        ("Intel(R) Arc(TM) A770 Graphics", ["arc-a770-8gb", "arc-a770-16gb"]),
+        ("Battlemage G21 [Arc B580]", ["arc-b580"]),
+        ("Intel(R) Core(TM) Ultra 9 285K", ["core-ultra-9-285k"]),
+        ("Intel(R) Core(TM) Ultra 7 258V", ["core-ultra-7-258v-16gb", "core-ultra-7-258v-32gb"]),
+        ("Intel(R) Core(TM) i9-14900K", ["core-i9-14900k"]),
+        ("INTEL(R) XEON(R) 6980P", ["xeon-6980p"]),
+        ("AMD EPYC 9654 96-Core Processor", ["epyc-9654"]),
+        ("AMD EPYC 9654P 96-Core Processor", ["epyc-9654"]),
+        ("AMD RYZEN AI MAX+ 395 w/ Radeon 8060S 128GB", ["ryzen-ai-max-395-128gb"]),
+        ("Strix Halo 64GB", ["ryzen-ai-max-395-64gb"]),
+        (
+            "Snapdragon(R) X Elite - X1E80100 - Qualcomm(R) Oryon(TM) CPU",
+            [f"snapdragon-x-elite-{n}gb" for n in (16, 32, 64)],
+        ),
+        ("DGX Spark", ["dgx-spark"]),
+        ("NVIDIA GB10", ["dgx-spark"]),
+        ("NVIDIA DGX Spark (GB10)", ["dgx-spark"]),
+        ("Orin Nano", ["jetson-orin-nano-4gb", "jetson-orin-nano-8gb"]),
+        ("NVIDIA Jetson AGX Orin Developer Kit 64GB", ["jetson-agx-orin-64gb"]),
+        ("Apple M4 Max 36GB", ["apple-m4-max-32core"]),
+        ("M4 Max 128GB", ["apple-m4-max-40core-128gb"]),
+        ("Apple M3 Max 40-core 64GB", ["apple-m3-max-40core-64gb"]),
+        ("m3", ["apple-m3-8gb", "apple-m3-16gb", "apple-m3-24gb"]),
+        ("Raspberry Pi 3 Model B Plus Rev 1.3", ["rpi-3"]),
         ("pi 5", ["rpi-5-2gb", "rpi-5-4gb", "rpi-5-8gb", "rpi-5-16gb"]),
         ("pi5 8gb", ["rpi-5-8gb"]),
         ("Raspberry Pi 5 Model B Rev 1.0 8GB", ["rpi-5-8gb"]),
@@ -148,15 +203,16 @@ def test_a_machine_and_each_of_its_sizes_are_named_by_what_they_print(name):
 @pytest.mark.parametrize(
     ("typed", "sentence"),
     [
-        ("rtx 4090 laptop gpu", 'rtx-4090 is known, "laptop" is not'),
-        ("3090 ti", 'rtx-3090 is known, "ti" is not'),
-        ("rtx 4060", "unknown machine rtx 4060; did you mean rtx-4060-ti-8gb or rtx-4060-ti-16gb?"),
+        ("rtx 3090 laptop gpu", 'rtx-3090 is known, "laptop" is not'),
+        ("4090 D", 'rtx-4090 is known, "d" is not'),
+        ("rtx 6000", "did you mean quadro-rtx-6000, rtx-6000-ada"),
         ("rtx-4091", "did you mean rtx-4090?"),
         ("rtx 4090 16gb", "it is sold with 24 GB"),
         ("m2 12gb", "it is sold with 8, 16 and 24 GB"),
-        ("m3", "unknown machine m3; see harness theory --list-machines"),
-        ("l40s", "see harness theory --list-machines"),
-        ("pi", "did you mean rpi-4 or rpi-5?"),
+        ("m6", "unknown machine m6; see harness theory --list-machines"),
+        ("l30s", "see harness theory --list-machines"),
+        ("pi", "did you mean rpi-3, rpi-4 or rpi-5?"),
+        ("Navi 31 [Radeon RX 7900 XT/7900 XTX]", "see harness theory --list-machines"),
         ("rtx", "see harness theory --list-machines"),
         ("m2 m2", "see harness theory --list-machines"),
         ("16gb", "see harness theory --list-machines"),
@@ -270,17 +326,19 @@ def test_theory_has_a_row_for_each_size_and_says_so_once(harness):
 
 def test_all_is_every_type_of_llama_cpp(harness):
     rows = harness("theory", "qwen1.5-0.5b", "--quant", "all", "--json").json
-    assert [row["weights"] for row in rows] == list(names.QUANTS)
+    assert [row["weights"] for row in rows] == list(QUANTS)
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["gemma-3-12b"], "Gemma is not known yet; give its config.json or --from\n"),
+        (["pythia-12b"], "Pythia is not known yet; give its config.json or --from\n"),
         (["no/qwen2.5-7b"], "no/qwen2.5-7b: no such file"),
         (["qwen2.5"], "ambiguous model (and no file) qwen2.5; did you mean qwen2.5-0.5b, "),
-        (["qwen3-8b", "--machine", "m3"], "unknown machine m3; see harness theory --list-machines"),
-        (["qwen3-8b", "--memory", "8GB"], "--memory needs a --machine"),
+        (["qwen3-8b", "--machine", "m6"], "unknown machine m6; see harness theory --list-machines"),
+        (["qwen3-8b", "--memory", "8GB", "--bpw", "4"], "--bpw needs a --machine, also with --memory"),
+        (["qwen3-8b", "--bandwidth", "8"], "--bandwidth goes with --memory, and without a machine"),
+        (["--memory", "8GB"], "name a model: harness theory qwen3-30b-a3b --memory 16GB --context 32k"),
         (["qwen3-8b", "--machine", "m2", "--memory", "8"], "8 is not a size of memory such as 16GB"),
         (["qwen3-8b", "--context", "2M"], "2M is not a whole number between 1 and 1,048,576"),
         (["qwen3-8b", "--context", "1.3k"], "1.3k is not a number"),
@@ -301,7 +359,10 @@ def test_fit_takes_the_same_names(harness, tmp_path):
     assert typed == plain
     ran = harness("fit", log, "--model", "llama3.1:8b", "--machine", "a100")
     assert "ambiguous machine a100; did you mean a100-40gb, a100-80gb-pcie or a100-80gb-sxm?" in ran.err
-    assert "Gemma is not known yet" in harness("fit", log, "--model", "gemma2", "--machine", "4090").err
+    assert (
+        "no Gemma is among the dense models"
+        in harness("fit", log, "--model", "gemma2", "--machine", "4090").err
+    )
 
 
 def test_a_config_takes_the_same_names_and_counts(tmp_path):

@@ -17,16 +17,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from harness import shipped
 from harness.published import llama_arithmetic
 from harness.published.rtx4090_qwen15 import SLIPS, TABLES
-from harness.theory import demand, floors, machine_names
+from harness.theory import demand, floors, machine_names, passes
 from harness.theory.families import SHAPES
-from harness.theory.floors import Ceiling, Demand
+from harness.theory.floors import Ceiling, Demand, Reach
 from harness.theory.machines import MACHINES
 from harness.theory.shapes import kv_bytes_per_token, parameters
 from harness.theory.units import PUBLISHED, SI
 
 PRINTED = Path(__file__).parent / "published"
+PUBLISHED_RECORDS = shipped.HERE / shipped.PUBLISHED
 CARD = Ceiling(1008e9, 82.58e12)
 
 
@@ -103,20 +105,25 @@ DEMANDS = st.builds(
     layer_bytes=st.floats(1, 2e6),
     lm_head_bytes=st.floats(0, 2e5),
     embedding_bytes=st.just(0),
-    kv_bytes_per_token=st.floats(1, 2000),
-    attention_flops=st.floats(1, 3000),
-    window=st.none() | st.integers(1, 300),
+    reaches=st.lists(
+        st.builds(Reach, st.floats(1, 2000), st.floats(1, 3000), st.none() | st.integers(1, 300)),
+        min_size=1,
+        max_size=3,
+    ).map(tuple),
+    state_bytes=st.sampled_from([0.0, 5000.0]),
 )
 
 
 @given(DEMANDS, st.floats(0.2, 200), st.sampled_from(["every", "last"]))
-@example(Demand(1000, 0, 2000.0, 0.0, 0, 2.0, 1.0, 400), 5.0, "every")  # the second, past the window
-@example(Demand(1, 2, 1.0, 0.0, 0, 1.0, 2.0), 0.5, "last")  # bound by compute from the first token on
-@example(Demand(1, 1000, 1.0, 0.0, 0, 9.0, 1.0), 1.0, "last")  # and no longer from some token on
+@example(Demand(1000, 0, 2000.0, 0.0, 0, (Reach(2.0, 1.0, 400),)), 5.0, "every")
+@example(Demand(1, 2, 1.0, 0.0, 0, (Reach(1.0, 2.0),)), 0.5, "last")
+@example(Demand(1, 1000, 1.0, 0.0, 0, (Reach(9.0, 1.0),)), 1.0, "last")
+@example(Demand(1, 0, 1.0, 0.0, 0, (Reach(3.0, 2.0, 2),)), 1.0, "every")  # as long past the window
+@example(Demand(1, 0, 1.0, 0.0, 0, (Reach(1.0, 2.0), Reach(3.0, 1.0, 2))), 1.0, "every")  # touches at its end
 def test_knees_are_where_a_count_token_by_token_sees_them(asked: Demand, flops: float, lm_head: str) -> None:
     ceiling = Ceiling(1, flops)
-    knees = floors.prefill_knees(asked, ceiling, lm_head)
-    assert crossings(knees, 600) == counted(asked, ceiling, lm_head, 600)
+    knees = passes.prefill_knees(asked, ceiling, lm_head)
+    assert crossings(knees, 600) == counted(asked, ceiling, lm_head, 600)[:2]
 
 
 @pytest.mark.parametrize(
@@ -124,8 +131,8 @@ def test_knees_are_where_a_count_token_by_token_sees_them(asked: Demand, flops: 
     [(1e9, None, None), (5.0, None, [False, False]), (5.0, 4, [False, True]), (5.0, 800, [False, False])],
 )
 def test_there_may_be_no_knee_one_or_two(flops: float, window: int | None, expected: Any) -> None:
-    asked = Demand(1000, 0, 2000.0, 0.0, 0, 1.0, 1.0, window)
-    knees = floors.prefill_knees(asked, Ceiling(1, flops))
+    asked = Demand(1000, 0, 2000.0, 0.0, 0, (Reach(1.0, 1.0, window),))
+    knees = passes.prefill_knees(asked, Ceiling(1, flops))
     assert (knees and [knee is None for knee in knees]) == expected
 
 
@@ -139,12 +146,14 @@ def crossings(knees: tuple[float, float | None] | None, most: int) -> list[int]:
 
 
 def counted(asked: Demand, ceiling: Ceiling, lm_head: str, most: int) -> list[int]:
-    found, before, pairs = [], False, 0
+    found, before, attention, kv = [], False, 0.0, 0.0
     for n in range(1, most + 1):
-        pairs += n if asked.window is None else min(n, asked.window)
+        for reach in asked.reaches:
+            tokens = n if reach.window is None else min(n, reach.window)
+            attention, kv = attention + reach.flops * tokens, kv + reach.kv_bytes * tokens
         heads = n if lm_head == "every" else 1
-        flops = 2 * (asked.layer_params * n + asked.lm_head_params * heads) + asked.attention_flops * pairs
-        read = asked.weight_bytes_per_token + asked.kv_bytes_per_token * pairs
+        flops = 2 * (asked.layer_params * n + asked.lm_head_params * heads) + attention
+        read = asked.weight_bytes_per_token + 2 * asked.state_bytes + kv
         now = flops / ceiling.flops >= read / ceiling.bytes_per_s
         if now != before:
             found.append(n)
@@ -154,7 +163,7 @@ def counted(asked: Demand, ceiling: Ceiling, lm_head: str, most: int) -> list[in
 
 def test_prefill_is_bound_by_compute_between_the_knees_and_by_reading_outside():
     asked = demand.of_bits(SHAPES["qwen1.5-7b"], 16)
-    first, second = floors.prefill_knees(asked, CARD)
+    first, second = passes.prefill_knees(asked, CARD)
     assert second is not None
 
     def computing_s(n: int) -> float:
@@ -162,32 +171,32 @@ def test_prefill_is_bound_by_compute_between_the_knees_and_by_reading_outside():
         return flops / CARD.flops
 
     for n, bound in ((first - 2, False), (first + 2, True), (second - 2, True), (second + 2, False)):
-        total = floors.prefill_floor_s(asked, CARD, round(n), kv_block=1)
+        total = passes.prefill_floor_s(asked, CARD, round(n), kv_block=1)
         assert (total == pytest.approx(computing_s(round(n)))) == bound
 
 
 def test_chunked_prefill_loses_nothing_while_chunks_exceed_the_first_knee():
     asked = demand.of_bits(SHAPES["qwen1.5-14b"], 16)
-    first, _ = floors.prefill_knees(asked, CARD)
+    first, _ = passes.prefill_knees(asked, CARD)
     n = 4096
-    whole = floors.prefill_floor_s(asked, CARD, n)
+    whole = passes.prefill_floor_s(asked, CARD, n)
     for chunk in (128, 256, 512, 2048):
         assert chunk > first
-        assert floors.prefill_floor_s(asked, CARD, n, chunk=chunk) == pytest.approx(whole, rel=1e-9)
-    below = [floors.prefill_floor_s(asked, CARD, n, chunk=chunk) for chunk in (64, 32, 16, 8)]
+        assert passes.prefill_floor_s(asked, CARD, n, chunk=chunk) == pytest.approx(whole, rel=1e-9)
+    below = [passes.prefill_floor_s(asked, CARD, n, chunk=chunk) for chunk in (64, 32, 16, 8)]
     assert whole * 1.25 < below[0]
     assert all(more > 1.5 * less for less, more in pairwise(below))
 
 
 def test_a_prefill_of_chunks_of_one_token_is_decoding():
     asked = demand.of_bits(SHAPES["qwen1.5-0.5b"], 4)
-    one_by_one = floors.prefill_floor_s(asked, CARD, 50, lm_head="every", chunk=1)
+    one_by_one = passes.prefill_floor_s(asked, CARD, 50, lm_head="every", chunk=1)
     assert one_by_one == pytest.approx(sum(floors.decode_floor_s(asked, CARD, n) for n in range(1, 51)))
 
 
 def test_reading_the_cache_once_a_block_lies_between_once_a_token_and_once():
     asked = demand.of_bits(SHAPES["qwen1.5-14b"], 4)
-    token, block, once = (floors.prefill_floor_s(asked, CARD, 3000, kv_block=size) for size in (1, 64, None))
+    token, block, once = (passes.prefill_floor_s(asked, CARD, 3000, kv_block=size) for size in (1, 64, None))
     assert once < block * 1.0001
     assert block < token / 2
 
@@ -229,8 +238,8 @@ def test_an_a100_decodes_161_sequences_before_computing_takes_longer():
     a100 = MACHINES["a100-80gb-pcie"]
     ceiling = Ceiling(a100.bandwidth.value, a100.rates["fp16"].value)
     for name in ("llama-7b", "qwen1.5-14b"):
-        weights_alone = replace(demand.of_bits(SHAPES[name], 16, norms=False), kv_bytes_per_token=0)
-        assert math.floor(floors.compute_bound_batch(weights_alone, ceiling)) == 161
+        weights_alone = replace(demand.of_bits(SHAPES[name], 16, norms=False), reaches=())
+        assert math.floor(passes.compute_bound_batch(weights_alone, ceiling)) == 161
 
 
 def test_the_longest_context_is_the_last_that_fits():
@@ -375,6 +384,20 @@ def test_beside_the_limit_of_prefill_is_the_fastest_that_was_measured_at_that_le
     # 4 bits: AWQ's 5.1 ms are above the limit, and far below a later step of 8.5.
     (said,) = harness("theory", "qwen1.5-7b", "--machine", "rtx-4090", "--bpw", "4", "--json").json
     assert (said["reached_prefill"]["stack"], said["reached_prefill"]["ms"]) == ("gptq", 7.2)
+
+
+def test_what_was_reached_here_is_of_the_gpu_that_was_measured_whatever_others_there_are(harness, tmp_path):
+    (published,) = PUBLISHED_RECORDS.glob("*/qwen1.5-7b/*.llamacpp.q4_0.*/record.json")
+    record = json.loads(published.read_text())
+    names = ["NVIDIA GeForce RTX 3090", "NVIDIA H100 80GB HBM3"]
+    gpus = [{"uuid": f"GPU-{i}", "name": name, "memory_bytes": 80 << 30} for i, name in enumerate(names)]
+    record |= {"device": "GPU-1", "machine": record["machine"] | {"gpus": gpus}}
+    folder = tmp_path / "results" / "here" / "qwen1.5-7b" / record["cell"] / "1"
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text(json.dumps(record))
+    asked = "theory", "qwen1.5-7b", "--quant", "q4_0", "--json", "--machine"
+    rows = harness(*asked, "h100-sxm", "rtx-3090").json
+    assert [row["reached"] is None for row in rows] == [False, True]
 
 
 def test_what_does_not_fit_has_no_speed(harness):
@@ -534,10 +557,15 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(harness, arguments, said):
 
 
 def test_lists_name_every_model_and_machine_with_sources(harness):
-    assert [row["model"] for row in harness("theory", "--list-models", "--json").json] == list(SHAPES)
+    models = harness("theory", "--list-models", "--json").json
+    assert [row["model"] for row in models] == [*SHAPES, *shipped.model_names()]
+    assert all(0 < row["active_params"] <= row["total_params"] for row in models)
     machines = harness("theory", "--list-machines", "--json").json
     assert [row["machine"] for row in machines] == list(MACHINES)
-    assert all(row["sources"].keys() >= {"memory", "bandwidth", row["rate"]} for row in machines)
+    for row in machines:
+        rates = {*row["other_rates"], *([row["rate"]] if row["rate"] else [])}
+        assert row["sources"].keys() >= {"memory", "bandwidth", *rates}
+        assert (row["rate"] is None) == (row["flops"] is None) == (rates == set())
 
 
 def test_chunks_and_drafts_are_told_when_asked_for(harness):

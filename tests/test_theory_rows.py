@@ -13,9 +13,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from harness.theory import demand, floors, gguf_types, rows
+from harness.theory import demand, floors, gguf_types, passes, rows
 from harness.theory.families import SHAPES
-from harness.theory.floors import Ceiling, Demand
+from harness.theory.floors import Ceiling, Demand, Reach
 from harness.theory.machine import Figure, Machine
 from harness.theory.machines import MACHINES
 from harness.theory.rows import Ask, Form
@@ -62,7 +62,7 @@ def by_hand(form: Form, kv_bits: float, window: int | None) -> Demand:
         layers, lm_head = LAYERS * form.bits / 8, LM_HEAD * form.bits / 8
         embedding = lm_head
     kv = KV_ELEMENTS * kv_bits / 8
-    return Demand(LAYERS, LM_HEAD, layers, lm_head, embedding, kv, ATTENTION, window)
+    return Demand(LAYERS, LM_HEAD, layers, lm_head, embedding, (Reach(kv, ATTENTION, window),))
 
 
 # --- token by token -----------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def by_hand(form: Form, kv_bits: float, window: int | None) -> Demand:
 def seen(asked: Demand, n: int, kv_read: str, length: int | None) -> int:
     """Tokens that a step attends to, counted."""
     cached = list(range(length if kv_read == "full" and length else n))
-    for window in (asked.window, length if kv_read == "window" else None):
+    for window in (asked.reaches[0].window, length if kv_read == "window" else None):
         cached = cached[-window:] if window else cached
     return len(cached)
 
@@ -93,8 +93,11 @@ def decode_s(
 def prefill_s(
     asked: Demand, ceiling: Ceiling, n: int, lm_head: str, kv_block: int | None, chunk: int | None
 ) -> float:
-    def reach(token: int) -> set[int]:
-        return set(range(max(1, token + 1 - (asked.window or n)), token + 1))
+    def reach(of: Reach, token: int) -> set[int]:
+        first = max(1, token + 1 - (of.window or n))
+        if of.window and of.chunked:
+            first = max(first, (token - 1) // of.window * of.window + 1)
+        return set(range(first, token + 1))
 
     def cut(tokens: Sequence[int], size: int | None) -> list[Sequence[int]]:
         return [tokens[i : i + (size or n)] for i in range(0, len(tokens), size or n)]
@@ -102,11 +105,12 @@ def prefill_s(
     seconds = 0.0
     for tokens in cut(range(1, n + 1), chunk):
         heads = [token for token in tokens if lm_head == "every" or token == n]
-        read = asked.layer_bytes + asked.lm_head_bytes * bool(heads)
-        for block in cut(tokens, kv_block):
-            read += asked.kv_bytes_per_token * len(set().union(*map(reach, block)))
+        read = asked.layer_bytes + asked.lm_head_bytes * bool(heads) + 2 * asked.state_bytes
         flops = 2 * asked.layer_params * len(tokens) + 2 * asked.lm_head_params * len(heads)
-        flops += asked.attention_flops * sum(len(reach(token)) for token in tokens)
+        for of in asked.reaches:
+            for block in cut(tokens, kv_block):
+                read += of.kv_bytes * len(set().union(*(reach(of, token) for token in block)))
+            flops += of.flops * sum(len(reach(of, token)) for token in tokens)
         seconds += max(read / ceiling.bytes_per_s, flops / ceiling.flops)
     return seconds
 
@@ -118,9 +122,14 @@ DEMANDS = st.builds(
     layer_bytes=st.floats(1, 2000),
     lm_head_bytes=st.floats(1, 600),
     embedding_bytes=st.just(0),
-    kv_bytes_per_token=st.floats(0.1, 50),
-    attention_flops=st.floats(0.1, 50),
-    window=st.none() | st.integers(1, 30),
+    reaches=st.lists(
+        st.builds(
+            Reach, st.floats(0.1, 50), st.floats(0.1, 50), st.none() | st.integers(1, 30), st.booleans()
+        ),
+        min_size=1,
+        max_size=3,
+    ).map(tuple),
+    state_bytes=st.sampled_from([0.0, 700.0]),
 )
 
 
@@ -136,7 +145,7 @@ def test_prefill_takes_what_a_count_token_by_token_gives(
     asked: Demand, ceiling: Ceiling, n: int, lm_head: str, kv_block: int | None, chunk: int | None
 ) -> None:
     counted = prefill_s(asked, ceiling, n, lm_head, kv_block, chunk)
-    assert floors.prefill_floor_s(asked, ceiling, n, lm_head, kv_block, chunk) == pytest.approx(counted)
+    assert passes.prefill_floor_s(asked, ceiling, n, lm_head, kv_block, chunk) == pytest.approx(counted)
 
 
 FORMS = [Form("bits", 16), Form("bits", 4.5), Form("types", tensors=STORED)]

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.models import safetensors_header
-from harness.theory.hf_config import ConfigJsonError, NoShape, quantization_of, shape_of
+from harness.theory.architectures import decoder_of
+from harness.theory.config_values import ConfigJsonError, NoShape
+from harness.theory.decoder import Decoder
+from harness.theory.hf_config import DENSE, quantization_of
 from harness.theory.packed import Packing
 from harness.theory.packed_config import packing_in, packing_of
-from harness.theory.shapes import Shape
 
 # Where auto-gptq and early autoawq wrote their settings, and the method if the file does not name one.
 PACKING_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
@@ -26,7 +28,7 @@ class ConfigJson:
     """Facts of a config.json; the defaults stand for a missing file. `kind`: model_type."""
 
     kind: str | None = None
-    shape: Shape | None = None
+    decoder: Decoder | None = None
     tied: bool = False
     synthetic: bool = False
     quantization: str | None = None
@@ -34,21 +36,22 @@ class ConfigJson:
 
 
 def read(path: Path, needs_shape: bool) -> ConfigJson:
-    """Raises ConfigFileError, OSError. Without `needs_shape`, a model that Shape cannot describe has none."""
+    """Raises ConfigFileError, OSError. Without `needs_shape`, an unknown architecture has no layers."""
     config = object_of(path, _LONGEST)
-    shape: Shape | None = None
+    made: Decoder | None = None
+    kind = config.get("model_type")
     try:
         quantization = quantization_of(config)
         packing = packing_of(config)
-        shape = shape_of(config)
+        made = decoder_of(config)
     except ConfigJsonError as mistake:
-        if needs_shape or not isinstance(mistake, NoShape):
+        # transformers knows more keys, and more defaults, of what is not dense.
+        if needs_shape or not (isinstance(mistake, NoShape) or kind not in DENSE):
             raise ConfigFileError(f"{path}: {mistake}") from mistake
-    kind = config.get("model_type")
     return ConfigJson(
         kind=kind if isinstance(kind, str) else None,
-        shape=shape,
-        tied=shape.tied if shape else config.get("tie_word_embeddings") is True,
+        decoder=made,
+        tied=made.tied if made else config.get("tie_word_embeddings") is True,
         synthetic=config.get("harness_synthetic") is True,
         quantization=quantization,
         packing=packing,

@@ -8,7 +8,7 @@ from harness.models.gguf_header import GgufHeader
 from harness.theory.shapes import Shape
 
 # llama.cpp's dense architectures with a gated feed-forward and RMS norms alone (Mistral 7B is a llama there).
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+DENSE = ("llama", "qwen2", "qwen3")
 _LONGEST_CONTEXT = 1 << 31
 
 
@@ -17,18 +17,18 @@ def shape_of(header: GgufHeader) -> Shape | None:
 
     Vocabulary, biases, q and k norms and a tied lm_head follow from the tensors, as in llama.cpp.
     """
-    embedding = _dims(header, "token_embd.weight")
-    if header.architecture not in _ARCHITECTURES or len(embedding) != 2:
+    embedding = dims_of(header, "token_embd.weight")
+    if header.architecture not in DENSE or len(embedding) != 2:
         return None
     vocab, hidden = embedding
-    layers = _count(header, "block_count")
-    ffn = _count(header, "feed_forward_length")
-    heads = _count(header, "attention.head_count")
-    kv_heads = _count(header, "attention.head_count_kv", heads)
-    head_dim = _count(header, "attention.key_length", hidden // heads if heads else None)
-    value_dim = _count(header, "attention.value_length", head_dim)
-    context = _count(header, "context_length", 4096)
-    window = _window(header)
+    layers = count_of(header, "block_count")
+    ffn = count_of(header, "feed_forward_length")
+    heads = count_of(header, "attention.head_count")
+    kv_heads = count_of(header, "attention.head_count_kv", heads)
+    head_dim = count_of(header, "attention.key_length", hidden // heads if heads else None)
+    value_dim = count_of(header, "attention.value_length", head_dim)
+    context = count_of(header, "context_length", 4096)
+    window = window_of(header)
     theta = _real(header, "rope.freq_base", 10_000.0)
     eps = _real(header, "attention.layer_norm_rms_epsilon", 1e-5)
     if not (layers and ffn and heads and kv_heads and head_dim and context and theta and eps):
@@ -45,10 +45,10 @@ def shape_of(header: GgufHeader) -> Shape | None:
         "ffn_up": (ffn, hidden),
         "ffn_down": (hidden, ffn),
     }
-    if any(_dims(header, f"blk.0.{name}.weight") != dims for name, dims in first_layer.items()):
+    if any(dims_of(header, f"blk.0.{name}.weight") != dims for name, dims in first_layer.items()):
         return None
     stored_layers = sum(name.endswith(".attn_norm.weight") for name in header.tensors)
-    if (_count(header, "embedding_length"), layers) != (hidden, stored_layers):
+    if (count_of(header, "embedding_length"), layers) != (hidden, stored_layers):
         return None
     return Shape(
         arch=header.architecture,
@@ -77,20 +77,20 @@ def is_mixture(header: GgufHeader) -> bool:
     return named or any("_exps." in name for name in header.tensors)
 
 
-def _dims(header: GgufHeader, name: str) -> tuple[int, ...]:
+def dims_of(header: GgufHeader, name: str) -> tuple[int, ...]:
     """Dimensions of a tensor, rows first; empty if it is missing."""
     tensor = header.tensors.get(name)
     return tensor.shape[::-1] if tensor else ()
 
 
-def _count(header: GgufHeader, key: str, default: int | None = None) -> int | None:
+def count_of(header: GgufHeader, key: str, default: int | None = None) -> int | None:
     """A positive whole number; null for anything else."""
     key = f"{header.architecture}.{key}"
     value = header.integer(key) if key in header.metadata else default
     return value if value and value > 0 else None
 
 
-def _window(header: GgufHeader) -> int | None:
+def window_of(header: GgufHeader) -> int | None:
     """Tokens attended to; 0: all; null: not a single number."""
     key = f"{header.architecture}.attention.sliding_window"
     value = header.integer(key) if key in header.metadata else 0

@@ -100,6 +100,8 @@ def local(path: Path) -> Ready:
     try:
         if path.is_dir():
             found = checkpoint.read(path, needs_shape=False)
+            if found.decoder and found.decoder.experts:
+                raise _is_mixture(path)
             return _gguf(found.path) if found.format == "gguf" else _checkpoint(found)
         if path.suffix in (".safetensors", ".json"):
             path.stat()
@@ -111,6 +113,13 @@ def local(path: Path) -> Ready:
         raise WeightsError(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
 
 
+def _is_mixture(path: Path) -> WeightsRefused:
+    return WeightsRefused(
+        f"{path}: is a mixture of experts, of which a token reads only some; the harness does not count those"
+        " bytes in a run yet, so every limit would be wrong: name a dense model (harness theory knows both)"
+    )
+
+
 def _gguf(path: Path) -> Ready:
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
@@ -119,10 +128,7 @@ def _gguf(path: Path) -> Ready:
     if header.metadata.get("split.count", 0) > 1:
         raise WeightsError(f"{path}: is one part of a split model; merge it first (llama-gguf-split --merge)")
     if is_mixture(header):
-        raise WeightsRefused(
-            f"{path}: is a mixture of experts, of which a token reads only some; the harness does not count "
-            "those bytes yet, so every limit would be wrong: name a dense model"
-        )
+        raise _is_mixture(path)
     return Ready(
         path=path,
         format="gguf",
@@ -219,7 +225,8 @@ def quantized_bytes(header: gguf_header.GgufHeader, quant: str) -> int:
     heads = header.integer(f"{header.architecture}.attention.head_count") or 1
     attention = header.attention() or {"layers": 0, "kv_heads": heads}
     n_gqa = heads // attention["kv_heads"]
-    made = gguf_types.retyped(header.listed(), quant, header.architecture, attention["layers"], n_gqa)
+    mix = gguf_types.Mix(header.architecture, attention["layers"], n_gqa)
+    made = gguf_types.retyped(header.listed(), quant, mix)
     return sum(tensor.bytes for tensor in made)
 
 

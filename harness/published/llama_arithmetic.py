@@ -8,7 +8,7 @@ follows from neither form.
 
 from __future__ import annotations
 
-from harness.theory import demand, floors
+from harness.theory import demand, floors, passes
 from harness.theory.families import SHAPES
 from harness.theory.machines import MACHINES
 from harness.theory.shapes import kv_elements_per_token, parameters
@@ -82,7 +82,7 @@ def ratios() -> Table:
             "bandwidth_ratio": a100.bandwidth.value / m2.bandwidth.value,
             "fp16_ratio": a100.rates["fp16"].value / m2.rates[m2.rate].value,
             "int4_over_m2_ratio": a100.rates["int4"].value / m2.rates[m2.rate].value,
-            "a100_fp16_compute_bound_batch": floors.compute_bound_batch(
+            "a100_fp16_compute_bound_batch": passes.compute_bound_batch(
                 demand.of_bits(SHAPES["llama-7b"], 16), ceiling
             ),
         }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 
-from harness.theory import demand, floors, gguf_types
+from harness.theory import demand, floors, gguf_types, passes
 from harness.theory.families import SHAPES
 from harness.theory.machines import MACHINES
 from harness.theory.shapes import (
@@ -95,7 +95,7 @@ def prefill_knees_4090() -> Table:
     rows = []
     for (name, shape), bits, lm_head in product(_shapes(MODELS), (16, 8, 4), ("every", "last")):
         needs = demand.of_bits(shape, bits, norms=PUBLISHED.norms)
-        found = floors.prefill_knees(needs, CEILING, lm_head) or (None, None)
+        found = passes.prefill_knees(needs, CEILING, lm_head) or (None, None)
         first, second = ("" if knee is None else str(PUBLISHED.knee(knee)) for knee in found)
         rows.append(
             {

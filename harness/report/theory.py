@@ -184,7 +184,7 @@ def _show_on_machines(rows: Sequence[Row]) -> None:
             _say(f"{model} was trained on at most {trained:,} tokens, fewer than asked for.")
         for name, row in {row["machine"]: row for row in shaped}.items():
             held = row["memory_bytes"] or 0
-            memory = f"{held / 1e9:.1f} GB ({held / 2**30:.3g} GiB)"
+            memory = f"{held / 1e9:.1f} GB ({held / 2**30:,.4g} GiB)"
             reserve = f"{(row['reserve_bytes'] or 0) / 1e9:.1f} GB are reserved for {row['reserve_for']}"
             _say(f"{name}: of its {memory}, {reserve}.")
         print()
@@ -215,14 +215,39 @@ def _legend(rows: Sequence[Row]) -> None:
         "compute-bound prompt: range of lengths in tokens, with the lm_head on every or on the last token;"
         " the cache is read once per token."
     )
-    for model, window in {row["model"]: row["window"] for row in rows if row["window"]}.items():
-        _say(f"{model} attends to {window:,} tokens.")
+    for name, row in {row["model"]: row for row in rows}.items():
+        _say_parts(name, row)
     if not any(row["reached"] for row in rows):
         _say("reached: no measurement, here or published, of these weights on this machine.")
     _say_reached("reached: share of the ceiling (tok/s)", [row["reached"] for row in rows])
     _say_reached("prefill reached: share of the limit (ms)", [row["reached_prefill"] for row in rows])
     for row in {(row["machine"], row["rate"]): row for row in shaped}.values():
         _say(f"{row['machine']}: {_limits(row)}")
+
+
+def _say_parts(name: str, row: Row) -> None:
+    """What makes a model other than dense with attention to all tokens."""
+    if row["window"]:
+        _say(f"{name} attends to {row['window']:,} tokens.")
+    if row["experts"]:
+        _say(
+            f"{name}: {row['experts_used']} of {row['experts']} experts a token; read/token has theirs."
+            " batch and prefill read those that so many tokens are expected to choose, uniformly. In"
+            " transformers the experts stay in 16 bits: bitsandbytes does not pack them."
+        )
+    if row["state_bytes"]:
+        _say(
+            f"{name}: {row['state_bytes'] / 1e6:,.1f} MB of state are read and written by each step, whatever"
+            " the context."
+        )
+    if len(row["slopes"] or []) > 1:
+        parts = [
+            f"{short(slope['W_tokens_per_ms'])} tok/ms from n = {slope['from_n']:,}"
+            if slope["W_tokens_per_ms"]
+            else f"no slope from n = {slope['from_n']:,}"
+            for slope in row["slopes"] or []
+        ]
+        _say(f"{name}, W on {row['machine']}: {', '.join(parts)}.")
 
 
 def _say_reached(what: str, reached: Iterable[Reached | ReachedPrefill | None]) -> None:

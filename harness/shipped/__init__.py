@@ -1,10 +1,11 @@
-"""Files shipped with the package: configs, their schema and the published study, looked up by name.
+"""Files shipped with the package, by name: configs, their schema, the published study, models' config.json.
 
 In a checkout `configs` and `published` are links to the top-level folders; an installed package has files.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -30,6 +31,16 @@ def config(given: str) -> Path:
     if (here := Path(name)).is_file():
         return here
     return shipped.resolve() if (shipped := HERE / "configs" / name).is_file() else path
+
+
+@cache
+def model_names() -> tuple[str, ...]:
+    """The models whose config.json is shipped."""
+    return tuple(sorted(path.stem for path in (HERE / "models").glob("*.json")))
+
+
+def model(name: str) -> Path:
+    return HERE / "models" / f"{name}.json"
 
 
 def results(given: str) -> Path:

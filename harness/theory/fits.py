@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from typing_extensions import TypedDict
 
-from harness.theory import footprint
+from harness.theory import decoder, footprint
+from harness.theory.decoder import Decoder
 from harness.theory.floors import Demand
 from harness.theory.footprint import (
     IDEAL,
@@ -20,7 +21,7 @@ from harness.theory.footprint import (
     Model,
     Torch,
 )
-from harness.theory.gguf_types import QUANTS
+from harness.theory.gguf_types import ALL_QUANTS
 from harness.theory.loaded import loaded_bytes
 from harness.theory.machine import Machine
 from harness.theory.shapes import Shape
@@ -53,23 +54,23 @@ class Fit(TypedDict):
 
 
 def by_stack(
-    shape: Shape, form: Form, needs: Demand, machine: Machine, context: int, kv_bits: float
+    shape: Shape | Decoder, form: Form, needs: Demand, machine: Machine, context: int, kv_bits: float
 ) -> dict[str, Fit | None]:
     """By stack, whether `context` tokens fit; null where the stack cannot load the form.
 
     The ideal uses all of the memory; the others subtract the machine's reserve.
     """
-    weights_bytes = needs.weight_bytes_per_token + needs.embedding_bytes
-    ideal = Model(shape, weights_bytes, needs.embedding_bytes, needs.kv_bytes_per_token)
-    on_gpu = machine.compute_capability is not None or machine.unified
+    kv = decoder.kv_elements_per_token(shape) * kv_bits / 8
+    ideal = Model(shape, needs.resident_bytes, needs.embedding_bytes, kv)
+    on_gpu = machine.family != "cpu"
     stacks: dict[str, tuple[Engine, Model] | None] = dict.fromkeys((LLAMA_CPP, LLAMA_CPP_FLASH, TRANSFORMERS))
     if _in_gguf(form):
         if kv_bits >= 16:  # it quantizes V with flash attention alone
             stacks[LLAMA_CPP] = LlamaCpp(on_gpu), ideal
         stacks[LLAMA_CPP_FLASH] = LlamaCpp(on_gpu, flash_attn=True), ideal
     if (weights := _in_torch(shape, form)) is not None:
-        engine = Torch(machine.compute_capability is not None)
-        stacks[TRANSFORMERS] = engine, Model(shape, weights, 0.0, needs.kv_bytes_per_token)
+        engine = Torch(machine.family in ("cuda", "hip"))
+        stacks[TRANSFORMERS] = engine, Model(shape, weights, 0.0, kv)
     found: dict[str, Fit | None] = {IDEAL: _fit(Ideal(), ideal, float(machine.memory_bytes), context)}
     available = machine.memory_bytes - machine.reserve.value
     return found | {name: each and _fit(*each, available, context) for name, each in stacks.items()}
@@ -94,11 +95,11 @@ def _in_gguf(form: Form) -> bool:
     return form.bits is not None or _is_gguf(form.tensors) or all(t.type in FLOATS for t in form.tensors)
 
 
-def _in_torch(shape: Shape, form: Form) -> float | None:
+def _in_torch(shape: Shape | Decoder, form: Form) -> float | None:
     """Bytes of the weights once transformers has loaded them; null if it cannot load this form."""
     bits = 16.0 if form.label in _HALVES else form.bits
     if bits in _BITSANDBYTES:
         return float(loaded_bytes(of_shape(shape), "bf16", _BITSANDBYTES[bits]))
-    if form.bits is not None or form.label in QUANTS or _is_gguf(form.tensors):
+    if form.bits is not None or form.label in ALL_QUANTS or _is_gguf(form.tensors):
         return None
     return float(sum(tensor.bytes for tensor in form.tensors))

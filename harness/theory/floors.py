@@ -9,18 +9,36 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from harness.theory.layers import distinct_share
+
 PADDING = 256  # llama.cpp pads the cache it attends over to this many cells
 UNSYNCHRONISED = 0.9  # prefill reads all weights too, so it cannot take less than this share of a later step
+MOVED_STATE = 2  # a state is read and written
 COPIED = 3  # a concatenated cache: n read by attention, n read and n written by the copy, none of it cached
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The KV cache of all layers that attend alike.
+
+    `kv_bytes`: a token adds. `flops`: of one query and one cached token. `window`: tokens attended to, null
+    for all; `chunked`: of these the ones since the last multiple of the window.
+    """
+
+    kv_bytes: float
+    flops: float = 0.0
+    window: int | None = None
+    chunked: bool = False
 
 
 @dataclass(frozen=True)
 class Demand:
     """Bytes and FLOP of a model with its weights in one form.
 
-    `layer_bytes`, `lm_head_bytes`: as streamed by one step; `embedding_bytes`: resident, not streamed (none
-    if tied). `attention_flops`: of one query and one cached token, over all layers. `window`: tokens
-    attended to, null for all.
+    `layer_params`: a token is computed with. `layer_bytes`, `lm_head_bytes`: as streamed by one step;
+    `embedding_bytes`: resident, not streamed (none if tied). `expert_bytes`: of all experts, of which a token
+    uses `experts_used` of `experts`; `layer_bytes` has one token's part of them. `state_bytes`: read and
+    written by each step, whatever the context.
     """
 
     layer_params: int
@@ -28,9 +46,11 @@ class Demand:
     layer_bytes: float
     lm_head_bytes: float
     embedding_bytes: float
-    kv_bytes_per_token: float
-    attention_flops: float
-    window: int | None = None
+    reaches: tuple[Reach, ...] = ()
+    state_bytes: float = 0.0
+    expert_bytes: float = 0.0
+    experts: int = 0
+    experts_used: int = 0
 
     @property
     def weight_bytes_per_token(self) -> float:
@@ -38,9 +58,35 @@ class Demand:
         return self.layer_bytes + self.lm_head_bytes
 
     @property
+    def resident_bytes(self) -> float:
+        """Bytes of all weights."""
+        idle = self.expert_bytes * (1 - self.experts_used / self.experts) if self.experts else 0.0
+        return self.weight_bytes_per_token + self.embedding_bytes + idle
+
+    @property
     def flops_per_token(self) -> float:
         """FLOP of one decode step at zero context: a multiplication and an addition per active parameter."""
         return 2.0 * (self.layer_params + self.lm_head_params)
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """That a token adds, while no window is full."""
+        return math.fsum(reach.kv_bytes for reach in self.reaches)
+
+    @property
+    def attention_flops(self) -> float:
+        """Of one query and one cached token that all layers attend to."""
+        return math.fsum(reach.flops for reach in self.reaches)
+
+    def read_by(self, tokens: float) -> float:
+        """Bytes of the layers' weights that a pass over so many tokens is expected to read: more experts than
+        one token's, if each token chooses its own uniformly."""
+        if not self.experts:
+            return self.layer_bytes
+        one = self.experts_used / self.experts
+        return self.layer_bytes + self.expert_bytes * (
+            distinct_share(self.experts, self.experts_used, tokens) - one
+        )
 
 
 @dataclass(frozen=True)
@@ -51,7 +97,7 @@ class Ceiling:
     flops: float
 
 
-def attended(demand: Demand, n: int, kv_read: str = "grows", length: int | None = None) -> int:
+def attended(reach: Reach, n: int, kv_read: str = "grows", length: int | None = None) -> int:
     """Tokens that the step at position n attends to.
 
     `length`: the tokens of a static cache (kv_read `full`), all of which are attended to, or of the stack's
@@ -59,136 +105,67 @@ def attended(demand: Demand, n: int, kv_read: str = "grows", length: int | None 
     """
     if kv_read in ("full", "window") and length is None:
         raise ValueError(f"kv_read {kv_read} needs a length")
-    bounds = [n if kv_read != "full" else length, demand.window, length if kv_read == "window" else None]
+    within = reach.window
+    if reach.chunked and within:
+        within = (n - 1) % within + 1
+    bounds = [n if kv_read != "full" else length, within, length if kv_read == "window" else None]
     return min(bound for bound in bounds if bound is not None)
 
 
-def kv_tokens_moved(demand: Demand, n: int, kv_read: str, length: int | None = None) -> int:
+def kv_tokens_moved(reach: Reach, n: int, kv_read: str, length: int | None = None) -> int:
     """Tokens of KV cache that move in the step at n, as the stack reads it (docs/theory.md, `kv_read`)."""
-    tokens = attended(demand, n, kv_read, length)
+    tokens = attended(reach, n, kv_read, length)
     if kv_read == "padded256":
         return math.ceil(tokens / PADDING) * PADDING
     return tokens * (COPIED if kv_read == "copied" else 1)
+
+
+def kv_bytes_moved(demand: Demand, n: int, kv_read: str = "grows", length: int | None = None) -> float:
+    """Bytes of KV cache and state that move in the step at n."""
+    moved = (reach.kv_bytes * kv_tokens_moved(reach, n, kv_read, length) for reach in demand.reaches)
+    return sum(moved) + MOVED_STATE * demand.state_bytes
 
 
 def decode_floor_s(
     demand: Demand, ceiling: Ceiling, n: int, kv_read: str = "grows", length: int | None = None
 ) -> float:
     """Lower bound of a decode step at n: max(bytes / bandwidth, operations / rate)."""
-    moved = demand.kv_bytes_per_token * kv_tokens_moved(demand, n, kv_read, length)
-    read = demand.weight_bytes_per_token + moved
-    flops = demand.flops_per_token + demand.attention_flops * attended(demand, n, kv_read, length)
-    return max(read / ceiling.bytes_per_s, flops / ceiling.flops)
+    read = demand.weight_bytes_per_token + kv_bytes_moved(demand, n, kv_read, length)
+    computed = sum(reach.flops * attended(reach, n, kv_read, length) for reach in demand.reaches)
+    return max(read / ceiling.bytes_per_s, (demand.flops_per_token + computed) / ceiling.flops)
 
 
 def B_s(demand: Demand, ceiling: Ceiling, kv_read: str = "grows", length: int | None = None) -> float:
-    """B, TPOT extrapolated to zero context, memory-bound: the weights once, and all of a static cache."""
+    """B, TPOT extrapolated to zero context, memory-bound: the weights and states once, and all of a static
+    cache."""
     read = demand.weight_bytes_per_token
     if kv_read == "full":
-        read += demand.kv_bytes_per_token * kv_tokens_moved(demand, 0, kv_read, length)
+        read += kv_bytes_moved(demand, 0, kv_read, length)
+    else:
+        read += MOVED_STATE * demand.state_bytes
     return read / ceiling.bytes_per_s
 
 
-def W_tokens_per_s(demand: Demand, ceiling: Ceiling, kv_read: str = "grows") -> float | None:
-    """W, tokens of context per extra second; null where latency does not depend on n (a static cache).
+def W_tokens_per_s(
+    demand: Demand, ceiling: Ceiling, kv_read: str = "grows", n: int | None = None
+) -> float | None:
+    """W at position n (null: the first), tokens of context per extra second; null where latency does not
+    depend on n: a static cache, past every window, or states alone.
 
     A padded cache has the ideal slope on average; a windowed one has it up to its window.
     """
     if kv_read == "full":
         return None
-    moved = demand.kv_bytes_per_token * (COPIED if kv_read == "copied" else 1)
-    return ceiling.bytes_per_s / moved
+    growing = (r.kv_bytes for r in demand.reaches if r.window is None or (n or 1) <= r.window)
+    moved = sum(growing) * (COPIED if kv_read == "copied" else 1)
+    return ceiling.bytes_per_s / moved if moved else None
 
 
-def prefill_floor_s(
-    demand: Demand,
-    ceiling: Ceiling,
-    n: int,
-    lm_head: str = "last",
-    kv_block: int | None = None,
-    chunk: int | None = None,
-) -> float:
-    """Lower bound of prefill for n tokens, layer by layer, each layer's weights read once per chunk.
-
-    `lm_head`: on `every` token, or on the `last` alone. `kv_block`: tokens that share one read of the
-    cache: 1 in the published study, some 64 to 128 in fused attention, null for a whole chunk, the
-    minimum. `chunk`: tokens per pass; null for all.
-    """
-    total, size = 0.0, chunk or n
-    block = kv_block or size
-    for start in range(0, n, size):
-        end = min(start + size, n)
-        heads = end - start if lm_head == "every" else int(end == n)
-        pairs = _pairs(demand, end) - _pairs(demand, start)
-        blocks = range(start, end, block)
-        in_blocks = (_in_reach(demand, first, min(first + block, end)) for first in blocks)
-        kv_tokens = pairs if block == 1 else sum(in_blocks)
-        read = demand.layer_bytes + (demand.lm_head_bytes if heads else 0)
-        read += demand.kv_bytes_per_token * kv_tokens
-        flops = 2.0 * (demand.layer_params * (end - start) + demand.lm_head_params * heads)
-        flops += demand.attention_flops * pairs
-        total += max(read / ceiling.bytes_per_s, flops / ceiling.flops)
-    return total
-
-
-def prefill_knees(
-    demand: Demand, ceiling: Ceiling, lm_head: str = "last"
-) -> tuple[float, float | None] | None:
-    """Prompt lengths between which prefill is compute-bound, if every token reads the KV cache again.
-
-    Below the first, reading the weights dominates; above the second (null: never), reading the cache.
-    Null if prefill is never compute-bound. Exact crossings, not whole tokens: with p = n (n + 1) / 2 they are
-    the roots of 2 n layer + 2 h lm_head + attention p = (weights + kv p) * rate / bandwidth, h = n or 1.
-    """
-    every = lm_head == "every"
-    balance = ceiling.flops / ceiling.bytes_per_s
-    per_token = 2.0 * (demand.layer_params + demand.lm_head_params * every)
-    quadratic = (demand.attention_flops - demand.kv_bytes_per_token * balance) / 2
-    constant = 2.0 * demand.lm_head_params * (not every) - demand.weight_bytes_per_token * balance
-    knees = _roots(quadratic, quadratic + per_token, constant)
-    window = demand.window
-    if window is None or (knees and knees[1] is not None and knees[1] <= window):
-        return knees
-    # Past the window each token costs the same.
-    gap = quadratic * window * window + (quadratic + per_token) * window + constant
-    slope = per_token + 2 * quadratic * window
-    crossing = None if slope == 0 or gap / slope > 0 else window - gap / slope
-    if gap > 0 and knees:
-        return knees[0], crossing
-    return (crossing, None) if crossing is not None else None
-
-
-def pass_work(demand: Demand, n: int, depth: int = 0, lm_head: str = "last") -> tuple[float, float]:
-    """Bytes and FLOP of one pass over n tokens behind `depth` tokens in the cache: weights and cache read
-    once.
-
-    `lm_head`: on `every` token, or on the `last` alone.
-    """
-    end = depth + n
-    heads = n if lm_head == "every" else 1
-    read = demand.weight_bytes_per_token + demand.kv_bytes_per_token * _in_reach(demand, depth, end)
-    flops = 2.0 * (demand.layer_params * n + demand.lm_head_params * heads)
-    return read, flops + demand.attention_flops * (_pairs(demand, end) - _pairs(demand, depth))
-
-
-def prefill_ridge(demand: Demand, ceiling: Ceiling, lm_head: str = "last") -> float | None:
-    """Prompt length from which one pass is compute-bound, weights and cache read once; null: never.
-
-    Unlike in `prefill_knees`, tokens of a pass share one read of the cache, as fused attention has it. The
-    root of 2 n layer + 2 h lm_head + attention n (n + 1) / 2 = (weights + kv n) * rate / bandwidth.
-    """
-    every = lm_head == "every"
-    balance = ceiling.flops / ceiling.bytes_per_s
-    per_token = 2.0 * (demand.layer_params + demand.lm_head_params * every)
-    per_token += demand.attention_flops / 2 - demand.kv_bytes_per_token * balance
-    constant = 2.0 * demand.lm_head_params * (not every) - demand.weight_bytes_per_token * balance
-    root = _roots(demand.attention_flops / 2, per_token, constant)
-    return root[0] if root else None
-
-
-def compute_bound_batch(demand: Demand, ceiling: Ceiling) -> float:
-    """The batch size from which decode is compute-bound."""
-    return demand.weight_bytes_per_token / ceiling.bytes_per_s * ceiling.flops / demand.flops_per_token
+def slopes(demand: Demand, ceiling: Ceiling, kv_read: str = "grows") -> list[tuple[int, float | None]]:
+    """(first position, W) of each part of latency(n) with a slope of its own; null: flat. A chunked layer
+    starts again at each multiple of its window, and its part counts as flat past the first."""
+    starts = [1, *sorted({r.window + 1 for r in demand.reaches if r.window})]
+    return [(n, W_tokens_per_s(demand, ceiling, kv_read, n)) for n in starts]
 
 
 def max_ctx(memory_bytes: float, resident_bytes: float, kv_bytes_per_token: float) -> int | None:
@@ -213,31 +190,7 @@ def speculative_speedup(
 
 def verify_cost(demand: Demand, ceiling: Ceiling, tokens: int) -> float:
     """Time of several tokens at once over that of one; 1 while memory-bound."""
-    read_s = demand.weight_bytes_per_token / ceiling.bytes_per_s
+    one_s = demand.weight_bytes_per_token / ceiling.bytes_per_s
+    read_s = (demand.read_by(tokens) + demand.lm_head_bytes) / ceiling.bytes_per_s
     compute_s = demand.flops_per_token / ceiling.flops
-    return max(read_s, tokens * compute_s) / max(read_s, compute_s)
-
-
-def _roots(quadratic: float, linear: float, constant: float) -> tuple[float, float | None] | None:
-    """Where quadratic n**2 + linear n + constant rises through zero, and where it falls again."""
-    square = linear * linear - 4 * quadratic * constant
-    if linear <= 0 or square < 0:
-        if constant <= 0:
-            return None
-        falling = math.sqrt(square) - linear if square >= 0 else 0.0
-        return 0.0, 2 * constant / falling if falling else None  # above zero from the start
-    first = -2 * constant / (linear + math.sqrt(square))  # the form without cancellation
-    if quadratic >= 0 or first == 0:  # attention computes longer than it reads: no upper end
-        return first, None if quadratic >= 0 else -linear / quadratic
-    return first, constant / quadratic / first
-
-
-def _pairs(demand: Demand, n: int) -> int:
-    """Query-key pairs of the first n positions."""
-    w = n if demand.window is None else min(n, demand.window)
-    return w * (w + 1) // 2 + (n - w) * w
-
-
-def _in_reach(demand: Demand, start: int, end: int) -> int:
-    """Tokens of cache that the positions after start up to end attend to, each counted once."""
-    return end if demand.window is None else min(end, end - start + demand.window - 1)
+    return max(read_s, tokens * compute_s) / max(one_s, compute_s)

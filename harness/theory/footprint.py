@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from harness.theory import decoder
+from harness.theory.decoder import Decoder
 from harness.theory.shapes import Shape
 from harness.theory.tensors import of_shape
 
@@ -28,17 +30,49 @@ CUDA_RUNTIME_BYTES = 0.5 * GIB  # a CUDA context with its kernels and cuBLAS
 TORCH_RUNTIME_BYTES, TORCH_ACTIVATION_BYTES = 260.0 * MIB, 12.0 * MIB
 PADDING = 256  # llama.cpp pads a context to a multiple of this
 F32 = 4
+# Of all architectures with windows, those in which llama.cpp has them (set_swa_pattern in src/models/*.cpp).
+_WINDOWS_OF_LLAMA_CPP = (
+    *("cohere2", "exaone4", "gemma2", "gemma3", "gemma3n", "gpt-oss", "llama4", "olmo2"),
+)
+_FAR = 1 << 31  # tokens; past every window
 
 
 @dataclass(frozen=True)
 class Model:
     """A model as a stack holds it. `weight_bytes`: all of them; `embedding_bytes`: the input embedding's
-    part of these, 0 if tied to the lm_head."""
+    part of these, 0 if tied to the lm_head. `kv_bytes_per_token`: while no window is full."""
 
-    shape: Shape
+    shape: Shape | Decoder
     weight_bytes: float
     embedding_bytes: float
     kv_bytes_per_token: float
+
+    @property
+    def made(self) -> Decoder:
+        return decoder.made(self.shape)
+
+    def kv_bytes(self, tokens: int, room: int = 0, pad: int = 1, latent: bool = True) -> float:
+        """Of a cache of so many tokens, with states. A layer with a window holds `room` tokens more than the
+        window, in multiples of `pad` if more than 1: then it is llama.cpp, which does without some windows. A
+        dense shape's is not used. `latent`: as such, not as keys and values."""
+        made = self.made
+        elements = decoder.kv_elements_per_token(made)
+        one = self.kv_bytes_per_token / elements if elements else 0.0
+        windows = made.shape is None and (pad == 1 or made.arch in _WINDOWS_OF_LLAMA_CPP)
+        held = 0.0
+        for cache, layers in decoder.kinds(made).items():
+            tokens_held = tokens
+            if cache.window and windows:
+                tokens_held = min(tokens, math.ceil((cache.window + room) / pad) * pad)
+            of_token = cache.k + cache.v if latent or not cache.expanded else cache.expanded
+            held += layers * (0 if cache.borrowed else of_token * one * tokens_held)
+            held += layers * cache.state * F32
+        return held
+
+    @property
+    def growing(self) -> float:
+        """Bytes that a token adds past every window."""
+        return self.kv_bytes(_FAR + 1) - self.kv_bytes(_FAR)
 
 
 class Engine(Protocol):
@@ -61,7 +95,7 @@ class Ideal:
     def parts(self, model: Model, tokens: int) -> Parts:
         return {
             "weights": model.weight_bytes - model.embedding_bytes,
-            "kv": model.kv_bytes_per_token * tokens,
+            "kv": model.kv_bytes(tokens),
         }
 
 
@@ -80,17 +114,18 @@ class LlamaCpp:
     granule: int = PADDING
 
     def parts(self, model: Model, tokens: int) -> Parts:
-        shape, n = model.shape, math.ceil(tokens / PADDING) * PADDING
-        u, hidden, ffn = min(self.ubatch, n), shape.hidden_size, shape.intermediate_size
+        made, n = model.made, math.ceil(tokens / PADDING) * PADDING
+        u, hidden, ffn = min(self.ubatch, n), made.hidden_size, made.ffn
         mask = u * n * (2 if self.flash_attn else F32)
-        scores = 0 if self.flash_attn else u * n * shape.heads * F32
+        scores = 0 if self.flash_attn else u * n * made.heads * F32
+        widest = max(each.cache.k + each.cache.v for each, _ in made.runs)
         moments = [
-            scores + mask + F32 * u * (5 * hidden + 2 * shape.kv_width),
+            scores + mask + F32 * u * (5 * hidden + widest),
             mask * self.flash_attn + F32 * u * (3 * ffn + 4 * hidden),
         ]
-        found = {"kv": model.kv_bytes_per_token * n, "weights": model.weight_bytes}
+        found = {"kv": model.kv_bytes(n, self.ubatch, PADDING), "weights": model.weight_bytes}
         if self.on_gpu:
-            moments.append(F32 * u * (shape.vocab_size + 2 * hidden))
+            moments.append(F32 * u * (made.vocab_size + 2 * hidden))
             found["weights"] -= model.embedding_bytes
             return found | {"compute": float(max(moments)), "runtime": CUDA_RUNTIME_BYTES}
         # On CPUs ggml converts the scores, and the inputs of a matrix, to the other factor's type.
@@ -116,16 +151,18 @@ class Torch:
     granule: int = 1
 
     def parts(self, model: Model, tokens: int) -> Parts:
-        shape, of_token = model.shape, model.kv_bytes_per_token / (2 * model.shape.layers)
-        if self.cache == "static" or not self.on_gpu:
-            kv = model.kv_bytes_per_token * tokens
-        else:
-            kv = 2 * shape.layers * cuda_block_bytes(of_token * tokens)
+        made = model.made
+        held, layers = model.kv_bytes(tokens, latent=False), made.count
+        of_layer = held / (2 * layers)
+        kv = held
+        if self.cache != "static" and self.on_gpu:
+            kv = 2 * layers * cuda_block_bytes(of_layer)
         if self.cache == "dynamic":
-            kv += 2 * of_token * tokens
+            kv += 2 * of_layer
         elif self.cache == "rebuilt":
-            kv += 2 * shape.layers * cuda_block_bytes(of_token * max(tokens - 1, 1))
-        tables = shape.layers * shape.context * shape.head_dim * 2 * 2 if self.rope_tables else 0
+            before = model.kv_bytes(max(tokens - 1, 1), latent=False) / (2 * layers)
+            kv += 2 * layers * cuda_block_bytes(before)
+        tables = layers * made.context * made.shape.head_dim * 4 if self.rope_tables and made.shape else 0
         return {
             "weights": model.weight_bytes,
             "kv": kv,
@@ -147,10 +184,10 @@ def cuda_block_bytes(size: float) -> float:
     return math.ceil(size / (2 * MIB)) * 2 * MIB
 
 
-def exllama_v2_scratch(shape: Shape) -> float:
+def exllama_v2_scratch(model: Shape | Decoder) -> float:
     """Scratch memory of auto-gptq's and autoawq's ExLlamaV2 kernels: a dequantized matrix, and the
     outputs of 8 sequences of 2,048 tokens, of the largest layer (qlinear_exllamav2.py)."""
-    matrices = [t.dims for t in of_shape(shape) if t.name.startswith("blk.0.") and len(t.dims) == 2]
+    matrices = [t.dims for t in of_shape(model) if t.name.startswith("blk.0.") and len(t.dims) == 2]
     return max(2.0 * n_in * n_out for n_out, n_in in matrices) + max(
         F32 * 2048.0 * 8 * n_out for n_out, _ in matrices
     )
@@ -162,7 +199,8 @@ def total(engine: Engine, model: Model, tokens: int) -> float:
 
 def longest(engine: Engine, model: Model, available_bytes: float) -> int | None:
     """The most tokens that fit, a multiple of the engine's granule; null if one granule does not fit."""
-    low, high = 0, int(available_bytes / model.kv_bytes_per_token / engine.granule) + 2
+    most = available_bytes / model.growing if model.growing else _FAR
+    low, high = 0, int(min(most, _FAR) / engine.granule) + 2
     while high - low > 1:
         middle = (low + high) // 2
         if total(engine, model, middle * engine.granule) <= available_bytes:

@@ -1,20 +1,26 @@
 """The ggml type that llama.cpp gives each tensor when it quantizes a model. Pure.
 
-For dense models with separate q, k and v, without an importance matrix. Source: llama_tensor_get_type and
-its callees in llama.cpp's src/llama-quant.cpp, as of llama-cpp-python 0.3.36.
+Source: llama_tensor_get_type and its callees in llama.cpp's src/llama-quant.cpp, as of llama-cpp-python
+0.3.36.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
 
+from harness.theory import decoder, ggml
+from harness.theory.decoder import Decoder
+from harness.theory.layers import is_quantized
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, of_shape, typed
 
 # The type of every matrix without a rule below, by decreasing size of Qwen1.5-7B files (f16 and bf16 have the
 # same size there, as have q5_k_s and q5_0). Other shapes may differ.
-_BASE = {
+_USUAL = {
     "f32": "f32",
     "f16": "f16",
     "bf16": "bf16",
@@ -33,94 +39,264 @@ _BASE = {
     "q3_k_s": "q3_k",
     "q2_k": "q2_k",
 }
-QUANTS: tuple[str, ...] = tuple(_BASE)
+_BASE = _USUAL | {
+    "iq4_nl": "iq4_nl",
+    "iq4_xs": "iq4_xs",
+    "iq3_m": "iq3_s",
+    "iq3_s": "iq3_s",
+    "iq3_xs": "iq3_s",
+    "iq3_xxs": "iq3_xxs",
+    "q2_k_s": "q2_k",
+    "iq2_m": "iq2_s",
+    "iq2_s": "iq2_xs",
+    "iq2_xs": "iq2_xs",
+    "iq2_xxs": "iq2_xxs",
+    "iq1_m": "iq1_m",
+    "iq1_s": "iq1_s",
+    "tq2_0": "tq2_0",
+    "tq1_0": "tq1_0",
+    "mxfp4_moe": "mxfp4",
+}
+QUANTS: tuple[str, ...] = tuple(_USUAL)
+"""Types of whole files that llama.cpp makes without an importance matrix, and that users know."""
+ALL_QUANTS: tuple[str, ...] = tuple(_BASE)
 
-
-def _all(layer: int, layers: int) -> bool:
-    return True
-
-
-def _more_bits(layer: int, layers: int) -> bool:
-    """The first eighth, the last, and every third between."""
-    eighth = layers // 8
-    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
-
-
-# Tensors with more bits than the rest: file type, parts, their type, layers. The first match counts.
-_RULES: list[tuple[str, tuple[str, ...], str, Callable[[int, int], bool]]] = [
-    ("q5_k_m", ("attn_v", "ffn_down"), "q6_k", _more_bits),
-    ("q4_k_m", ("attn_v", "ffn_down"), "q6_k", _more_bits),
-    ("q4_k_s", ("attn_v",), "q5_k", lambda layer, layers: layer < 4),
-    ("q4_k_s", ("ffn_down",), "q5_k", lambda layer, layers: layer < layers // 8),
-    ("q3_k_l", ("attn_v", "attn_output", "ffn_down"), "q5_k", _all),
-    ("q3_k_m", ("attn_v",), "q5_k", lambda layer, layers: layer < 2),
-    ("q3_k_m", ("ffn_down",), "q5_k", lambda layer, layers: layer < layers // 16),
-    ("q3_k_m", ("attn_v", "attn_output", "ffn_down"), "q4_k", _all),
-    ("q2_k", ("attn_v", "attn_output", "ffn_down"), "q3_k", _all),
-]
-
+_ONE_AND_TWO_BITS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq1_s", "iq1_m")
+# With eight experts, as Mixtral has, the attention's output is small beside them and gets more bits.
+_EIGHT = (
+    *("q2_k", "iq3_xs", "iq3_xxs", "q3_k_s", "q3_k_m", "iq4_nl", "q4_k_s", "q4_k_m", "iq3_s", "iq3_m"),
+    "iq4_xs",
+)
 # Types in blocks of 256 -> the fallback of a matrix whose row length is not a multiple of 256.
-_FALLBACK = {"q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0", "q3_k": "q4_0", "q2_k": "q4_0"}
+_FALLBACK = {
+    "q6_k": "q8_0",
+    "q5_k": "q5_1",
+    "q4_k": "q5_0",
+    **dict.fromkeys(("q3_k", "q2_k", "tq1_0", "tq2_0"), "q4_0"),
+    **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs"), "iq4_nl"),
+}
 # Q3_K fell back to Q4_1 when the published files of Qwen1.5 were made (llama.cpp 1182cf4, January 2024): 1.8B
 # and 14B have such rows in ffn_down. All else was as today for untied models, such as these.
 _FALLBACK_AS_PUBLISHED = _FALLBACK | {"q3_k": "q4_1"}
+_BLOCK = {name: block for name, block, _ in ggml.TYPES.values()}
 
 
-def quantized(shape: Shape, quant: str, as_published: bool = False) -> list[Tensor]:
-    """All tensors of a shape as llama.cpp stores them in a file of type `quant`, one of QUANTS.
+@dataclass(frozen=True)
+class Mix:
+    """What the rules ask of a model besides its tensors. `arch`: llama.cpp's name. `n_gqa`: query heads to a
+    KV head. `imatrix`: with an importance matrix, as most published files are. `as_published`: by the rules
+    of the published Qwen1.5 files, not today's."""
 
-    `as_published`: by the rules of the published Qwen1.5 files, not today's. Raises KeyError for an unknown
-    quant.
-    """
-    n_gqa = shape.heads // shape.kv_heads
-    return retyped(of_shape(shape), quant, shape.arch, shape.layers, n_gqa, as_published)
+    arch: str
+    layers: int
+    n_gqa: int
+    experts: int = 0
+    imatrix: bool = False
+    as_published: bool = False
+
+    @property
+    def is_70b(self) -> bool:
+        """To llama.cpp, whatever its width."""
+        return self.layers == 80 and (
+            self.arch in ("qwen2", "olmo", "deci")
+            or (self.arch == "llama" and self.n_gqa > 1 and self.experts != 8)
+        )
 
 
-def model_bytes(shape: Shape, quant: str, as_published: bool = False) -> int:
-    """Bytes of all tensors of such a file, as llama.cpp prints them. Raises KeyError as `quantized`."""
-    return sum(tensor.bytes for tensor in quantized(shape, quant, as_published))
-
-
-def retyped(
-    tensors: Sequence[Tensor], quant: str, arch: str, layers: int, n_gqa: int, as_published: bool = False
+def quantized(
+    model: Shape | Decoder, quant: str, as_published: bool = False, imatrix: bool = False
 ) -> list[Tensor]:
-    """All tensors of a file, by llama.cpp's names, as it would store them in a file of type `quant`.
+    """All tensors of a model as llama.cpp stores them in a file of type `quant`, one of ALL_QUANTS.
 
-    `arch`: llama, qwen2 or qwen3. `n_gqa`: query heads to a KV head. What is not a matrix keeps its type.
     Raises KeyError for an unknown quant.
     """
+    made = decoder.made(model)
+    mix = Mix(made.arch, made.count, _n_gqa(made), made.experts, imatrix, as_published)
+    return retyped(of_shape(made), quant, mix)
+
+
+def _n_gqa(made: Decoder) -> int:
+    """Of the first layer, as llama.cpp asks: 0 if files give heads by layer and it has none."""
+    by_layer = made.arch in ("granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe")
+    return 0 if by_layer and not made.runs[0][0].cache.k else decoder.queries_to_a_key(made)
+
+
+def model_bytes(model: Shape | Decoder, quant: str, as_published: bool = False) -> int:
+    """Bytes of all tensors of such a file, as llama.cpp prints them. Raises KeyError as `quantized`."""
+    return sum(tensor.bytes for tensor in quantized(model, quant, as_published))
+
+
+def retyped(tensors: Sequence[Tensor], quant: str, mix: Mix) -> list[Tensor]:
+    """All tensors of a file, by llama.cpp's names, as it would store them in a file of type `quant`. What it
+    does not quantize keeps its type. Raises KeyError for an unknown quant."""
     base = _BASE[quant]
-    fallback = _FALLBACK_AS_PUBLISHED if as_published else _FALLBACK
-    tied = all(tensor.name != "output.weight" for tensor in tensors)
-    is_70b = layers == 80 and (arch == "qwen2" or (arch == "llama" and n_gqa > 1))  # to llama.cpp, any width
+    rules = _Rules(
+        quant,
+        base,
+        mix,
+        tied=all(tensor.name != "output.weight" for tensor in tensors),
+        values=sum(_part(tensor.name) == "attn_v" for tensor in tensors),
+    )
 
     def stored(tensor: Tensor) -> str:
-        part, n_in = tensor.part, tensor.dims[-1]
-        if tensor.elements == n_in:  # one row: norms and biases
+        if not is_quantized(tensor.name, tensor.dims):
             return tensor.type
-        if base in ("f32", "f16", "bf16"):
-            return base
-        chosen = _by_rule(quant, part, _layer(tensor.name), layers) or base
-        if part == "lm_head" or (tied and part == "embedding"):
-            chosen = "q8_0" if base == "q8_0" else "q6_k"
-        if part == "attn_v" and quant == "q2_k" and n_gqa >= 4:
-            chosen = "q4_k"
-        if part == "attn_v" and is_70b and chosen in ("q3_k", "q4_k"):
-            chosen = "q5_k"
-        if n_in % 256:
+        return base if base in ("f32", "f16", "bf16") else rules.type_of(tensor)
+
+    # llama.cpp goes by layer, then by name, whatever the order in the file.
+    types = {
+        tensor.name: stored(tensor) for tensor in sorted(tensors, key=lambda t: (_layer(t.name), t.name))
+    }
+    return [typed(tensor.name, types[tensor.name], tensor.dims) for tensor in tensors]
+
+
+_PARTS = (
+    ("lm_head", r"^output\.weight$"),
+    ("embedding", r"^(per_layer_)?token_embd\.weight$"),
+    ("attn_v", r"attn_(qkv|kv_b|v)\.weight"),
+    ("attn_k", r"attn_k\.weight"),
+    ("attn_q", r"attn_q\.weight"),
+    ("attn_output", r"attn_output\.weight"),
+    ("ffn_up", r"ffn_up"),
+    ("ffn_gate", r"ffn_gate"),
+    ("ffn_down", r"ffn_down"),
+)
+
+
+@cache
+def _part(name: str) -> str:
+    return next((part for part, pattern in _PARTS if re.search(pattern, name)), "other")
+
+
+def _more_bits(number: int, count: int) -> bool:
+    """The first eighth, the last, and every third between."""
+    eighth = count // 8
+    return number < eighth or number >= 7 * count // 8 or (number - eighth) % 3 == 2
+
+
+@dataclass
+class _Rules:
+    """The rules of one file, which count tensors as they come. `values`: tensors that count as attn_v."""
+
+    quant: str
+    base: str
+    mix: Mix
+    tied: bool
+    values: int
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def type_of(self, tensor: Tensor) -> str:
+        part, n_in = _part(tensor.name), tensor.dims[-1]
+        number = self.seen[part]
+        if self.mix.experts > 1 and part.startswith("ffn") and self.quant not in _ONE_AND_TWO_BITS:
+            number = _layer(tensor.name)
+        self.seen[part] += 1
+        if part == "lm_head" or (self.tied and part == "embedding"):
+            chosen = self._lm_head(n_in)
+        elif self.quant == "mxfp4_moe":
+            chosen = "mxfp4" if len(tensor.dims) == 3 and tensor.dims[0] > 1 else "q8_0"
+        elif part == "embedding":
+            chosen = self._embedding()
+        elif self.quant in _ONE_AND_TWO_BITS:
+            chosen = self._one_or_two_bits(part, number)
+        else:
+            chosen = self._usual(part, number, tensor.name)
+        if n_in % _BLOCK[chosen]:
+            fallback = _FALLBACK_AS_PUBLISHED if self.mix.as_published else _FALLBACK
             chosen = fallback.get(chosen, chosen)
-        return "f16" if n_in % 32 else chosen
+            chosen = "f16" if n_in % _BLOCK[chosen] else chosen
+        return chosen
 
-    return [typed(tensor.name, stored(tensor), tensor.dims) for tensor in tensors]
+    def _lm_head(self, n_in: int) -> str:
+        if self.quant == "mxfp4_moe" or n_in % _BLOCK[self.base]:
+            return "q8_0"
+        if self.quant == "iq3_xxs" or (self.quant in _ONE_AND_TWO_BITS):
+            return "q5_k"
+        return "q8_0" if self.base == "q8_0" else "q6_k"
 
+    def _embedding(self) -> str:
+        if self.quant in ("iq2_xxs", "iq2_xs", "iq1_s", "iq1_m"):
+            return "q2_k"
+        if self.quant in ("iq2_s", "iq2_m", "iq3_xxs"):
+            return "iq3_s"
+        return "q4_k" if self.quant in ("tq1_0", "tq2_0") else self.base
 
-def _by_rule(quant: str, part: str, layer: int, layers: int) -> str | None:
-    for of_quant, parts, chosen, applies in _RULES:
-        if quant == of_quant and part in parts and applies(layer, layers):
-            return chosen
-    return None
+    def _one_or_two_bits(self, part: str, number: int) -> str:
+        mix, wider = self.mix, self.quant in ("iq2_s", "iq2_m")
+        if part == "attn_v":
+            return "q4_k" if mix.n_gqa >= 4 or mix.experts >= 4 else "iq3_s" if wider else "q2_k"
+        if part == "attn_k" and mix.experts == 8:
+            return "q4_k"
+        if part == "ffn_down" and number < mix.layers // 8:
+            return "iq3_s" if wider else "q2_k"
+        if part == "attn_output":
+            if mix.experts == 8:
+                return "q5_k"
+            return "iq3_s" if wider else "iq2_xxs" if self.quant in ("iq1_s", "iq1_m") else self.base
+        return self.base
+
+    def _usual(self, part: str, number: int, name: str) -> str:
+        if part == "attn_v":
+            return self._value(number)
+        if part in ("attn_k", "attn_q"):
+            if part == "attn_k" and self.mix.experts == 8:
+                return "q8_0"
+            return {"iq3_xs": "iq3_xxs", "iq3_xxs": "iq2_s"}.get(self.quant, self.base)
+        if part == "ffn_down":
+            return self._down(number)
+        if part == "attn_output":
+            if self.mix.experts == 8:
+                return "q5_k" if self.quant in _EIGHT else self.base
+            more = {"q2_k": "q3_k", "iq3_xxs": "iq3_s", "q3_k_m": "q4_k", "q3_k_l": "q5_k", "iq3_m": "q4_k"}
+            return more.get(self.quant, self.base)
+        between = self.mix.layers // 8 <= number < 7 * self.mix.layers // 8
+        if part in ("ffn_gate", "ffn_up") and self.quant == "iq3_xs" and between:
+            return "iq3_xxs"
+        return self.base
+
+    def _value(self, number: int) -> str:
+        """Also of q, k and v in one matrix."""
+        mix, chosen = self.mix, self.base
+        many = mix.n_gqa >= 4
+        if self.quant == "q2_k":
+            chosen = "q4_k" if many else "q3_k"
+        elif self.quant == "iq3_xxs":
+            chosen = "q4_k" if many else "iq3_xxs" if mix.imatrix else "iq3_s"
+        elif (self.quant in ("q2_k_s", "iq3_xs", "iq3_s") and many) or self.quant == "iq3_m":
+            chosen = "q4_k"
+        elif self.quant == "q3_k_m":
+            chosen = "q5_k" if number < 2 else "q4_k"
+        elif self.quant == "q3_k_l" or (self.quant in ("iq4_nl", "iq4_xs") and many):
+            chosen = "q5_k"
+        elif self.quant in ("q4_k_m", "q5_k_m") and _more_bits(number, self.values):
+            chosen = "q6_k"
+        elif self.quant == "q4_k_s" and number < 4:
+            chosen = "q5_k"
+        if mix.is_70b and chosen in ("q3_k", "q4_k"):
+            chosen = "q5_k"
+        return "q8_0" if mix.experts == 8 else chosen
+
+    def _down(self, number: int) -> str:
+        layers, first = self.mix.layers, number < self.mix.layers // 8
+        more = _more_bits(number, layers)
+        imatrix, quant = self.mix.imatrix, self.quant
+        if quant == "q2_k":
+            return "q3_k"
+        if quant == "iq3_xxs" and not imatrix:
+            return "q4_k" if first else "q3_k"
+        if quant == "q3_k_m":
+            return "q5_k" if number < layers // 16 else "q4_k"
+        if quant == "q3_k_l":
+            return "q5_k"
+        if quant in ("q4_k_m", "q5_k_m") and more:
+            return "q6_k"
+        if quant == "iq3_m" and (first or (self.mix.experts == 8 and more)):
+            return "q4_k"
+        of_first = {"q2_k_s": "q4_k", "q4_k_s": "q5_k"}
+        of_first |= {"q4_0": "q4_1", "q5_0": "q5_1"} if imatrix else {"iq4_nl": "q5_k", "iq4_xs": "q5_k"}
+        return of_first.get(quant, self.base) if first else self.base
 
 
 def _layer(name: str) -> int:
     found = re.match(r"blk\.(\d+)\.", name)
-    return int(found[1]) if found else 0
+    return int(found[1]) if found else -1

@@ -6,27 +6,28 @@ Defaults and biases: configuration_*.py and modeling_*.py of transformers' llama
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from harness.theory.config_values import (
+    MOST,
+    MOST_HEAD_DIM,
+    MOST_LAYERS,
+    MOST_THETA,
+    MOST_TOKENS,
+    NAME,
+    ConfigJsonError,
+    NoShape,
+    count,
+    flag,
+    mapping,
+    number,
+    shown,
+    within,
+)
 from harness.theory.shapes import Shape
 
-_MOST = 10_000_000  # of a width; Llama 3.1 405B has 128,256 at most
-_MOST_LAYERS = 10_000
-_MOST_HEAD_DIM = 10_000
-_MOST_TOKENS = 1_000_000_000
-_MOST_THETA = 1e15
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
-
-
-class ConfigJsonError(ValueError):
-    """This config.json gives no shape; the message is one printable line of bounded length."""
-
-
-class NoShape(ConfigJsonError):
-    """A valid file, but of a model that Shape cannot describe; transformers may support it."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ _FAMILIES = {
 }
 
 
+DENSE = tuple(_FAMILIES)
+"""model_type of what `shape_of` describes."""
+
+
 def shape_of(config: Mapping[str, object]) -> Shape:
     """The shape of a dense Llama, Mistral, Qwen2 or Qwen3 model for text, or of the one inside a wrapper.
 
@@ -54,37 +59,37 @@ def shape_of(config: Mapping[str, object]) -> Shape:
     has its own. A sliding window counts if the model uses it (Mistral; Qwen with use_sliding_window) in all
     layers; Shape cannot describe one in some layers, so that is an error.
     """
-    config = _mapping(config, "config.json")
+    config = mapping(config, "config.json")
     kind, text = _decoder(config)
     family = _FAMILIES[kind]
-    hidden = _count(text, "hidden_size")
-    layers = _count(text, "num_hidden_layers", _MOST_LAYERS)
-    heads = _count(text, "num_attention_heads")
-    kv_heads = _count(text, "num_key_value_heads", default=heads)
+    hidden = count(text, "hidden_size")
+    layers = count(text, "num_hidden_layers", MOST_LAYERS)
+    heads = count(text, "num_attention_heads")
+    kv_heads = count(text, "num_key_value_heads", default=heads)
     if heads % kv_heads:
         pair = f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
         raise ConfigJsonError(pair)
     if text.get("head_dim") is None and family.head_dim is None and hidden % heads:
         raise ConfigJsonError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
-    attention_bias = kind in ("llama", "qwen3") and _flag(text, "attention_bias")
+    attention_bias = kind in ("llama", "qwen3") and flag(text, "attention_bias")
     tied = "tie_word_embeddings"
     return Shape(
         arch=family.arch,
-        vocab_size=_count(text, "vocab_size"),
+        vocab_size=count(text, "vocab_size"),
         hidden_size=hidden,
         layers=layers,
-        intermediate_size=_count(text, "intermediate_size"),
+        intermediate_size=count(text, "intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=_count(text, "head_dim", _MOST_HEAD_DIM, default=family.head_dim or hidden // heads),
-        tied=_flag(text if text.get(tied) is not None else config, tied),
+        head_dim=count(text, "head_dim", MOST_HEAD_DIM, default=family.head_dim or hidden // heads),
+        tied=flag(text if text.get(tied) is not None else config, tied),
         qkv_bias=kind == "qwen2" or attention_bias,
         o_bias=attention_bias,
-        mlp_bias=kind == "llama" and _flag(text, "mlp_bias"),
+        mlp_bias=kind == "llama" and flag(text, "mlp_bias"),
         qk_norm=kind == "qwen3",
         rope_theta=_theta(text),
-        norm_eps=_number(text, "rms_norm_eps", 1, default=1e-6),
-        context=_count(text, "max_position_embeddings", _MOST_TOKENS, default=family.context),
+        norm_eps=number(text, "rms_norm_eps", 1, default=1e-6),
+        context=count(text, "max_position_embeddings", MOST_TOKENS, default=family.context),
         window=_window(text, kind, layers),
     )
 
@@ -102,12 +107,12 @@ def quantization_of(config: Mapping[str, object]) -> str | None:
 
 def quantization_configs(config: Mapping[str, object]) -> Iterator[tuple[str, Mapping[str, object]]]:
     """The quantization of a config.json, by its keys. Raises ConfigJsonError."""
-    config = _mapping(config, "config.json")
+    config = mapping(config, "config.json")
     for place in (config, config.get("text_config")):
         for key in ("quantization_config", "compression_config", "quantization"):  # the last is MLX's own
             given = place.get(key) if isinstance(place, Mapping) else None
             if given is not None:
-                yield key, _mapping(given, key)
+                yield key, mapping(given, key)
 
 
 def _quantization(given: Mapping[str, object], key: str) -> str | None:
@@ -117,7 +122,7 @@ def _quantization(given: Mapping[str, object], key: str) -> str | None:
     if method is None:  # early bitsandbytes and MLX do not name their method
         flags = {"load_in_4bit", "load_in_8bit"} & given.keys()
         method = "bitsandbytes" if flags else "mlx" if "bits" in given else "unnamed"
-    if not isinstance(method, str) or not _NAME.fullmatch(method):
+    if not isinstance(method, str) or not NAME.fullmatch(method):
         raise ConfigJsonError(f"{key}.quant_method must be a name, not {shown(method)}")
     bits, group, blocks = _details(given)
     found = method.lower() + (f" {bits}-bit" if bits else "")
@@ -133,15 +138,15 @@ def _details(given: Mapping[str, object]) -> tuple[int | None, str, str]:
     weights = first.get("weights") if isinstance(first, Mapping) else None
     settings = {**given, **(weights if isinstance(weights, Mapping) else {})}
     names = ("bits", "w_bit", "num_bits", "nbits")
-    bits = next((settings[name] for name in names if _within(settings.get(name), 64)), None)
+    bits = next((settings[name] for name in names if within(settings.get(name), 64)), None)
     if bits is None:
         bits = (
             4 if settings.get("load_in_4bit") is True else 8 if settings.get("load_in_8bit") is True else None
         )
     size = settings.get("group_size", settings.get("q_group_size"))
-    group = f"group {size}" if _within(size, _MOST) else "one group a row" if size == -1 else ""
+    group = f"group {size}" if within(size, MOST) else "one group a row" if size == -1 else ""
     block = settings.get("weight_block_size")
-    if isinstance(block, list) and len(block) == 2 and all(_within(side, _MOST) for side in block):
+    if isinstance(block, list) and len(block) == 2 and all(within(side, MOST) for side in block):
         return bits, group, f"blocks of {block[0]} x {block[1]}"
     return bits, group, ""
 
@@ -149,9 +154,9 @@ def _details(given: Mapping[str, object]) -> tuple[int | None, str, str]:
 def _decoder(config: Mapping[str, object], nested: bool = False) -> tuple[str, Mapping[str, object]]:
     """The family, and the part of the file with the text model."""
     kind = config.get("model_type")
-    named = kind if isinstance(kind, str) and _NAME.fullmatch(kind) else "this model"
+    named = kind if isinstance(kind, str) and NAME.fullmatch(kind) else "this model"
     for key in _EXPERTS:
-        if _count(config, key, default=1, least=0) > 1:
+        if count(config, key, default=1, least=0) > 1:
             raise ConfigJsonError(f"{named} is a mixture of experts; only dense models are known")
     if kind is None and not nested:
         kind = next((name for name in _FAMILIES if _is_causal(config, name)), None)
@@ -181,17 +186,17 @@ def _is_causal(config: Mapping[str, object], kind: str) -> bool:
 def _theta(config: Mapping[str, object]) -> float:
     """Transformers 5 keeps it in rope_parameters, which takes precedence over the key of transformers 4."""
     inner = config.get("rope_parameters")
-    if inner is not None and (known := _mapping(inner, "rope_parameters")).get("rope_theta") is not None:
-        return _number(known, "rope_theta", _MOST_THETA)
-    return _number(config, "rope_theta", _MOST_THETA, default=10_000.0)
+    if inner is not None and (known := mapping(inner, "rope_parameters")).get("rope_theta") is not None:
+        return number(known, "rope_theta", MOST_THETA)
+    return number(config, "rope_theta", MOST_THETA, default=10_000.0)
 
 
 def _window(config: Mapping[str, object], kind: str, layers: int) -> int | None:
-    if kind == "llama" or (kind != "mistral" and not _flag(config, "use_sliding_window")):
+    if kind == "llama" or (kind != "mistral" and not flag(config, "use_sliding_window")):
         return None
     if config.get("sliding_window", 4096) is None:  # a missing key is 4096, null is none
         return None
-    window = _count(config, "sliding_window", _MOST_TOKENS, default=4096)
+    window = count(config, "sliding_window", MOST_TOKENS, default=4096)
     if kind == "mistral":
         return window
     types = config.get("layer_types")
@@ -200,59 +205,7 @@ def _window(config: Mapping[str, object], kind: str, layers: int) -> int | None:
             raise ConfigJsonError(f"layer_types must be a list of {layers}, one for each layer")
         sliding = sum(1 for layer in types if layer == "sliding_attention")
     else:
-        sliding = max(0, layers - _count(config, "max_window_layers", default=28, least=0))
+        sliding = max(0, layers - count(config, "max_window_layers", default=28, least=0))
     if 0 < sliding < layers:
         raise NoShape(f"a sliding window over {sliding} of {layers} layers; known: over all or none")
     return window if sliding else None
-
-
-def _mapping(given: object, what: str) -> Mapping[str, object]:
-    if not isinstance(given, Mapping):
-        raise ConfigJsonError(f"{what} must be a mapping, not {shown(given)}")
-    return given
-
-
-def _within(given: object, most: int, least: int = 1) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool) and least <= given <= most
-
-
-def _count(
-    config: Mapping[str, object], key: str, most: int = _MOST, default: int | None = None, least: int = 1
-) -> int:
-    given = config.get(key)
-    if given is None:
-        if default is None:
-            raise ConfigJsonError(f"{key} is missing")
-        given = default
-    if not isinstance(given, int) or not _within(given, most, least):
-        raise ConfigJsonError(f"{key} must be a whole number from {least} to {most}, not {shown(given)}")
-    return given
-
-
-def _number(config: Mapping[str, object], key: str, below: float, default: float | None = None) -> float:
-    given = config.get(key)
-    if given is None:
-        given = default
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < below:
-        raise ConfigJsonError(f"{key} must be a number between 0 and {below:g}, not {shown(given)}")
-    return float(given)
-
-
-def _flag(config: Mapping[str, object], key: str) -> bool:
-    given = config.get(key)
-    if given is not None and not isinstance(given, bool):
-        raise ConfigJsonError(f"{key} must be true or false, not {shown(given)}")
-    return bool(given)
-
-
-def shown(given: object) -> str:
-    """A value as a message quotes it: short, printable, on one line."""
-    if given is None or isinstance(given, bool):
-        return {None: "null", True: "true", False: "false"}[given]
-    if isinstance(given, str):
-        return ascii(given[:40]) + ("..." if len(given) > 40 else "")
-    if isinstance(given, int):
-        return str(given) if abs(given) < 10**15 else "a huge number"
-    if isinstance(given, float):
-        return f"{given:g}"
-    return "a mapping" if isinstance(given, Mapping) else "a list"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,13 +15,28 @@ class Figure(NamedTuple):
     source: str
 
 
+class Bus(NamedTuple):
+    """Width and speed of a memory bus, and their source."""
+
+    bits: int
+    mega_transfers_per_s: float
+    source: str
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bits / 8 * self.mega_transfers_per_s * 1e6
+
+
 @dataclass(frozen=True)
 class Machine:
-    """`memory` in bytes, `bandwidth` in bytes/s, `rates` in operations/s by type; `rate`: the default one.
+    """`memory` in bytes, `bandwidth` in bytes/s, `rates` in operations/s by type; `rate`: the default one,
+    empty if none is known.
 
     `compute_capability`: NVIDIA's major and minor, null for others. `peak_bandwidth`: of the memory's data
     sheet, if `bandwidth` was measured. `board`: a computer with soldered memory, so that its name implies
-    its CPU's bandwidth. `unified`: memory that a GPU shares with its CPU.
+    its CPU's bandwidth. `unified`: memory that a GPU shares with its CPU. `gpu_api`: by which models run on
+    another maker's GPU than NVIDIA's: metal, hip or vulkan. `memory_bus`: where known; its bandwidth is
+    that of the data sheet, as far as makers do not round.
     """
 
     name: str
@@ -32,18 +48,25 @@ class Machine:
     peak_bandwidth: Figure | None = None
     board: bool = False
     unified: bool = False
+    gpu_api: str | None = None
+    memory_bus: Bus | None = None
+
+    @property
+    def family(self) -> str:
+        """The family of its device: cuda, metal, hip, vulkan or cpu."""
+        return "cuda" if self.compute_capability is not None else self.gpu_api or "cpu"
 
     @property
     def reserve(self) -> Figure:
         """Bytes of memory that a model cannot use."""
-        if self.unified:
+        if self.family == "metal":
             share = 1 / 3 if self.memory.value <= 36 * 2**30 else 1 / 4
             return Figure(self.memory.value * share, _METAL)
-        if self.compute_capability is None:
+        if self.family == "cpu" or self.unified:
             return Figure(SYSTEM_RESERVE_BYTES, "the operating system")
         if drives_display(self.name):
             return Figure(DISPLAY_RESERVE_BYTES, "the display and the driver")
-        if self.name.startswith(("L4", "T4")):
+        if self.name in _ECC_IN_MEMORY:
             return Figure(self.memory.value / 16, "error correction, which such cards keep in memory")
         return Figure(DRIVER_RESERVE_BYTES, "the driver")
 
@@ -52,11 +75,11 @@ class Machine:
         units that kernels multiply them with. Null where that rate is not known."""
         if not set(self.rates).isdisjoint(OWN_OR_MEASURED):
             return self.rate
-        names: tuple[str, ...] = ("fp16", "fp32")  # Apple's GPUs have no other units
+        names: tuple[str, ...] = ("fp16", "fp32")  # Apple's GPUs to M4 have no other units
         if self.compute_capability is not None:
-            names = ("fp16-tensor",) if drives_display(self.name) else ("fp16",)
+            names = ("fp16-tensor",) if "GeForce" in self.name else ("fp16",)
             names = ("int8", *names) if quantized else names
-        elif not self.unified:  # a CPU
+        elif self.family != "metal":
             names = ("int8",) if quantized else ("fp16",)
         return next((name for name in names if name in self.rates), None)
 
@@ -76,13 +99,17 @@ class Machine:
 
     @property
     def flops(self) -> float:
-        """The data sheet's first rate, in operations/s: what the published study counted with."""
-        return self.rates[self.rate].value
+        """The data sheet's first rate, in operations/s: what the published study counted with. Infinite if
+        none is known."""
+        return self.rates[self.rate].value if self.rate else math.inf
 
 
 def drives_display(gpu: str) -> bool:
-    """A consumer card, by its name: its driver reserves memory for a display; `fp16` has no tensor cores."""
-    return "GeForce" in gpu
+    """A consumer card, by its name: its driver reserves memory for a display."""
+    return any(brand in gpu for brand in ("GeForce", "Radeon RX", "Arc "))
+
+
+_ECC_IN_MEMORY = {"A10", "A40", "L4", "L40", "L40S", "T4"}
 
 
 # The memory that llama.cpp's 46 longest contexts of the published study leave free, besides its own

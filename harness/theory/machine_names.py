@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 from harness.theory.counts import memory_gib
@@ -15,33 +16,93 @@ from harness.theory.names import LONGEST, NotUnderstood, did_you_mean, listed
 
 # The memory sizes sold, in GiB, from the makers' pages named with the machines' figures.
 _SOLD: dict[str, tuple[float, ...]] = {
+    "rtx-3080-laptop": (8, 16),
+    "ryzen-ai-max-395": (32, 64, 96, 128),
+    "core-ultra-7-258v": (16, 32),
+    "snapdragon-x-elite": (16, 32, 64),
     "apple-m1": (8, 16),
+    "apple-m1-pro": (16, 32),
+    "apple-m1-max": (32, 64),
+    "apple-m1-ultra": (64, 128),
     "apple-m2": (8, 16, 24),
     "apple-m2-pro": (16, 32),
     "apple-m2-max": (32, 64, 96),
     "apple-m2-ultra": (64, 128, 192),
+    "apple-m3": (8, 16, 24),
+    "apple-m3-pro": (18, 36),
+    "apple-m3-max-30core": (36, 96),
+    "apple-m3-max-40core": (48, 64, 128),
+    "apple-m3-ultra": (96, 256, 512),
+    "apple-m4": (16, 24, 32),
+    "apple-m4-pro": (24, 48, 64),
+    "apple-m4-max-40core": (48, 64, 128),
+    "apple-m5": (16, 24, 32),
+    "apple-m5-pro": (24, 48, 64),
+    "apple-m5-max-40core": (48, 64, 128),
     "rpi-4": (1, 2, 4, 8),
     "rpi-5": (2, 4, 8, 16),
 }
-_FORM = {"pcie", "sxm"}
+# Words of a key that a name may leave out: forms, types of memory, families.
+_FORM = {"pcie", "sxm", "gddr6", "gddr6x", "30core", "32core", "40core", "jetson", "agx", "nx"}
+_OPTIONAL = {
+    "core-ultra-9-285k": {"core", "ultra", "9"},
+    "core-ultra-7-258v": {"core", "ultra", "7"},
+    "core-ultra-7-155h": {"core", "ultra", "7"},
+    "core-i9-14900k": {"core", "i9"},
+    "epyc-9654": {"epyc"},
+    "epyc-9755": {"epyc"},
+    "jetson-orin-nano-4gb": {"nano"},
+    "jetson-orin-nano-8gb": {"nano"},
+    "jetson-orin-nano-super": {"nano"},
+    "quadro-rtx-8000": {"quadro"},
+    "radeon-ai-pro-r9700": {"ai", "pro"},
+    "radeon-pro-w7900": {"pro"},
+    "xeon-6980p": {"xeon"},
+}
+_KIT = {"developer", "kit"}
+_GENERATION = {"generation"}
+_BLACKWELL = {"blackwell", "workstation", "edition"}
 # Words that add nothing to the chip's name.
 _ALSO = {
     "a100-40gb": {"pcie", "sxm"},
     "h100-sxm": {"hbm3"},  # "H100 80GB HBM3", as NVML names it
+    **dict.fromkeys(("rtx-4000-ada", "rtx-5000-ada", "rtx-6000-ada"), _GENERATION),
+    **dict.fromkeys(("rtx-pro-4000", "rtx-pro-4500", "rtx-pro-5000", "rtx-pro-6000"), _BLACKWELL),
+    "rtx-pro-6000-max-q": _BLACKWELL,
+    "ryzen-7950x": {"9", "16core"},
+    "ryzen-9950x": {"9", "16core"},
+    "ryzen-ai-max-395": {"pro", "w", "8060s"},
+    "epyc-9654": {"96core"},
+    "epyc-9755": {"128core"},
+    "snapdragon-x-elite": {"oryon", "x1e78100", "x1e80100", "x1e84100"},
+    "rpi-3": {"model", "b", "plus"},
     "rpi-4": {"model", "b"},
     "rpi-5": {"model", "b"},
-    "ryzen-7950x": {"9", "16", "core"},
+    **dict.fromkeys(("jetson-agx-orin-32gb", "jetson-agx-orin-64gb"), _KIT),
+    **dict.fromkeys(("jetson-orin-nano-8gb", "jetson-orin-nano-super"), _KIT),
 }
 _SPELLINGS = (
+    (r"\([^)]*\)", " "),  # (R), (TM), (nvgpu), (rev a1)
     (r"\b(rtx|ryzen)(?=\d)", r"\1 "),
     (r"\b(?:imac|mac(?:book)?(?:[ -](?:air|pro|mini|studio))?)\b", " "),
     (r"\b(?:raspberry[ -]?pi|rpi|pi)(?=[ -]?\d|$)", "rpi "),
+    (r"\b(?:dgx[ -]?)?spark(?:[ -]gb10)?\b|\bgb10\b", "spark"),
+    (r"\btitan[ -]rtx\b", "titanrtx"),
+    (r"\bstrix[ -]halo\b", "ai max 395"),
+    (r"\bmax\+", "max"),
+    (r"\bx1e-(\d\d)-100\b", r"x1e\g<1>100"),
     (r"\brev \d\.\d\b", " "),
     (r"\bsxm\d\b", "sxm"),
+    (r"\b(?:mobile|notebook)\b", "laptop"),
     (r"(?<![\d.])(\d+)[ -]?g(?:i?b)?\b", r" \1gb "),
-    (r"\b(\d{4}|m\d)(ti|x|pro|max|ultra|super)\b", r"\1 \2"),
+    (r"\b(\d+)[ -]cores?\b", r"\1core"),
+    (r"\b(\d{4}|m\d)(ti|xtx|xt|x|pro|max|ultra|super|gre)\b", r"\1 \2"),
+    (r"\bepyc (\d{4})p\b", r"epyc \1"),
 )
-_FILLING = {"nvidia", "geforce", "rtx", "tesla", "gpu", "apple", "amd", "ryzen", "cpu", "processor", "chip"}
+_FILLING = {
+    *("nvidia", "geforce", "rtx", "tesla", "gpu", "apple", "amd", "ryzen", "cpu", "processor", "chip"),
+    *("radeon", "rx", "instinct", "intel", "arc", "graphics", "qualcomm"),
+}
 
 
 class _Chip(NamedTuple):
@@ -60,10 +121,10 @@ def machines(
     `memory` in GiB chooses among the sizes, or replaces them. Names that only `known` has are matched
     as they are, in lower case. Raises NotUnderstood.
     """
-    name = text.strip().lower()
+    name = _marketed(text.strip()).lower()
     if name in known and known[name] is not MACHINES.get(name):
         return _with_memory(name, known[name], (memory or known[name].memory_bytes / 2**30,))
-    words = _words(name) if len(text) <= LONGEST else []
+    words = _words(name) if len(name) <= LONGEST else []
     typed = [gib for word in words if (gib := memory_gib(word))]
     rest = {word for word in words if not memory_gib(word)}
     if len(words) != len(set(words)) or len(typed) > 1 or not rest:
@@ -86,6 +147,11 @@ def machines(
     return {n: m for key, sizes in chosen.items() for n, m in _with_memory(key, MACHINES[key], sizes).items()}
 
 
+def _marketed(name: str) -> str:
+    """The name on sale, which lspci has behind the chip's: `AD103M [GeForce RTX 4090 Laptop GPU]`."""
+    return name.rpartition("[")[2].partition("]")[0] if "[" in name and "]" in name else name
+
+
 def one(text: str, memory: float | None = None, any_size: bool = False) -> Machine:
     """The one machine that a name stands for; with `any_size`, whatever its memory. Raises NotUnderstood."""
     found = machines(text, memory=memory)
@@ -94,13 +160,28 @@ def one(text: str, memory: float | None = None, any_size: bool = False) -> Machi
     return next(iter(found.values()))
 
 
+@cache
+def of_gpu(name: str | None, memory_bytes: int | None = None) -> Machine | None:
+    """The known GPU of this name, as NVML spells it (`NVIDIA H100 80GB HBM3`); null for others, such as one
+    of two with that name, or a MIG instance, which has a part of the bandwidth.
+
+    Of one name sold with several memory sizes the nearest: NVML's total is a little less than what is sold.
+    """
+    try:
+        found = [machine for machine in machines(name or "").values() if machine.compute_capability]
+    except NotUnderstood:
+        return None
+    total = memory_bytes or 0
+    found = [machine for machine in found if 0.9 < total / machine.memory_bytes <= 1] or found
+    if len(found) > 1 and (memory_bytes is None or not same_speed(found)):
+        return None
+    return min(found, key=lambda machine: abs(machine.memory_bytes - (memory_bytes or 0)), default=None)
+
+
 def same_speed(found: Sequence[Machine]) -> bool:
     """They differ in memory alone."""
-    first = found[0]
-    return all(
-        (m.bandwidth.value, m.rate, m.flops) == (first.bandwidth.value, first.rate, first.flops)
-        for m in found
-    )
+    first, *others = ((m.bandwidth.value, {name: r.value for name, r in m.rates.items()}) for m in found)
+    return all(other == first for other in others)
 
 
 def one_of_each(text: str, found: Mapping[str, Machine]) -> str | None:
@@ -116,7 +197,7 @@ def joined(words: Sequence[str], is_name: Callable[[str], bool]) -> list[str]:
     """Join words that the shell split into names: `RTX 4060 Ti 16GB` is one, `m2 4090` two."""
     found, at = [], 0
     while at < len(words):
-        ends = range(min(len(words), at + 6), at + 1, -1)
+        ends = range(min(len(words), at + 8), at + 1, -1)
         end = next((end for end in ends if is_name(" ".join(words[at:end]))), at + 1)
         found.append(" ".join(words[at:end]))
         at = end
@@ -124,6 +205,7 @@ def joined(words: Sequence[str], is_name: Callable[[str], bool]) -> list[str]:
 
 
 _LIST = "see harness theory --list-machines"
+_MOST_LISTED = 12
 
 
 def _words(name: str) -> list[str]:
@@ -133,10 +215,10 @@ def _words(name: str) -> list[str]:
 
 
 def _chip(key: str, machine: Machine) -> _Chip:
-    words = set(_words(key))
-    must = {word for word in words if not memory_gib(word)} - _FORM
+    words = {word for word in _words(key) if not memory_gib(word)}
+    may = words & (_FORM | _OPTIONAL.get(key, set()))
     own = (machine.memory_bytes / 2**30,)
-    return _Chip(must, words & _FORM | _ALSO.get(key, set()), _SOLD.get(key, own))
+    return _Chip(words - may, may | _ALSO.get(key, set()), _SOLD.get(key, own))
 
 
 def _with_memory(key: str, machine: Machine, sizes: Sequence[float]) -> dict[str, Machine]:
@@ -155,7 +237,7 @@ def _with_memory(key: str, machine: Machine, sizes: Sequence[float]) -> dict[str
 def _hint(name: str, rest: set[str], known: Sequence[str]) -> str:
     """A suggestion from the same family, else what to do."""
     own = "harness theory --from takes your own"
-    if wider := [key for key, chip in _CHIPS.items() if rest < chip.must]:
+    if 0 < len(wider := [key for key, chip in _CHIPS.items() if rest < chip.must]) <= _MOST_LISTED:
         return did_you_mean(wider)
     if within := [key for key, chip in _CHIPS.items() if chip.must < rest]:
         closest = max(within, key=lambda key: len(_CHIPS[key].must))

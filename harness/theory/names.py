@@ -10,17 +10,42 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+from harness.theory.decoder import Decoder
 from harness.theory.families import SHAPES
-from harness.theory.gguf_types import QUANTS
+from harness.theory.gguf_types import ALL_QUANTS
 from harness.theory.shapes import Shape
 
 LONGEST = 64  # characters; the comparison is quadratic in length, and no known name is that long
 _MOST_LISTED = 12
 
 # Who publishes these models, or copies them unchanged. Any other `folder/name` is a path.
-_OWNERS = ("qwen", "meta-llama", "mistralai", "huggyllama", "unsloth", "bartowski", "thebloke")
+_OWNERS = (
+    *(
+        "qwen",
+        "meta-llama",
+        "mistralai",
+        "huggyllama",
+        "unsloth",
+        "bartowski",
+        "thebloke",
+        "openai",
+        "google",
+    ),
+    *("deepseek-ai", "microsoft", "ibm-granite", "tiiuae", "allenai", "cohereforai", "coherelabs", "bigcode"),
+    *(
+        "huggingfacetb",
+        "zai-org",
+        "thudm",
+        "moonshotai",
+        "nvidia",
+        "liquidai",
+        "baidu",
+        "minimaxai",
+        "ggml-org",
+    ),
+)
 _SAME_SHAPE = {"base", "chat", "gguf", "hf", "instruct", "it", "latest", "meta", "text"}
 _RELEASED = {"nemo": "2407", "small": "2501"}  # by date, where a size has several shapes
 _ONLY_IF_TYPED = {"mha", "tiny"}
@@ -62,25 +87,38 @@ class NotUnderstood(ValueError):
 
 
 class Model(NamedTuple):
-    """A shape, and the name it goes by here."""
+    """A dense shape, and the name it goes by here."""
 
     name: str
     shape: Shape
 
 
+class Named(NamedTuple):
+    """Any model, and the name it goes by here."""
+
+    name: str
+    made: Shape | Decoder
+
+
 def model(text: str, shapes: Mapping[str, Shape] = SHAPES, otherwise: str = "") -> Model:
+    """The dense model that a name stands for. Raises as `named`."""
+    found = named(text, shapes, otherwise)
+    return Model(found.name, cast(Shape, found.made))
+
+
+def named(text: str, shapes: Mapping[str, Shape | Decoder], otherwise: str = "") -> Named:
     """The model that a name stands for; names of `shapes` in lower case match as they are.
 
     Raises NotUnderstood, with a hint from the same family. `otherwise`: what to do for an unknown shape.
     """
     name = text.strip().lower()
     if name in shapes:
-        return Model(name, shapes[name])
+        return Named(name, shapes[name])
     words = _words(name)
     if not words or len(text) > LONGEST:
         raise NotUnderstood(_either("see harness theory --list-models", otherwise))
-    if quant := re.search(rf"[-_:. ]({'|'.join(sorted(QUANTS, key=len, reverse=True))})$", name):
-        base = model(name[: quant.start()], shapes, otherwise)
+    if quant := re.search(rf"[-_:. ]({'|'.join(sorted(ALL_QUANTS, key=len, reverse=True))})$", name):
+        base = named(name[: quant.start()], shapes, otherwise)
         raise NotUnderstood(f"the shape is {base.name}; {quant[1]} is a quantization, which is named apart")
     core = words - _SAME_SHAPE
     core -= {date for word, date in _RELEASED.items() if word in core}
@@ -126,21 +164,25 @@ def _families(shapes: Iterable[str]) -> set[str]:
     return {match[0] for name in shapes if (match := re.match("[a-z]+", name))} - _ONLY_IF_TYPED
 
 
-def _with_context(name: str, shape: Shape, words: set[str], tuned: bool) -> Model:
+def _with_context(name: str, shape: Shape | Decoder, words: set[str], tuned: bool) -> Named:
     """Tuned models and base models may differ in context alone. A tag of Ollama's is a tuned model."""
     suffix = "base" if "base" in words else "instruct" if tuned or "instruct" in words else None
     version = next((word for word in ("2", "2.5", "3") if word in words and "qwen" in words), "")
     context = _CONTEXT.get((version, suffix or ""), shape.context)
     if context == shape.context or shape is not SHAPES.get(name):
-        return Model(name, shape)
-    return Model(f"{name}-{suffix}", replace(shape, context=context))
+        return Named(name, shape)
+    return Named(f"{name}-{suffix}", replace(shape, context=context))
 
 
 def _hint(name: str, core: set[str], of: Mapping[str, set[str]], otherwise: str) -> str:
     """A suggestion from the same family, else what to do."""
     starts = {match[0] for word in re.split(r"[\s_:/-]+", name) if (match := re.match("[a-z]+", word))}
-    if other := next((family for family in _NOT_KNOWN_YET if family.lower() in starts), None):
-        return f"{other} is not known yet" + (f"; {otherwise}" if otherwise else "")
+    unknown = (family for family in _NOT_KNOWN_YET if family.lower() not in _families(of))
+    if other := next((family for family in unknown if family.lower() in starts), None):
+        which = f"{other} is not known yet"
+        if set(of) <= set(SHAPES):
+            which = f"no {other} is among the dense models that can be run (harness theory knows more)"
+        return which + (f"; {otherwise}" if otherwise else "")
     families = _families(of)
     family = core & families or {
         near for start in starts for near in difflib.get_close_matches(start, families, 1, 0.7)

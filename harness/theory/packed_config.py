@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from harness.theory.hf_config import ConfigJsonError, quantization_configs, shown
+from harness.theory.config_values import ConfigJsonError, shown
+from harness.theory.hf_config import quantization_configs
 from harness.theory.packed import FORMATS, Packing
 
 _MOST_BITS = 8

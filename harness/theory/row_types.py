@@ -44,8 +44,16 @@ class TensorRow(TypedDict):
     streamed_bytes: int
 
 
+class Slope(TypedDict):
+    """A part of latency(n) from this position on; null: flat."""
+
+    from_n: int
+    W_tokens_per_ms: float | None
+
+
 class OfShape(TypedDict):
-    """What only a known shape tells."""
+    """What only a known shape tells. `window`: that all layers have; `experts`: in a layer; `state_bytes`:
+    what linear attention and Mamba keep, whatever the context."""
 
     layer_params: int | None
     lm_head_params: int | None
@@ -53,6 +61,9 @@ class OfShape(TypedDict):
     kv_elements_per_token: int | None
     kv_bytes_per_token: float | None
     window: int | None
+    experts: int | None
+    experts_used: int | None
+    state_bytes: float | None
     flop_per_byte: float | None
     speculative_speedup: float | None
 
@@ -73,6 +84,7 @@ class OnMachine(TypedDict):
     reached_prefill: ReachedPrefill | None
     kv_read: str | None
     W_tokens_per_ms: float | None
+    slopes: list[Slope] | None
     B_ms: float | None
     compute_ms: float | None
     bound: str | None

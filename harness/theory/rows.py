@@ -7,20 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from harness.theory import demand, floors
+from harness.theory import decoder, demand, floors, passes
+from harness.theory.decoder import Decoder
 from harness.theory.fits import Form, by_stack
 from harness.theory.floors import Ceiling, Demand
 from harness.theory.footprint import IDEAL
 from harness.theory.machine import Machine
 from harness.theory.row_types import Knees, OfShape, OnMachine, Row
-from harness.theory.shapes import (
-    Shape,
-    active_params,
-    kv_elements_per_token,
-    layer_params,
-    lm_head_params,
-    parameters,
-)
+from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, bytes_by_part, streamed_bytes
 from harness.theory.units import Units
 
@@ -51,38 +45,47 @@ class Ask:
 
 
 def row(
-    name: str, shape: Shape, form: Form, machine_name: str | None, machine: Machine | None, ask: Ask
+    name: str,
+    model: Shape | Decoder,
+    form: Form,
+    machine_name: str | None,
+    machine: Machine | None,
+    ask: Ask,
 ) -> Row:
     """Values that need a machine are null without one."""
+    made = decoder.made(model)
     if form.bits is not None:
-        needs = demand.of_bits(shape, form.bits, ask.kv_bits, ask.units.norms)
+        needs = demand.of_bits(made, form.bits, ask.kv_bits, ask.units.norms)
     else:
-        needs = demand.of_tensors(shape, form.tensors, ask.kv_bits)
-    resident = needs.weight_bytes_per_token + needs.embedding_bytes
+        needs = demand.of_tensors(made, form.tensors, ask.kv_bits)
+    resident = needs.resident_bytes
     norms = ask.units.norms
     fields: Row = {
         "model": name,
         "machine": machine_name,
         "weights": form.label,
-        "weight_bits": form.bits if form.bits is not None else resident * 8 / parameters(shape),
+        "weight_bits": form.bits if form.bits is not None else resident * 8 / decoder.parameters(made),
         "units": ask.units.name,
-        "layer_params": layer_params(shape, norms),
-        "lm_head_params": lm_head_params(shape),
-        "active_params": active_params(shape, norms),
-        "total_params": parameters(shape, norms),
-        "kv_elements_per_token": kv_elements_per_token(shape),
+        "layer_params": decoder.layer_params(made, norms),
+        "lm_head_params": decoder.lm_head_params(made),
+        "active_params": decoder.active_params(made, norms),
+        "total_params": decoder.parameters(made, norms),
+        "kv_elements_per_token": decoder.kv_elements_per_token(made),
         "kv_bits": ask.kv_bits,
-        "window": shape.window,
-        "kv_bytes_per_token": needs.kv_bytes_per_token,
+        "window": made.window,
+        "experts": made.experts or None,
+        "experts_used": made.experts_used or None,
+        "state_bytes": needs.state_bytes or None,
+        "kv_bytes_per_token": decoder.kv_elements_per_token(made) * ask.kv_bits / 8,
         "model_bytes": resident,
         "weight_bytes_per_token": needs.weight_bytes_per_token,
         "bytes_by_part": bytes_by_part(form.tensors) if form.tensors else None,
-        "bytes_by_type": _by_type(form.tensors, shape.tied) if form.tensors else None,
+        "bytes_by_type": _by_type(form.tensors, made.tied, made.expert_share) if form.tensors else None,
         "flop_per_byte": needs.flops_per_token / needs.weight_bytes_per_token,
         "speculative_speedup": floors.speculative_speedup(*ask.speculation) if ask.speculation else None,
         **_NO_MACHINE,
     }
-    return _on_machine(fields, shape, form, needs, machine, ask) if machine else fields
+    return _on_machine(fields, made, form, needs, machine, ask) if machine else fields
 
 
 def row_without_shape(
@@ -118,14 +121,14 @@ def row_without_shape(
     }
 
 
-def _on_machine(fields: Row, shape: Shape, form: Form, needs: Demand, machine: Machine, ask: Ask) -> Row:
-    bits = (needs.weight_bytes_per_token + needs.embedding_bytes) * 8 / parameters(shape)
+def _on_machine(fields: Row, made: Decoder, form: Form, needs: Demand, machine: Machine, ask: Ask) -> Row:
+    bits = needs.resident_bytes * 8 / decoder.parameters(made)
     known = machine.rate if ask.units.data_sheet_rate else machine.kernel_rate(is_quantized(bits))
     rate = ask.rate or known
     scale = ask.units.tera / 1e12
     flops = machine.rates[rate].value * scale if rate else math.inf
     ceiling = Ceiling(machine.bandwidth_bytes_per_s * ask.units.giga / 1e9, flops)
-    fits = by_stack(shape, form, needs, machine, ask.context, ask.kv_bits)
+    fits = by_stack(made, form, needs, machine, ask.context, ask.kv_bits)
     found = fields | {
         "bytes_per_s": ceiling.bytes_per_s,
         "flops": flops if rate else None,
@@ -167,6 +170,10 @@ def _decode(fields: Row, needs: Demand, ceiling: Ceiling, ask: Ask, knows_rate: 
         at_context = floors.decode_floor_s(needs, ceiling, ask.context, ask.kv_read, ask.length)
     return fields | {
         "W_tokens_per_ms": W and W / 1e3,
+        "slopes": [
+            {"from_n": n, "W_tokens_per_ms": slope and slope / 1e3}
+            for n, slope in floors.slopes(needs, ceiling, ask.kv_read)
+        ],
         "B_ms": B_ms,
         "compute_ms": compute_ms if knows_rate else None,
         "bound": ("compute" if compute_ms > B_ms else "memory") if knows_rate else None,
@@ -180,11 +187,11 @@ def _prefill(fields: Row, needs: Demand, ceiling: Ceiling, ask: Ask) -> Row:
     """The fields that need a compute rate."""
 
     def prefill_ms(lm_head: str, chunk: int | None = None) -> float:
-        return floors.prefill_floor_s(needs, ceiling, ask.prompt, lm_head, ask.kv_block, chunk) * 1e3
+        return passes.prefill_floor_s(needs, ceiling, ask.prompt, lm_head, ask.kv_block, chunk) * 1e3
 
     whole = prefill_ms("last")
     return fields | {
-        "compute_bound_batch": floors.compute_bound_batch(needs, ceiling),
+        "compute_bound_batch": passes.compute_bound_batch(needs, ceiling),
         "speculative_speedup": _speedup(needs, ceiling, *ask.speculation) if ask.speculation else None,
         "prefill_ms": {"every": prefill_ms("every"), "last": whole},
         "prefill_knees": knees(needs, ceiling, ask.units),
@@ -202,18 +209,18 @@ def _speedup(needs: Demand, ceiling: Ceiling, acceptance: float, length: int, co
 
 def knees(needs: Demand, ceiling: Ceiling, units: Units) -> Knees:
     """By lm_head, the crossings as whole prompt lengths; null if prefill is never compute-bound."""
-    crossings = {which: floors.prefill_knees(needs, ceiling, which) for which in ("every", "last")}
+    crossings = {which: passes.prefill_knees(needs, ceiling, which) for which in ("every", "last")}
     return {
         which: ends and [None if end is None else units.knee(end) for end in ends]
         for which, ends in crossings.items()
     }
 
 
-def _by_type(tensors: Iterable[Tensor], tied: bool) -> dict[str, dict[str, int]]:
+def _by_type(tensors: Iterable[Tensor], tied: bool, expert_share: float = 1.0) -> dict[str, dict[str, int]]:
     """{type: {model_bytes, weight_bytes_per_token}}."""
     found: dict[str, dict[str, int]] = {}
     for tensor in tensors:
         of_type = found.setdefault(tensor.type, {"model_bytes": 0, "weight_bytes_per_token": 0})
         of_type["model_bytes"] += tensor.bytes
-        of_type["weight_bytes_per_token"] += streamed_bytes(tensor, tied)
+        of_type["weight_bytes_per_token"] += streamed_bytes(tensor, tied, expert_share)
     return found

@@ -11,12 +11,17 @@ from typing import Protocol
 
 from typing_extensions import TypedDict
 
-from harness.theory import ggml
+from harness.theory import decoder, ggml
+from harness.theory.decoder import Decoder
 from harness.theory.shapes import Shape
 
+# Of one expert or of all experts of a layer, but not of those that every token uses: llama.cpp's names, and
+# those of Hugging Face checkpoints.
+_EXPERTS = re.compile(r"_exps\.|(?<!shared_)experts\.|block_sparse_moe\.(in|out)put_linear")
 # The part of a tensor by its name in llama.cpp and Hugging Face checkpoints; the first match counts.
 _PARTS = {
     "norm": r"norm",
+    "router": r"ffn_gate_inp|mlp\.gate\.|\.router\.",
     "embedding": r"token_embd|embed_tokens",
     "lm_head": r"^output\.|lm_head",
     "attn_q": r"attn_q\.|q_proj",
@@ -44,7 +49,7 @@ class Tensor:
 
     @property
     def part(self) -> str:
-        """embedding, lm_head, attn_q ... ffn_down, norm, or other."""
+        """embedding, lm_head, attn_q ... ffn_down, norm, router, or other."""
         return _part(self.name)
 
 
@@ -79,15 +84,23 @@ def typed(name: str, type_name: str, dims: tuple[int, ...]) -> Tensor:
     return Tensor(name, type_name, dims, round(elements * ggml.element_bytes(type_name)))
 
 
-def streamed_bytes(tensor: Tensor, tied: bool) -> int:
-    """Bytes of a tensor that one decode step reads.
+@cache
+def is_of_experts(name: str) -> bool:
+    """Whether a tensor holds experts of which a token uses only some."""
+    return bool(_EXPERTS.search(name))
 
-    An untied input embedding does not count (one row is read); a tied one is the lm_head, read in full; a
-    second stored copy is not loaded.
+
+def streamed_bytes(tensor: Tensor, tied: bool, expert_share: float = 1.0) -> int:
+    """Bytes of a tensor that one decode step reads: of experts, `expert_share` of them.
+
+    An untied input embedding does not count (one row is read), nor does another table with a row for each
+    token; a tied one is the lm_head, read in full; a second stored copy is not loaded.
     """
     if tensor.part == ("lm_head" if tied else "embedding"):
         return 0
-    return tensor.bytes
+    if tensor.part != "embedding" and decoder.is_table(tensor.name):
+        return 0
+    return round(tensor.bytes * expert_share) if is_of_experts(tensor.name) else tensor.bytes
 
 
 def bytes_by_part(tensors: Iterable[Tensor]) -> dict[str, dict[str, int]]:
@@ -107,30 +120,11 @@ def bytes_by_type(tensors: Iterable[Typed]) -> dict[str, int]:
     return found
 
 
-def of_shape(shape: Shape) -> list[Tensor]:
-    """All tensors of a shape by llama.cpp's names, matrices in f16 and the rest in f32, in a file's order."""
-    hidden, ffn = shape.hidden_size, shape.intermediate_size
-    q, kv = shape.q_width, shape.kv_width
-    linear = {
-        "attn_q": (q, hidden, shape.qkv_bias),
-        "attn_k": (kv, hidden, shape.qkv_bias),
-        "attn_v": (kv, hidden, shape.qkv_bias),
-        "attn_output": (hidden, q, shape.o_bias),
-        "ffn_gate": (ffn, hidden, shape.mlp_bias),
-        "ffn_up": (ffn, hidden, shape.mlp_bias),
-        "ffn_down": (hidden, ffn, shape.mlp_bias),
-    }
-    norms = {"attn_norm": hidden, "ffn_norm": hidden}
-    if shape.qk_norm:
-        norms |= {"attn_q_norm": shape.head_dim, "attn_k_norm": shape.head_dim}
-    found = [typed("token_embd.weight", "f16", (shape.vocab_size, hidden))]
-    for layer in range(shape.layers):
-        found += [typed(f"blk.{layer}.{name}.weight", "f32", (width,)) for name, width in norms.items()]
-        for name, (n_out, n_in, bias) in linear.items():
-            found.append(typed(f"blk.{layer}.{name}.weight", "f16", (n_out, n_in)))
-            if bias:
-                found.append(typed(f"blk.{layer}.{name}.bias", "f32", (n_out,)))
-    found.append(typed("output_norm.weight", "f32", (hidden,)))
-    if not shape.tied:
-        found.append(typed("output.weight", "f16", (shape.vocab_size, hidden)))
+def of_shape(model: Shape | Decoder) -> list[Tensor]:
+    """All tensors by llama.cpp's names, matrices in f16 and the rest in f32, in a file's order."""
+    made, width = decoder.made(model), model.hidden_size
+    found = [typed("token_embd.weight", "f16", (model.vocab_size, width))]
+    found += [typed(piece.name, "f16" if piece.is_matrix else "f32", piece.dims) for piece in made.pieces()]
+    if not model.tied:
+        found.append(typed("output.weight", "f16", (model.vocab_size, width)))
     return found

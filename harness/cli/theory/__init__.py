@@ -13,14 +13,15 @@ from typing import NamedTuple
 
 from harness.cli.exits import OK, Mistake
 from harness.cli.names import unknown
+from harness.cli.theory import choices, options, reached
 from harness.cli.theory import names as typed
-from harness.cli.theory import options, reached
+from harness.models.known import Known
 from harness.system.printing import printable
 from harness.system.wording import csv_cell
-from harness.theory import gguf_types
-from harness.theory.families import SHAPES
+from harness.theory import decoder, gguf_types
+from harness.theory.decoder import Decoder
 from harness.theory.fits import Form
-from harness.theory.machine import Figure, Machine
+from harness.theory.machine import Machine
 from harness.theory.machines import MACHINES
 from harness.theory.row_types import Row, RowWithTensors, TensorRow
 from harness.theory.rows import Ask, row, row_without_shape
@@ -31,16 +32,25 @@ from harness.theory.units import PUBLISHED, UNITS
 BITS = (16.0, 8.0, 4.0)
 _OF_A_MODEL = ("machine", "memory", "bpw", "quant", "chunk", "rate", "tensors")
 _NESTED = (  # of a row, left out of a CSV
-    *("bytes_by_part", "bytes_by_type", "chunked_prefill", "rates", "reached", "reached_prefill", "tensors"),
+    *(
+        "bytes_by_part",
+        "bytes_by_type",
+        "chunked_prefill",
+        "rates",
+        "reached",
+        "reached_prefill",
+        "slopes",
+        "tensors",
+    ),
 )
 
 
 class Model(NamedTuple):
-    """A requested model. `stored`: the form in its files; `shape`: null if the files do not define it."""
+    """A requested model. `stored`: the form in its files; `made`: null if the files do not define it."""
 
     given: str
     name: str
-    shape: Shape | None
+    made: Shape | Decoder | None
     tied: bool
     forms: list[Form]
     stored: Form | None
@@ -62,13 +72,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list_models or arguments.list_machines:
         return _list(arguments, shapes, machines)
     typed.sort(arguments, shapes, machines)
+    if arguments.memory and not arguments.machine:
+        return choices.show(arguments, shapes, _whole_model)
+    if arguments.bandwidth:
+        raise Mistake("--bandwidth goes with --memory, and without a machine")
     return _print(arguments, _rows(arguments, shapes, machines))
 
 
-def _known(own: Path | None) -> tuple[dict[str, Shape], dict[str, Machine]]:
-    """Shapes and machines by name; those of the user override the built-in ones."""
+def _known(own: Path | None) -> tuple[Known, dict[str, Machine]]:
+    """Models and machines by name; those of the user override the built-in ones."""
     if own is None:
-        return SHAPES, MACHINES
+        return Known(), MACHINES
     from harness.config.mistakes import ConfigError
     from harness.config.own import load
 
@@ -77,12 +91,10 @@ def _known(own: Path | None) -> tuple[dict[str, Shape], dict[str, Machine]]:
     except ConfigError as wrong:
         raise Mistake(str(wrong)) from wrong
     lower = {name.lower(): shape for name, shape in shapes.items()}
-    return SHAPES | lower, MACHINES | {name.lower(): machine for name, machine in machines.items()}
+    return Known(lower), MACHINES | {name.lower(): machine for name, machine in machines.items()}
 
 
-def _rows(
-    arguments: argparse.Namespace, shapes: Mapping[str, Shape], machines: Mapping[str, Machine]
-) -> list[Row]:
+def _rows(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, Machine]) -> list[Row]:
     """One row per model, machine and form of the weights, in the requested order."""
     if not arguments.models:
         raise Mistake(
@@ -102,18 +114,20 @@ def _rows(
     for model in models:
         name = model.name if names_given.count(model.name) == 1 else model.given
         measured: list[reached.Unread] = []
-        if model.shape and arguments.machine and ask.units.name != PUBLISHED.name:
-            measured = [*reached.of_model(name, model.shape)]
+        shape = decoder.made(model.made).shape if model.made else None
+        if shape and arguments.machine and ask.units.name != PUBLISHED.name:
+            measured = [*reached.of_model(name, shape)]
         for machine_name, machine in chosen:
             for form in model.forms:
-                if model.shape:
-                    line = row(name, model.shape, form, machine_name, machine, ask)
+                if model.made:
+                    line = row(name, model.made, form, machine_name, machine, ask)
                 else:
                     line = row_without_shape(name, form, model.tied, machine_name, machine, ask)
                 if measured and machine:
                     reached.add(line, measured, machine)
                 if arguments.tensors or (arguments.json and form is model.stored):
-                    tensors = [_tensor(tensor, model.tied) for tensor in form.tensors]
+                    share = decoder.made(model.made).expert_share if model.made else 1.0
+                    tensors = [_tensor(tensor, model.tied, share) for tensor in form.tensors]
                     listed: RowWithTensors = {**line, "tensors": tensors}
                     line = listed
                 found.append(line)
@@ -126,7 +140,7 @@ def _ask(arguments: argparse.Namespace) -> Ask:
         raise Mistake(f"--kv-read {arguments.kv_read} needs --length")
     if arguments.length is not None and not has_length:
         raise Mistake("--length needs --kv-read full or window")
-    for option in ("chunk", "rate", "memory"):
+    for option in ("chunk", "rate"):
         if getattr(arguments, option) and not arguments.machine:
             raise Mistake(f"--{option} needs a --machine")
     speculation = None
@@ -148,35 +162,35 @@ def _ask(arguments: argparse.Namespace) -> Ask:
     )
 
 
-def _model(given: str, arguments: argparse.Namespace, shapes: Mapping[str, Shape]) -> Model:
+def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
     """A model by its name or its files, with the requested forms of its weights."""
     if known := typed.model(given, shapes):
-        shape: Shape | None = known.shape
-        assert shape is not None
+        made: Shape | Decoder | None = known.made
+        assert made is not None
         if arguments.tied:
-            shape = replace(shape, tied=True)
-        name, tied, stored = known.name, shape.tied, None
+            made = replace(made, tied=True)
+        name, tied, stored = known.name, made.tied, None
     else:
-        name, shape, tied, stored = _file(given)
+        name, made, tied, stored = _file(given)
         if arguments.tied:
             raise Mistake(f"{given}: --tied is only for model names; a file defines whether it is tied")
-    if shape is None and (arguments.bpw or arguments.quant):
+    if made is None and (arguments.bpw or arguments.quant):
         raise Mistake(f"{given}: unknown shape, so only the stored weights are known; drop --bpw and --quant")
     default = [] if arguments.quant or stored else BITS
     forms = [Form(f"{bits:g} bits", bits) for bits in arguments.bpw or default]
     for quant in typed.quants(arguments.quant):
         as_published = arguments.units == PUBLISHED.name
-        assert shape is not None
-        forms.append(Form(quant, tensors=tuple(gguf_types.quantized(shape, quant, as_published))))
+        assert made is not None
+        forms.append(Form(quant, tensors=tuple(gguf_types.quantized(made, quant, as_published))))
     if arguments.tensors and not (arguments.quant or stored):
         raise Mistake(f"{given}: --tensors needs --quant, or a file with tensors")
     if stored and not forms:
         forms = [stored]
-    return Model(given, name, shape, tied, forms, stored)
+    return Model(given, name, made, tied, forms, stored)
 
 
-def _file(given: str) -> tuple[str, Shape | None, bool, Form | None]:
-    """A model's name, shape, whether it is tied, and its stored form, from its files' headers."""
+def _file(given: str) -> tuple[str, Decoder | None, bool, Form | None]:
+    """A model's name, layers, whether it is tied, and its stored form, from its files' headers."""
     from harness.models.checkpoint import CheckpointError, read
 
     path = Path(given)
@@ -190,39 +204,31 @@ def _file(given: str) -> tuple[str, Shape | None, bool, Form | None]:
     stored = Form(label, tensors=loaded, parameters=checkpoint.parameters) if loaded else None
     path = path.absolute()
     name = path.parent.name if path.name == "config.json" else path.stem if path.is_file() else path.name
-    return printable(name), checkpoint.shape, checkpoint.tied, stored
+    return printable(name), checkpoint.decoder, checkpoint.tied, stored
+
+
+def _whole_model(given: str) -> tuple[str, Decoder]:
+    """The name and layers of a model in a file. Raises Mistake."""
+    name, made, _, _ = _file(given)
+    if made is None:
+        raise Mistake(f"{given}: unknown architecture, so only its stored bytes are known; drop --memory")
+    return name, made
 
 
 def _this_machine() -> Machine:
-    """The CPU of this machine: usable memory, and bandwidth and matrix rate measured now."""
-    from harness.campaign import DeviceBusy
-    from harness.cli.machine import cpu
-    from harness.machine import ProbeError
-    from harness.machine.limits import usable_memory_bytes
+    from harness.cli.machine import this_cpu
 
-    try:
-        row = cpu()
-    except ProbeError as failure:
-        raise Mistake(str(failure)) from failure
-    except DeviceBusy as busy:
-        raise Mistake(f"{str(busy).partition(';')[0]}; this machine cannot be measured now") from busy
-    return Machine(
-        name=row["name"],
-        memory=Figure(usable_memory_bytes(), "the operating system, within the limits of this container"),
-        bandwidth=Figure(row["read_bytes_per_s"], f"measured now: {row['read_kernel']}"),
-        rates={"measured": Figure(row["matrix_flops_per_s"], f"measured now: {row['matrix_kernel']}")},
-        rate="measured",
-    )
+    return this_cpu()
 
 
-def _tensor(tensor: Tensor, tied: bool) -> TensorRow:
+def _tensor(tensor: Tensor, tied: bool, expert_share: float) -> TensorRow:
     return {
         "name": printable(tensor.name),
         "part": tensor.part,
         "type": tensor.type,
         "dims": list(tensor.dims),
         "bytes": tensor.bytes,
-        "streamed_bytes": streamed_bytes(tensor, tied),
+        "streamed_bytes": streamed_bytes(tensor, tied, expert_share),
     }
 
 
@@ -264,7 +270,7 @@ def _csv(rows: Sequence[Mapping[str, object]]) -> None:
     writer.writerows({key: csv_cell(value) for key, value in row.items()} for row in rows)
 
 
-def _list(arguments: argparse.Namespace, shapes: Mapping[str, Shape], machines: Mapping[str, Machine]) -> int:
+def _list(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, Machine]) -> int:
     from harness.report import listings, theory
 
     if arguments.list_models:

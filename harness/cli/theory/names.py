@@ -10,7 +10,8 @@ from harness.cli.exits import Mistake, say
 from harness.cli.names import unknown
 from harness.system.wording import shortened
 from harness.theory import machine_names, names
-from harness.theory.gguf_types import QUANTS
+from harness.theory.decoder import Decoder
+from harness.theory.gguf_types import ALL_QUANTS, QUANTS
 from harness.theory.machine import Machine
 from harness.theory.names import NotUnderstood
 from harness.theory.shapes import Shape
@@ -18,7 +19,9 @@ from harness.theory.shapes import Shape
 THIS, ALL = "this", "all"
 
 
-def sort(arguments: argparse.Namespace, shapes: Mapping[str, Shape], known: Mapping[str, Machine]) -> None:
+def sort(
+    arguments: argparse.Namespace, shapes: Mapping[str, Shape | Decoder], known: Mapping[str, Machine]
+) -> None:
     """Join machine names that the shell has split; split quantizations at commas; move models given after
     --machine or --quant."""
 
@@ -26,10 +29,10 @@ def sort(arguments: argparse.Namespace, shapes: Mapping[str, Shape], known: Mapp
         return name.lower() == THIS or _stands(lambda: machine_names.machines(name, known))
 
     def is_model(name: str) -> bool:
-        return _stands(lambda: names.model(name, shapes)) or Path(name).exists()
+        return _stands(lambda: names.named(name, shapes)) or Path(name).exists()
 
     def is_quant(name: str) -> bool:
-        return name.lower() in (*QUANTS, ALL)
+        return name.lower() in (*ALL_QUANTS, ALL)
 
     arguments.quant = [name for given in arguments.quant for name in given.split(",") if name]
     arguments.machine = machine_names.joined(arguments.machine, is_machine)
@@ -67,14 +70,14 @@ def machines(
     return found
 
 
-def model(given: str, shapes: Mapping[str, Shape]) -> names.Model | None:
+def model(given: str, shapes: Mapping[str, Shape | Decoder]) -> names.Named | None:
     """A known model; null for a file."""
     path = Path(given)
     is_file = path.exists() or path.suffix in (".gguf", ".json", ".safetensors")
     if given and is_file and given.lower() not in shapes:
         return None
     try:
-        return names.model(given, shapes, "give its config.json or --from")
+        return names.named(given, shapes, "give its config.json or --from")
     except NotUnderstood as why:
         if "/" in given:  # a missing path, which the reader of the file reports
             return None
@@ -84,6 +87,6 @@ def model(given: str, shapes: Mapping[str, Shape]) -> names.Model | None:
 def quants(given: Iterable[str]) -> list[str]:
     """The types in lower case, with `all` expanded."""
     found = [quant.lower() for quant in given]
-    if strange := next((quant for quant in found if quant not in (*QUANTS, ALL)), None):
-        raise Mistake(unknown("quantization", strange, QUANTS))
+    if strange := next((quant for quant in found if quant not in (*ALL_QUANTS, ALL)), None):
+        raise Mistake(unknown("quantization", strange, ALL_QUANTS))
     return [*QUANTS] if ALL in found else found

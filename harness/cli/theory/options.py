@@ -6,9 +6,9 @@ import argparse
 import math
 from pathlib import Path
 
+from harness.cli.quantities import MOST_TOKENS as _MOST_TOKENS
+from harness.cli.quantities import gb_per_s, memory_gib
 from harness.theory import counts
-
-_MOST_TOKENS = 2**20
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -30,9 +30,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--memory",
-        type=_memory,
+        type=memory_gib,
         metavar="SIZE",
-        help="memory of the machines, as sold: selects a variant, or sets another size; 16GB is 16 GiB",
+        help="memory of the machines, as sold: selects a variant, or sets another size; 16GB is 16 GiB. "
+        "Without a machine: which weights and KV types fit",
+    )
+    add(
+        "--bandwidth",
+        type=gb_per_s,
+        metavar="GB/S",
+        help="with --memory and no machine: its read bandwidth, for the most tokens per second",
     )
     form = parser.add_argument_group("form of the weights (default: 16, 8 and 4 bits; for a file: as stored)")
     form.add_argument(
@@ -135,13 +142,6 @@ def _count(text: str) -> int:
     if value != int(value) or not 0 < value <= _MOST_TOKENS:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number between 1 and {_MOST_TOKENS:,}")
     return int(value)
-
-
-def _memory(text: str) -> float:
-    gib = counts.memory_gib(text)
-    if gib is None:
-        raise argparse.ArgumentTypeError(f"{text} is not a size of memory such as 16GB")
-    return gib
 
 
 def _share(text: str) -> float:

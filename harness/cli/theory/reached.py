@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from harness import shipped
 from harness.stacks.header import references
 from harness.system.files import MOST_RECORD_BYTES, read_regular
-from harness.theory import floors
+from harness.theory import floors, machine_names
 from harness.theory.machine import Machine
 from harness.theory.row_types import Reached, ReachedPrefill, Row
 from harness.theory.shapes import Shape
@@ -95,11 +95,15 @@ def of_model(model: str, shape: Shape) -> Iterator[Unread]:
 
 
 def _is_on(record: Unread, machine: Machine) -> bool:
-    machines = record["machine"]
+    from harness.analysis.records.identity import gpu
+
     if record.get("device") == "cpu":
-        return str(machines.get("cpu")) == machine.name
-    names = [str(gpu.get("name")) for gpu in machines.get("gpus") or []]
-    return any(name.lower().endswith(machine.name.lower()) for name in names)
+        return str(record["machine"].get("cpu")) == machine.name
+    if (on := gpu(cast("Record", record))) is None:
+        return False
+    name, memory = str(on.get("name")), on.get("memory_bytes")
+    known = machine_names.of_gpu(name, memory if isinstance(memory, int) else None)
+    return known.name == machine.name if known else f" {name.lower()}".endswith(f" {machine.name.lower()}")
 
 
 def _has(record: Unread, weights: str) -> bool:

@@ -1,0 +1,182 @@
+"""The layers of a model from a GGUF header: its tensors, and what llama.cpp's keys say of its cache."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import defaultdict
+
+from harness.models import gguf_shape
+from harness.models.gguf_header import GgufHeader
+from harness.theory import decoder
+from harness.theory.decoder import Decoder
+from harness.theory.layers import Cache, Layer, Piece
+
+_MOST_LAYERS = 10_000
+_IN_LAYER = re.compile(r"blk\.(\d{1,5})\.(.+)")
+# One layer in so many attends to all tokens, the others to a window: llama.cpp's src/models/*.cpp
+# (set_swa_pattern), with the window where a file has none. llama4: to a chunk.
+_EVERY = {
+    "cohere2": (4, 0),
+    "exaone4": (4, 4096),
+    "gemma2": (2, 4096),
+    "gemma3": (6, 0),
+    "gemma3n": (5, 0),
+    "gpt-oss": (2, 0),
+    "llama4": (4, 8192),
+    "olmo2": (4, 0),
+}
+_MATRICES = (
+    *("attn_k.weight", "attn_v.weight", "attn_qkv.weight", "attn_output.weight", "attn_kv_a_mqa.weight"),
+    *("ssm_conv1d.weight", "shortconv.conv.weight"),
+)
+# Architectures whose tensors are those of layers.py.
+_KNOWN = (
+    *_EVERY,
+    *(
+        "arcee",
+        "chatglm",
+        "command-r",
+        "deepseek2",
+        "ernie4_5",
+        "ernie4_5-moe",
+        "exaone",
+        "falcon-h1",
+        "gemma",
+    ),
+    *("glm4", "glm4moe", "granite", "granitehybrid", "granitemoe", "hunyuan-dense", "hunyuan-moe"),
+    *("internlm2", "lfm2", "lfm2moe", "llama", "minimax-m2", "mistral3", "nemotron", "nemotron_h"),
+    *("nemotron_h_moe", "olmo", "olmoe", "phi2"),
+    *("phi3", "phimoe", "qwen2", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"),
+    *("seed_oss", "smollm3", "stablelm", "starcoder2"),
+)
+
+
+class Contradiction(ValueError):
+    """A header's keys contradict its tensors; the message is a clause with both figures."""
+
+
+def decoder_of(header: GgufHeader) -> Decoder | None:
+    """Null: an architecture that is not known, or a layer without a cache that can be told. Raises
+    Contradiction."""
+    is_mixture = gguf_shape.is_mixture(header)
+    if not is_mixture and (shape := gguf_shape.shape_of(header)):
+        return decoder.of_shape(shape)
+    embedding = gguf_shape.dims_of(header, "token_embd.weight")
+    layers = gguf_shape.count_of(header, "block_count")
+    if header.architecture not in _KNOWN or len(embedding) != 2 or not layers or layers > _MOST_LAYERS:
+        return None
+    if header.architecture in gguf_shape.DENSE and not is_mixture:
+        return None  # a shape that its keys or tensors contradict
+    pieces = _by_layer(header)
+    if set(pieces) != set(range(layers)):
+        raise Contradiction(f"has tensors of {len(pieces)} layers, and its block_count is {layers}")
+    experts, used = _experts(header)
+    caches = [_cache(header, number, pieces[number], layers) for number in range(layers)]
+    if None in caches:
+        return None
+    in_layers = {f"blk.{n}.{piece.name}" for n, each in pieces.items() for piece in each}
+    apart = {"token_embd.weight", "output.weight", *in_layers}
+    others = [Piece(name, tensor.shape[::-1]) for name, tensor in header.tensors.items() if name not in apart]
+    return Decoder(
+        arch=header.architecture,
+        vocab_size=embedding[0],
+        hidden_size=embedding[1],
+        context=gguf_shape.count_of(header, "context_length", 4096) or 4096,
+        tied="output.weight" not in header.tensors,
+        runs=decoder.in_runs(
+            _layer(pieces[number], cache) for number, cache in enumerate(caches) if cache is not None
+        ),
+        others=tuple(others),
+        experts=experts,
+        experts_used=used,
+        heads=gguf_shape.count_of(header, "attention.head_count") or 0,
+        ffn=max((p.dims[-1] for each in pieces.values() for p in each if "ffn_down" in p.name), default=0),
+    )
+
+
+def nearest(architecture: str) -> str | None:
+    """The known architecture with the most similar name; null: none is similar, or it is one of them."""
+    if architecture in _KNOWN:
+        return None
+    return next(iter(difflib.get_close_matches(architecture[:40], _KNOWN, 1, 0.6)), None)
+
+
+def _layer(pieces: list[Piece], cache: Cache) -> Layer:
+    """Files of Gemma 3n hold keys and values of all layers."""
+    unused = [p for p in pieces if cache.borrowed and p.name.startswith(("attn_k", "attn_v"))]
+    return Layer(tuple(p for p in pieces if p not in unused), cache, tuple(unused))
+
+
+def _by_layer(header: GgufHeader) -> dict[int, list[Piece]]:
+    found: dict[int, list[Piece]] = defaultdict(list)
+    for name, tensor in header.tensors.items():
+        if match := _IN_LAYER.fullmatch(name):
+            found[int(match[1])].append(Piece(match[2], tensor.shape[::-1]))
+    return dict(found)
+
+
+def _experts(header: GgufHeader) -> tuple[int, int]:
+    """How many there are, and how many a token uses. Raises Contradiction."""
+    stacked = {name: tensor.shape[-1] for name, tensor in header.tensors.items() if "_exps.weight" in name}
+    count = gguf_shape.count_of(header, "expert_count") or 0
+    used = gguf_shape.count_of(header, "expert_used_count") or 0
+    if not stacked and not count:
+        return 0, 0
+    for name, held in stacked.items():
+        if held != count:
+            raise Contradiction(f"has {held} experts in {name[:60]}, and its expert_count is {count}")
+    if not 0 < used <= count:
+        raise Contradiction(f"uses {used} of {count} experts for a token")
+    return count, used
+
+
+def _cache(header: GgufHeader, number: int, pieces: list[Piece], layers: int) -> Cache | None:
+    """What a layer keeps; null if that cannot be told. Widths are those of its matrices."""
+    dims = {piece.name: piece.dims for piece in pieces}
+    if any(len(dims.get(name, (0, 0))) != 2 for name in _MATRICES):
+        return None
+    state = 0
+    if convolution := dims.get("ssm_conv1d.weight") or dims.get("shortconv.conv.weight"):
+        state = convolution[0] * (convolution[1] - 1)
+    if "ssm_conv1d.weight" in dims:
+        inner, of_head = (gguf_shape.count_of(header, f"ssm.{key}") for key in ("inner_size", "state_size"))
+        if not inner or not of_head:
+            return None
+        state += inner * of_head
+    heads = gguf_shape.count_of(header, "attention.head_count") or 0
+    latent = dims.get("attn_kv_a_mqa.weight")
+    if latent:
+        rank = gguf_shape.count_of(header, "attention.kv_lora_rank")
+        if not rank or not heads:
+            return None
+        width = latent[0]
+        key = gguf_shape.count_of(header, "attention.key_length_mla") or 0
+        value = gguf_shape.count_of(header, "attention.value_length_mla") or 0
+        return Cache(width, products=heads * (width + rank), expanded=heads * (key + value))
+    if "attn_output.weight" not in dims:
+        return Cache(state=state)
+    queries = dims["attn_output.weight"][-1]
+    if fused := dims.get("attn_qkv.weight"):
+        if "ssm_conv1d.weight" in dims:
+            return Cache(state=state)
+        keys = values = max(0, fused[0] - queries) // 2
+    elif "attn_k.weight" in dims:
+        keys = dims["attn_k.weight"][0]
+        values = dims["attn_v.weight"][0] if "attn_v.weight" in dims else keys
+    else:
+        return None
+    window, chunked = _window(header, number)
+    shared = gguf_shape.count_of(header, "attention.shared_kv_layers") or 0
+    return Cache(keys, values, 2 * queries, window, chunked, borrowed=number >= layers - shared, state=state)
+
+
+def _window(header: GgufHeader, number: int) -> tuple[int | None, bool]:
+    """Of a layer, and whether it is a chunk."""
+    every, otherwise = _EVERY.get(header.architecture, (0, 0))
+    window = gguf_shape.window_of(header) or otherwise
+    if not window or (every and (number + 1) % every == 0):
+        return None, False
+    if not every and header.architecture not in ("phi3", "mistral3", "starcoder2"):
+        return None, False
+    return window, header.architecture == "llama4"

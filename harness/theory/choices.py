@@ -1,0 +1,83 @@
+"""Which weights and KV types of a model fit a memory, and how fast they can be at most. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from typing_extensions import TypedDict
+
+from harness.theory import decoder, demand, floors, footprint
+from harness.theory.decoder import Decoder
+from harness.theory.floors import Ceiling
+from harness.theory.footprint import Ideal, LlamaCpp, Model
+from harness.theory.gguf_types import quantized
+from harness.theory.machine import DRIVER_RESERVE_BYTES
+from harness.theory.shapes import Shape
+
+WEIGHTS = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
+OF_MIXTURES = "mxfp4_moe"
+KV_BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
+"""Types of the KV cache with their bits per element, scales included (ggml.py)."""
+
+
+class Choice(TypedDict):
+    """`fits`: the context asked for, in llama.cpp with flash attention on a GPU; `spare_bytes`: negative if
+    short. `trained`: context; `longest`: at most that; null: none. `longest_ideal`: of any stack. tok/s:
+    upper bounds at zero context, and at the one asked for; null without a bandwidth."""
+
+    model: str
+    weights: str
+    kv: str
+    model_bytes: float
+    fits: bool
+    spare_bytes: float
+    trained: int
+    longest: int | None
+    longest_ideal: int | None
+    tokens_per_s: float | None
+    tokens_per_s_at_context: float | None
+
+
+def choices(
+    name: str,
+    model: Shape | Decoder,
+    quants: Sequence[str],
+    memory_bytes: float,
+    context: int,
+    bytes_per_s: float | None,
+) -> list[Choice]:
+    """One for each type of weights and of the KV cache. `quants`: empty for the usual ones."""
+    made = decoder.made(model)
+    found: list[Choice] = []
+    for quant in quants or (*WEIGHTS, *([OF_MIXTURES] if made.experts else [])):
+        tensors = quantized(made, quant)
+        for kv, bits in KV_BITS.items():
+            needs = demand.of_tensors(made, tensors, bits)
+            of_token = decoder.kv_elements_per_token(made) * bits / 8
+            held = Model(made, needs.resident_bytes, needs.embedding_bytes, of_token)
+            engine, available = LlamaCpp(True, flash_attn=True), memory_bytes - DRIVER_RESERVE_BYTES
+            spare = available - footprint.total(engine, held, context)
+            ceiling = Ceiling(bytes_per_s or math.inf, math.inf)
+            seconds = [floors.decode_floor_s(needs, ceiling, n) for n in (1, context)]
+            speeds = [1 / each if bytes_per_s else None for each in seconds]
+            found.append(
+                {
+                    "model": name,
+                    "weights": quant,
+                    "kv": kv,
+                    "model_bytes": needs.resident_bytes,
+                    "fits": spare >= 0,
+                    "spare_bytes": spare,
+                    "trained": made.context,
+                    "longest": _capped(footprint.longest(engine, held, available), made.context),
+                    "longest_ideal": _capped(footprint.longest(Ideal(), held, memory_bytes), made.context),
+                    "tokens_per_s": speeds[0],
+                    "tokens_per_s_at_context": speeds[1] if spare >= 0 else None,
+                }
+            )
+    return found
+
+
+def _capped(tokens: int | None, trained: int) -> int | None:
+    return tokens and min(tokens, trained)

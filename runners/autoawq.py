@@ -1,6 +1,6 @@
 """One AWQ checkpoint in autoawq, the kernel chosen by name, fused or not; decoded by hf's loop."""
 # /// script
-# requires-python = ">=3.10"
+# requires-python = ">=3.10,<3.14"
 #
 # [tool.harness]
 # summary = "autoawq: AWQ checkpoints (gemm), by each of its kernels, with fused layers and without"
@@ -11,6 +11,7 @@
 # scratch = { kernel = "exllamav2" }
 # uncut = [{ fuse_layers = true }]
 # unfused = { fuse_layers = false }
+# offers = [{ kernel = ["gemm", "exllama", "exllamav2"], fuse_layers = [false, true] }]
 #
 # [[tool.harness.context]]
 # when = { fuse_layers = true }
@@ -77,6 +78,11 @@
 # compute_capability = "7.5"
 # says = "no kernel image is available for execution on the device"
 #
+# # Seen in the wheels: the kernels have code of 7.5 to 9.0, torch 2.6 of 5.0 to 9.0, neither has PTX.
+# [[tool.harness.limits]]
+# compute_capability_below = "10.0"
+# says = "no kernel image is available for execution on the device"
+#
 # [[tool.harness.limits]]
 # bits = [4]
 # says = "Only 4-bit are supported for now."
@@ -98,6 +104,7 @@
 # # hour where its authors' wheel cannot be had.
 # [tool.harness.env.cuda]
 # device = "cuda"
+# requires-python = ">=3.10,<3.13"
 # dependencies = [
 #   "torch==2.6.0", "transformers==4.56.2", "accelerate==1.15.0", "autoawq==0.2.9", "autoawq-kernels==0.0.9",
 #   "numpy==2.2.6", "setuptools==84.2.1", "wheel==0.48.0",

@@ -1,6 +1,6 @@
 """One model with bitsandbytes' linear layers: quantized while transformers loads it, decoded by hf's loop."""
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.14"
 # dependencies = [
 #   "torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "bitsandbytes==0.50.2", "numpy==2.2.6",
 # ]
@@ -8,10 +8,12 @@
 # [tool.harness]
 # summary = "bitsandbytes in transformers: int8, nf4 and fp4 made of a 16-bit checkpoint while it loads"
 # weights = "hf"
+# accepts = ["python>=3.10", "torch>=2.6", "transformers>=4.56", "bitsandbytes>=0.46"]
 # named = ["quant", "cache"]
 # borrows = "hf"
 # memory = "bitsandbytes"
 # published = { int8-dynamic = "int8", nf4-dynamic = "int4" }
+# offers = [{ quant = ["int8", "nf4"] }]
 #
 # [[tool.harness.limits]]
 # when = { quant = "int8", double_quant = true }

@@ -1,6 +1,6 @@
 """One GPTQ checkpoint in auto-gptq, the kernel chosen by name; decoded by hf's loop."""
 # /// script
-# requires-python = ">=3.10"
+# requires-python = ">=3.10,<3.14"
 #
 # [tool.harness]
 # summary = "auto-gptq: GPTQ checkpoints, by the kernels of its time (2024)"
@@ -10,6 +10,7 @@
 # borrows = "hf"
 # scratch = { kernel = "exllamav2" }
 # published = { exllamav2-4 = "int4-exllamav2", marlin-4 = "int4-marlin" }
+# offers = [{ kernel = ["exllamav2", "marlin"] }]
 #
 # # auto-gptq would choose silently: exllamav2 if it loads, else any other kernel.
 # [tool.harness.options.kernel]
@@ -81,6 +82,16 @@
 # when = { kernel = "marlin" }
 # compute_capability = "8.0"
 # says = "Can not use Marlin int4*fp16 kernel with a device of this compute capability, the minimum is 8.0."
+#
+# # Seen in the wheels: the kernels have code of 6.0 to 9.0, torch 2.2.2 of 5.0 to 9.0 and no PTX.
+# [[tool.harness.limits]]
+# when = { kernel = ["exllamav2", "marlin", "exllama", "cuda"] }
+# compute_capability = "6.0"
+# says = "no kernel image is available for execution on the device"
+#
+# [[tool.harness.limits]]
+# compute_capability_below = "10.0"
+# says = "no kernel image is available for execution on the device"
 #
 # [tool.harness.env.cpu]
 # device = "cpu"

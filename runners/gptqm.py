@@ -8,9 +8,14 @@
 # [tool.harness]
 # summary = "gptqmodel: GPTQ and AWQ checkpoints, by today's kernels, which it compiles when first used"
 # weights = "{format}"
+# accepts = ["python>=3.11", "torch>=2.8", "transformers>=5.0", "gptqmodel>=7.6"]
 # named = ["format", "kernel", "bits"]
 # borrows = "hf"
 # scratch = { kernel = "exllamav2" }
+# offers = [
+#   { kernel = ["marlin", "machete", "exllamav2", "aten"] },
+#   { format = "awq", kernel = ["marlin", "gemm"] },
+# ]
 #
 # [tool.harness.options.format]
 # type = "string"
@@ -127,9 +132,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
+
+# gptqmodel 7.6 (models/auto.py) would otherwise set growing segments and two more settings, unasked. What was
+# asked for, torch_device.prepare sets.
+os.environ["PYTORCH_ALLOC_CONF"] = (
+    os.environ.get("PYTORCH_ALLOC_CONF")
+    or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+    or "expandable_segments:False"
+)
+os.environ.setdefault("GPTQMODEL_OFFLINE", "1")  # a worker downloads nothing (utils/machete.py)
 
 import gptqmodel.models.loader
 import torch
@@ -170,6 +185,10 @@ BACKENDS = {
     },
 }
 STORED_AS = {"gptq": (METHOD.GPTQ, FORMAT.GPTQ), "awq": (METHOD.AWQ, FORMAT.GEMM)}
+NEEDS_CUTLASS = (
+    "needs a download, CUTLASS, and no worker downloads anything: once, with this environment's Python, run "
+    "python -c \"from gptqmodel import extension; extension.load('machete')\""
+)
 
 
 def load(request: Request) -> HfSession:
@@ -212,18 +231,26 @@ def _name(module: nn.Module) -> str | None:
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:
-    """As torch_probe.probe; `kernels`: null for those that run here, else why not."""
-    device = torch_device.of(request.device)
-    kernels = {
-        f"{format} {name}": _refusal(get_kernel_for_backend(backend, *STORED_AS[format]), device)
-        for format, of_format in BACKENDS.items()
-        for name, backend in of_format.items()
-    }
-    return torch_probe(request, say) | {"kernels": kernels}
+    """As torch_probe.probe; if nothing is measured also `kernels`: null for those that run here, else why
+    not. At first that compiles each one, which takes minutes."""
+    facts = torch_probe(request, say)
+    if request.options.get("measure"):
+        return facts
+    device, kernels = torch_device.of(request.device), {}
+    for format, of_format in BACKENDS.items():
+        for name, backend in of_format.items():
+            say(f"{format} {name}")
+            kernel = get_kernel_for_backend(backend, *STORED_AS[format])
+            kernels[f"{format} {name}"] = _refusal(kernel, device)
+    return facts | {"kernels": kernels}
 
 
 def _refusal(kernel: type[BaseQuantLinear], device: torch.device) -> str | None:
     """gptqmodel's own reason to refuse a kernel for 4 bits, group size 128, fp16; null if it accepts."""
     settings = {"bits": 4, "group_size": 128, "desc_act": False, "sym": True, "pack_dtype": torch.int32}
     works, why = validate_quant_linear(kernel, device=device, dtype=torch.float16, **settings)
-    return None if works else re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", str(why).strip().splitlines()[0])
+    if works:
+        return None
+    if "GPTQMODEL_OFFLINE" in str(why):
+        return NEEDS_CUTLASS
+    return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", str(why).strip().splitlines()[0])

@@ -1,17 +1,19 @@
 """One model in transformers: decodes greedily, the cache passed in. Owns the loop that others share."""
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.14"
 # dependencies = ["torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "numpy==2.2.6"]
 #
 # [tool.harness]
 # summary = "transformers: 16- and 32-bit checkpoints, on CPUs and NVIDIA GPUs"
 # weights = "hf"
+# accepts = ["python>=3.10", "torch>=2.6", "transformers>=4.56"]
 # named = ["dtype", "cache"]
 # lends = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "mmap", "trust_remote_code"]
 # memory = "transformers"
 # uncut = [{ cache = "static" }]
 # reference = { attn = "eager" }  # fused attention may round differently
 # published = { bf16-dynamic = "bf16" }
+# offers = [{ dtype = "bf16" }]
 #
 # [[tool.harness.context]]
 # when = { cache = "static" }
@@ -91,7 +93,7 @@ import torch
 import transformers.modeling_utils  # now: 85 MB of modules that a model load would import otherwise
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from runners import hf_loaded, torch_device
+from runners import hf_loaded, torch_device, windows
 from runners.hf_cache import TransformersCache
 from runners.protocol import Request
 from runners.safetensors_folder import staged
@@ -103,7 +105,7 @@ __all__ = ["DOES_NOT_FIT", "HfSession", "load", "load_model", "probe"]
 DOES_NOT_FIT: tuple[type[BaseException], ...] = (torch_device.OUT_OF_MEMORY, MemoryError)
 QUANTS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}  # as weights of these types are named elsewhere
 TRUSTED = "trust_remote_code: true"
-FIRST_REHEARSED = 32  # tokens of context; the warm-up covers shorter ones
+SKIPPED = "torch.compile left out CUDA graphs (cudagraph_skips in the settings): see TORCH_LOGS=cudagraphs"
 
 
 def load(request: Request) -> HfSession:
@@ -189,26 +191,26 @@ class HfSession:
 
     def settle(self) -> None:
         """Take a step, so that facts describe the model as it decodes: with its static cache allocated and
-        the weights repacked by a CPU's kernels.
-
-        On a GPU take more, at 32, 64 ... tokens of context: the kernels depend on the length, and CUDA loads
-        each at its first run. A static cache has one length, which the warm-up covers.
-        """
+        the weights repacked by a CPU's kernels. On a GPU take more: see rehearse()."""
         self._context.allocate()
         self.empty(0)
         self._forward(self.model, self._tensor([0]), 1)
-        depth = FIRST_REHEARSED
-        while self._device.type == "cuda" and depth <= self._context.capacity:
-            try:
-                if not self._context.deepen(depth):
-                    break
-                self._forward(self._stepping, self._tensor([0]), 1)
-            except DOES_NOT_FIT:
-                break  # decoding will show how far it gets
-            depth *= 2
+        if self._device.type == "cuda":
+            self.rehearse()
         self.empty(0)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def rehearse(self) -> None:
+        """Take steps at several depths, see windows.rehearsed. A static cache has one length, which the
+        warm-up covers."""
+        for depth in windows.rehearsed(self._context.capacity - 1):
+            try:
+                if not self._context.deepen(depth):
+                    return
+                self._forward(self._stepping, self._tensor([0]), 1)
+            except DOES_NOT_FIT:
+                return  # decoding will show how far it gets
 
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         """Clears the cache now, outside TTFT; the rest runs when iterated."""
@@ -234,14 +236,15 @@ class HfSession:
     def _steps(self, held: int, new_tokens: int) -> Iterator[int]:
         """Greedy ids from the logits that are there."""
         clock, allocator, logits = self._clock, self._allocator, self._logits
-        for n in range(held + 1, held + new_tokens + 1):
-            highest, token = logits[-1].max(dim=-1)
-            clock.token()
-            self._highest.append(highest)  # checked at the end: on a GPU reading it is another wait
-            yield int(token)  # waits for the device
-            allocator.token(n)
-            if n < held + new_tokens:  # the last token is never fed back
-                logits = self._forward(self._stepping, token.view(1, 1), 1)
+        with torch_device.memory_errors():  # also those that show only when the device is waited for
+            for n in range(held + 1, held + new_tokens + 1):
+                highest, token = logits[-1].max(dim=-1)
+                clock.token()
+                self._highest.append(highest)  # checked at the end: on a GPU reading it is another wait
+                yield int(token)  # waits for the device
+                allocator.token(n)
+                if n < held + new_tokens:  # the last token is never fed back
+                    logits = self._forward(self._stepping, token.view(1, 1), 1)
 
     def _check_numbers(self) -> None:
         """The maximum of logits is NaN if any of them is. Raises ValueError with the first token."""
@@ -324,6 +327,7 @@ class HfSession:
     def facts(self) -> dict[str, Any]:
         """As transformers has it after loading: counted from the modules, not from the request."""
         options, config, model = self._options, self.model.config, self._describe()
+        skips = torch_device.cudagraph_skips(self._mode)
         settings, context = torch_device.settings(self._device), self._context.facts()
         allocator = settings.get("allocator", {})  # null: unknown; a CPU has none
         resolved = {
@@ -337,7 +341,8 @@ class HfSession:
         return {
             "versions": hf_loaded.versions(),
             "attention": config._attn_implementation,
-            "settings": settings | {"compile_mode": self._mode},
+            "settings": settings | {"compile_mode": self._mode, "cudagraph_skips": skips},
+            "warnings": [SKIPPED] if skips else [],
             "allocator": self._allocator.state(),
             **model,
             **context,

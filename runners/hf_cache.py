@@ -55,15 +55,18 @@ class TransformersCache:
         self._static.reset()
         return self._static
 
+    @torch_device.memory_errors()
+    @torch.inference_mode()
     def deepen(self, tokens: int) -> bool:
-        """Repeat the first token to this depth, to load the kernels that run there; whether that is
-        possible."""
+        """Repeat the first token to this depth, to load the kernels that run there; whether that is possible.
+        Takes no more memory than decoding to it."""
         if not self._all_are(DynamicLayer):
             return False
         layers = self._cache.layers
-        held = [
-            [state[:, :, :1].repeat(1, 1, tokens, 1) for state in (each.keys, each.values)] for each in layers
-        ]
+        firsts = [[state[:, :, :1].clone() for state in (each.keys, each.values)] for each in layers]
+        del layers
+        self._cache = self._emptied()  # frees the shallower one
+        held = [[state.expand(-1, -1, tokens, -1) for state in states] for states in firsts]
         self._cache = DynamicCache(held, config=self._config)
         return True
 

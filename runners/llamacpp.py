@@ -9,6 +9,35 @@
 # named = ["quant"]
 # memory = "llama.cpp"
 # reference = { type_k = "f32", type_v = "f32", flash_attn = false }
+# offers = [
+#   { flash_attn = [false, true], quant = [
+#     "f16", "q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_0", "q3_k_m", "q2_k",
+#   ] },
+#   { flash_attn = true, type_k = "q8_0", type_v = "q8_0", quant = ["q8_0", "q6_k", "q4_k_m", "q4_0"] },
+# ]
+# program = "llama-server --model {}"
+#
+# [[tool.harness.tune]]
+# settings = [{ flash_attn = false }, { flash_attn = true }]
+#
+# [[tool.harness.tune]]
+# settings = [{ type_k = "f16", type_v = "f16" }, { type_k = "q8_0", type_v = "q8_0", flash_attn = true }]
+#
+# [[tool.harness.tune]]
+# purpose = "prefill"
+# settings = [{ n_ubatch = 64 }, { n_ubatch = 128 }, { n_ubatch = 256 }, { n_ubatch = 512 }]
+#
+# [[tool.harness.tune]]
+# device = "gpu"
+# settings = [{ gpu_layers = -1 }]
+#
+# [[tool.harness.tune]]
+# device = "cpu"
+# settings = [{ repack = false }, { repack = true }]
+#
+# [[tool.harness.tune]]
+# device = "cpu"
+# settings = [{ mmap = false }, { mmap = true }]
 #
 # [[tool.harness.limits]]
 # when = { flash_attn = false, type_v = ["q8_0", "q5_0", "q5_1", "q4_0", "q4_1"] }
@@ -33,6 +62,7 @@
 # minimum = 1
 # maximum = 512  # GGML_MAX_N_THREADS; more is an abort
 # default-from = "threads"
+# flag = "--threads {}"
 # help = "CPU threads, for prompt and decode alike"
 #
 # [tool.harness.options.n_ctx]
@@ -46,12 +76,14 @@
 # type = "int"
 # minimum = 1
 # default = 512
+# flag = "--batch-size {}"
 # help = "most prompt tokens in one llama_decode; at most n_ctx"
 #
 # [tool.harness.options.n_ubatch]
 # type = "int"
 # minimum = 1
 # default = 512
+# flag = "--ubatch-size {}"
 # help = "most prompt tokens in one pass over the weights; at most n_batch"
 #
 # # Never auto, which may silently differ between two builds (88 against 100 tok/s on one CPU).
@@ -59,34 +91,40 @@
 # [tool.harness.options.flash_attn]
 # type = "bool"
 # default = false
+# flag = "--flash-attn {}"
 # help = "flash attention, on or off; llama.cpp's own choice (auto) is not offered"
 #
 # [tool.harness.options.type_k]
 # type = "string"
 # choices = ["f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1"]
 # default = "f16"
+# flag = "--cache-type-k {}"
 # help = "type of the K cache"
 #
 # [tool.harness.options.type_v]
 # type = "string"
 # choices = ["f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1"]
 # default = "f16"
+# flag = "--cache-type-v {}"
 # help = "type of the V cache; a quantized one needs flash_attn"
 #
 # [tool.harness.options.gpu_layers]
 # type = "int"
 # minimum = -1
 # default = -1
+# flag = { "-1" = "", "" = "--gpu-layers {}" }  # its own default: all that fit
 # help = "layers on the GPU, -1 for all; always none on the device cpu"
 #
 # [tool.harness.options.mmap]
 # type = "bool"
 # default = true
+# flag = { off = "--no-mmap" }
 # help = "map the file instead of reading it into memory"
 #
 # [tool.harness.options.repack]
 # type = "bool"
 # default = true
+# flag = { off = "--no-repack" }
 # help = "let llama.cpp repack the weights for this CPU while it loads them"
 #
 # [tool.harness.env.cpu]
@@ -144,6 +182,7 @@ from typing import Any
 
 import numpy as np
 
+from runners import windows
 from runners.llamacpp_account import CHUNK, account
 from runners.llamacpp_context import LlamaContext, evaluated_in
 from runners.llamacpp_convert import convert
@@ -178,7 +217,10 @@ def load(request: Request) -> LlamaSession:
     requested, found = request.options.get("quant"), quant_of(model)
     if requested not in (None, found):
         raise ValueError(f"{request.model['path']}: asked for {requested}, the file holds {found}")
-    return LlamaSession(request, model, make_context(model, request.options))
+    session = LlamaSession(request, model, make_context(model, request.options))
+    if request.device != "cpu" and request.job == "generate":
+        session.rehearse(request.options["n_ctx"] - 1)
+    return session
 
 
 class LlamaSession(LlamaContext):
@@ -205,6 +247,13 @@ class LlamaSession(LlamaContext):
         self._wait_ns: list[int] = []
         self._argmax_ns: list[int] = []
         self._steps_ns = 0
+
+    def rehearse(self, last: int) -> None:
+        """Take steps at several depths up to the position `last`, see windows.rehearsed, and forget them."""
+        for depth in windows.rehearsed(last):
+            self.feed([0] * (depth - self.held()), 1)
+            self.feed([0], 1)
+        self._clear()
 
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         """Clears the cache now, outside TTFT; the rest runs when iterated."""
@@ -342,6 +391,8 @@ class LlamaSession(LlamaContext):
                 "rotated_kv": LOG.rotated,
             },
             "devices": {"layers": dict(LOG.layers), "kv": dict(LOG.kv_layers), "present": devices()},
+            "graph_splits": LOG.splits,
+            "warnings": list(LOG.warnings),
             "options": {
                 "threads": lib.llama_n_threads(context),
                 "threads_batch": lib.llama_n_threads_batch(context),

@@ -39,7 +39,8 @@ RESOLUTION_BYTES = round(0.01 * 2**20)
 
 _GUESSED = 1024  # LLAMA_FTYPE_GUESSED: a flag for a file that does not name its type
 _DEVICE_TYPES = ("cpu", "gpu", "integrated gpu", "accelerator", "meta")  # enum ggml_backend_dev_type
-_DEBUG, _ERROR, _CONTINUED = 1, 4, 5  # enum ggml_log_level in ggml.h; the binding's own table is out of date
+# enum ggml_log_level in ggml.h; the binding's own table is out of date
+_DEBUG, _WARN, _ERROR, _CONTINUED = 1, 3, 4, 5
 
 _BUFFER = re.compile(r"(\S+) +(model|KV|output|compute) buffer size = +([\d.]+) MiB")
 _KV = re.compile(r"llama_kv_cache: size = +([\d.]+) MiB .*, K \((\w+)\): .*, V \((\w+)\): ")
@@ -49,6 +50,8 @@ _TENSORS = re.compile(r"llama_model_loader: - type +(\S+): +(\d+) tensors")
 _REPACKED = re.compile(r"repack tensor \S+ with (\S+)")
 _FLASH = re.compile(r"llama_context: flash_attn += (\w+)")
 _ROTATED = re.compile(r"attn_rot_([kv]) = (\d)")
+_SPLITS = re.compile(r"sched_reserve: graph.* splits = (\d+)(?: / (\d+))?,")
+_CONVERTED = re.compile(r"no FlashAttention vector kernel compiled for K/V types (\w+)-(\w+)")
 _NO_ROOM = re.compile(
     r"(unable|failed) to (allocate|reserve)|could not reserve|[Oo]ut of memory|bad_alloc|[Cc]annot allocate"
 )
@@ -63,6 +66,7 @@ class Log:
 
     def __init__(self) -> None:
         self.forget()
+        self.warnings: list[str] = []  # which llama.cpp writes once a process
         self._on_line: Callable[[str], None] | None = None
         self._level = 0
         self._partial = ""
@@ -85,6 +89,7 @@ class Log:
         self.kv_types: tuple[str | None, str | None] = None, None
         self.flash_attn: str | None = None
         self.rotated: dict[str, bool] = {}
+        self.splits: dict[str, int] | None = None  # of the graph of a prompt, and of a decode step
         self._errors: list[str] = []
 
     @property
@@ -124,6 +129,9 @@ class Log:
             self._on_line(line)
         if self._level == _ERROR and line.strip():
             self._errors.append(line.strip())
+        elif self._level == _WARN and (found := _CONVERTED.search(line)):
+            types = f"K of type {found[1]} with V of type {found[2]}"
+            self.warnings.append(f"no FlashAttention kernel for {types}: each step converts both to f16")
         elif found := _REPACKED.search(line):
             self.repacked[found[1]] += 1
         elif "sched_reserve: reserving" in line:
@@ -140,6 +148,8 @@ class Log:
             self.kv_layers[found[1]] += 1
         elif found := _TENSORS.search(line):
             self.tensors[found[1]] = int(found[2])
+        elif found := _SPLITS.search(line):
+            self.splits = {"prompt": int(found[1]), "step": int(found[2] or found[1])}
         elif found := _FLASH.search(line):
             self.flash_attn = found[1]
         else:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 SCHEMA = 1
 
 JOBS = (
-    *("generate", "fit", "tokenize", "logits", "account", "probe"),
+    *("generate", "fit", "tokenize", "logits", "account", "probe", "import"),
     *("synthesize", "convert", "quantize", "pack", "unpack", "dequantize", "differences"),
 )
 

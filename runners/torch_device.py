@@ -22,9 +22,15 @@ STATISTICS = {
     "device_allocations": "num_device_alloc",
 }
 SLOW_TOKEN = 1.2  # times the usual: a retry frees and allocates device memory, which takes milliseconds
+GRAPHS = "reduce-overhead"  # torch.compile's mode with CUDA graphs
 _WHERE = re.compile(r"^\[enforce fail at [^]]*\] [^.]*\. ")  # a place in torch's source
 _NO_ROOM = re.compile(
-    "(can't|Cannot) allocate memory|DefaultCPUAllocator|bad_alloc|CUBLAS_STATUS_ALLOC_FAILED"
+    # of the allocator for CPUs, and of any C++
+    r"(can't|Cannot) allocate memory|DefaultCPUAllocator|bad_alloc"
+    # of the CUDA runtime (AcceleratorError, not OutOfMemoryError), the driver and Triton
+    r"|(CUDA error|CUDA driver error|Triton Error \[CUDA\]): out of memory"
+    # of libraries; a handle is made at its first use, so too little memory is the common cause of the second
+    r"|CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_ALLOC_FAILED"
 )
 
 
@@ -68,8 +74,8 @@ def synchronize(device: torch.device) -> None:
 
 
 def compile_mode(device: torch.device, static: bool) -> str:
-    """CUDA graphs (`reduce-overhead`) only if every step has the same buffers: a GPU's static cache."""
-    return "reduce-overhead" if device.type == "cuda" and static else "default"
+    """CUDA graphs only if every step has the same buffers: a GPU's static cache."""
+    return GRAPHS if device.type == "cuda" and static else "default"
 
 
 def compiled(model: torch.nn.Module, mode: str) -> Any:
@@ -81,6 +87,12 @@ def compiled(model: torch.nn.Module, mode: str) -> Any:
 def compilations() -> int:
     """Graphs compiled in this process so far."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def cudagraph_skips(mode: str | None) -> int | None:
+    """How often Inductor left out CUDA graphs, which only its log says (cudagraph_utils.py); null in a mode
+    without them."""
+    return int(torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]) if mode == GRAPHS else None
 
 
 def settings(device: torch.device) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from runners.protocol import Instruments, Session
 
 Clock = Callable[[], int]
 FAR_WINDOW = 4  # an excess that falls by 2% in four windows falls by 0.5% from one to the next
+FIRST_REHEARSED = 32  # tokens of context; the warm-up covers shorter ones
 CONTROL_LEAST, CONTROL_MOST = 64, 128  # tokens of the control window
 CONTROL_SHARE = 8  # times as many are timed, at least
 NOISY = 0.05  # quartiles of the warm-up further apart than this share of the median: a longer control window
@@ -30,6 +31,18 @@ def uncollected() -> Iterator[None]:
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+def rehearsed(last: int) -> Iterator[int]:
+    """Tokens of context before each step that a GPU takes before anything is timed: 32, 64 ... and `last`,
+    the run's last position. Kernels depend on the length, and CUDA loads each when it first runs: a slow
+    token, and a major page fault if nothing has used that kernel since the machine was started."""
+    depth = FIRST_REHEARSED
+    while depth < last:
+        yield depth
+        depth *= 2
+    if last > 0:
+        yield last
 
 
 def warm_up(

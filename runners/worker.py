@@ -52,7 +52,9 @@ def main(request_path: Path, events_fd: int, go_on_fd: int, alive_fd: int) -> in
         request = Request.read(request_path)
         runner = importlib.import_module(f"runners.{MODULES.get(request.job, request.stack)}")
         does_not_fit += getattr(runner, "DOES_NOT_FIT", ())
-        if request.job == "generate":
+        if request.job == "import":
+            emit(Done({}))
+        elif request.job == "generate":
             generate(request, runner, emit, does_not_fit, instruments_of(runner, request))
         elif request.job == "fit":
             fit(request, runner, emit, instruments_of(runner, request))

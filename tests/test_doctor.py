@@ -15,15 +15,16 @@ from typing import Any
 
 import pytest
 
+from harness import machine
 from harness.machine.doctor import clocks, gpu, heat, memory, sharing
 from harness.machine.doctor.builds import builds
 from harness.machine.doctor.finding import LEVELS, Finding
 from harness.machine.doctor.inside import FEATURES
 from harness.results.kinds import wrong_with
 from harness.stacks import compiler
-from harness.stacks.build import Interpreter
 from harness.stacks.compiler import WHY_NO_AMX
 from harness.stacks.header import stacks
+from harness.stacks.interpreter import Interpreter
 
 CPU = "sys/devices/system/cpu"
 PI = {"proc/device-tree/model": "Raspberry Pi 5 Model B Rev 1.0\0"}
@@ -603,6 +604,13 @@ def test_an_arm_cpu_is_known_by_its_own_features(environment, tree):
     compile_ggml(environment, {"asimd"}, "-O2", "-DNDEBUG")
     (finding,) = builds([environment], tree({"proc/cpuinfo": "Features\t: fp asimd asimddp crc32"}))
     assert finding.found == "llama.cpp without asimddp, which this CPU has"
+
+
+def test_the_cpu_around_an_emulator_has_no_features_that_a_build_lacks(environment, tree, monkeypatch):
+    compile_ggml(environment, {"asimd"}, "-O2", "-DNDEBUG")
+    monkeypatch.setattr(machine, "facts", lambda: {"emulated": "its kernel is x86_64"})
+    (finding,) = builds([environment], tree(CPUINFO))
+    assert finding.level == "unknown"
 
 
 def test_a_debug_build_of_torch_is_read_from_its_own_file(environment, tree):

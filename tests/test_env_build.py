@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 
 from harness import machine
-from harness.stacks import build, compiler
-from harness.stacks.build import EnvironmentFailed
+from harness.stacks import build, compiler, cuda
 from harness.stacks.header import Environment, parse, stacks
+from harness.stacks.interpreter import EnvironmentFailed
 
 ROOT = Path(__file__).parent.parent
 MODULES = ["tiny_good", "tiny_bad", "tiny_dies", "tiny_absent"]
 GOOD = {"tiny_good": None}
+BOTH = ("cpu", "cuda")
 # A build backend of its own needs nothing from an index.
 PROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
 NOT_HERE = "raise OSError('CUDA_HOME environment variable is not set. Please set it.')"
@@ -44,11 +45,11 @@ def probe(request, say):
 """
 
 
-def wheel(folder: Path, name: str, files: dict[str, str]) -> Path:
-    path = folder / f"{name}-1.0-py3-none-any.whl"
-    info = f"{name}-1.0.dist-info"
+def wheel(folder: Path, name: str, files: dict[str, str], version: str = "1.0") -> Path:
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
     files = files | {
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
@@ -193,6 +194,94 @@ def test_a_package_that_takes_too_long_to_build_is_given_up(environment, monkeyp
     made = build.create(environment(optional="import time; time.sleep(600)")["cpu"], lambda line: None)
     assert made.lacking["nice-to-have"].startswith("uv pip install took longer than 0.05 min; log: ")
     assert made.imports["tiny_good"] is None
+
+
+def nvcc(folder: Path, version: str) -> Path:
+    """A compiler of CUDA, as far as it says which."""
+    folder.mkdir(parents=True)
+    path = folder / "nvcc"
+    release = version.rpartition(".")[0]
+    words = f"Cuda compilation tools, release {release}, V{version}"
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{words}"\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_a_build_for_cuda_is_for_the_cards_and_the_toolkit_that_are_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(nvcc(tmp_path / "12", "12.8.93").parent))
+    monkeypatch.delenv("CUDACXX", raising=False)
+    compiled, plain = stacks()["llamacpp"].environments, stacks()["hf"].environments["cuda"]
+    header = compiled["cuda"].variables["CMAKE_ARGS"]
+
+    def here(*capabilities: str) -> Environment:
+        monkeypatch.setattr(cuda, "compute_capabilities", lambda: [*capabilities])
+        made = cuda.for_this_machine(compiled["cuda"])
+        assert cuda.for_this_machine(made) == made
+        return made
+
+    both = here("8.9", "12.0")
+    assert both.variables["CMAKE_ARGS"] == f"{header} -DCMAKE_CUDA_ARCHITECTURES=89;120"
+    assert both.toolkit == "12.8.93"
+    assert here().variables == compiled["cuda"].variables  # its build then decides
+    swapped = here("9.0")
+    nvcc(tmp_path / "13" / "bin", "13.0.48")
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "13"))
+    assert here("9.0") == swapped  # as CMake does: PATH first
+    monkeypatch.setenv("CUDACXX", f"{tmp_path}/13/bin/nvcc -ccbin g++-13")
+    newer = here("9.0")
+    assert newer.toolkit == "13.0.48"
+    monkeypatch.setenv("CUDACXX", str(tmp_path / "gone"))
+    assert here("9.0").toolkit == ""
+    assert len({build.key_of(each) for each in (compiled["cuda"], both, swapped, newer)}) == 4
+    for other in (compiled["cpu"], compiled["hip"], plain):
+        assert cuda.for_this_machine(other) == other
+
+
+def test_the_build_of_a_cuda_environment_gets_the_architectures_and_is_found_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", f"{nvcc(tmp_path / 'bin', '13.0.48').parent}:/usr/bin:/bin")
+    monkeypatch.setattr(cuda, "compute_capabilities", lambda: ["9.0"])
+    look = "import os; assert os.environ['CMAKE_ARGS'] == '-DX=1 -DCMAKE_CUDA_ARCHITECTURES=90'"
+    made = source(tmp_path, "compiled", look)
+    lines = (
+        "# [tool.harness.env.cuda]\n# device = 'cuda'\n# variables = { CMAKE_ARGS = '-DX=1' }\n"
+        f"# dependencies = ['compiled @ {made.as_uri()}']\n# source-builds = ['compiled']"
+    )
+    environment = parse("tiny", RUNNER.format(tables=lines)).environments["cuda"]
+    built = build.create(environment, lambda line: None)
+    assert built.environment.toolkit == "13.0.48"
+    assert build.find(environment) == built
+    monkeypatch.setattr(cuda, "compute_capabilities", lambda: ["12.0"])  # another card
+    assert build.find(environment) is None
+
+
+@pytest.mark.parametrize(
+    ("build_of", "driver", "why"),
+    [
+        ("cpu", "470.57.02", "driver 470.57.02 runs no build of torch 2.0 for CUDA; install a newer driver"),
+        ("cpu", None, "uv found no NVIDIA driver and installed torch 2.0 for cpu; install the driver, or "),
+        ("xpu", None, "uv found no NVIDIA driver and installed torch 2.0 for xpu; install the driver, or "),
+        ("cu126", "535.54", None),
+    ],
+)
+def test_a_cuda_environment_that_uv_gave_a_torch_without_cuda_is_one_sentence(
+    tmp_path, monkeypatch, build_of, driver, why
+):
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setattr(cuda, "nvidia_gpus", lambda: [{"driver": None}, {"driver": driver}])
+    wheel(tmp_path, "torch", {"torch.py": ""}, f"2.0+{build_of}")
+    tables = [f"# [tool.harness.env.{of}]\n# device = '{of}'\n# dependencies = ['torch==2.0']" for of in BOTH]
+    on_cpu, on_gpu = parse("tiny", RUNNER.format(tables="\n".join(tables))).environments.values()
+    assert build.create(on_cpu, lambda line: None).lock == (f"torch==2.0+{build_of}",)
+    if why is None:
+        assert build.create(on_gpu, lambda line: None) == build.find(on_gpu)
+        return
+    with pytest.raises(EnvironmentFailed) as failed:
+        build.create(on_gpu, lambda line: None)
+    assert str(failed.value).startswith(f"environment tiny/cuda could not be built: {why}")
+    assert build.find(on_gpu) is None
 
 
 def test_a_python_that_is_not_here_is_named(environment, tmp_path):

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 
 from harness.stacks import build
-from harness.stacks.build import EnvironmentFailed
 from harness.stacks.header import parse, stacks
+from harness.stacks.interpreter import EnvironmentFailed
 from harness.stacks.rules import Context, HeaderError
 from harness.stacks.steps import build_variables
 

@@ -14,7 +14,8 @@ import pytest
 from test_hf import PROMPT, request_of, said
 
 from harness.analysis.records import verdicts
-from harness.stacks.build import Interpreter, uv_binary
+from harness.stacks.build import uv_binary
+from harness.stacks.interpreter import Interpreter
 from harness.theory.families import SHAPES
 from harness.theory.shapes import kv_bytes_per_token
 from runners.protocol import Done, Failed

@@ -106,6 +106,12 @@ def test_a_cache_that_does_not_fit_is_out_of_memory(worker, checkpoint, hf_inter
     [
         ("[enforce fail at alloc.cpp:1] . DefaultCPUAllocator: can't allocate memory", "MemoryError"),
         ("std::bad_alloc", "MemoryError"),  # of any C++ that torch calls
+        ("CUDA error: out of memory\nCUDA kernel errors might be reported later", "MemoryError"),
+        ("CUDA driver error: out of memory", "MemoryError"),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", "MemoryError"),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "MemoryError"),
+        ("Triton Error [CUDA]: out of memory", "MemoryError"),
+        ("CUDA error: an illegal memory access was encountered", "RuntimeError"),
         ("expected scalar type Half", "RuntimeError"),
     ],
 )

@@ -14,7 +14,8 @@ import pytest
 from conftest import Ran
 
 from harness.campaign.facts import source_digest
-from harness.stacks.build import Interpreter, key_of
+from harness.stacks.build import key_of
+from harness.stacks.interpreter import Interpreter
 
 pytestmark = [
     pytest.mark.slow("builds and installs the project"),

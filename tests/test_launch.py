@@ -17,6 +17,7 @@ import pytest
 from conftest import gone
 
 from harness.stacks.header import runners_folder, stacks
+from harness.stacks.interpreter import Interpreter
 from harness.worker import launch
 from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens, holds
 
@@ -216,6 +217,18 @@ def test_the_worker_cannot_import_its_own_stacks_by_bare_name(tmp_path, fake_int
         [fake_interpreter.python, "-I", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
     )
     assert said.stdout == "good\n", said.stderr
+
+
+def test_a_worker_finds_the_commands_of_its_environment_first(tmp_path, monkeypatch):
+    """torch compiles a kernel with the ninja that was installed beside it."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\necho "$PATH"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    interpreter = Interpreter(stacks()["fake"].environments["cpu"], python, ())
+    list(launch.run_job(request_of(), interpreter, tmp_path, 600))
+    assert (tmp_path / "worker.log").read_text() == f"{python.parent}:/usr/bin:/bin\n"
 
 
 def test_the_worker_sees_one_device_and_the_threads_asked_for(monkeypatch):

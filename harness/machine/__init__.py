@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from typing_extensions import TypedDict
 
+from harness.machine.emulated import emulated
+from harness.system.gpus import VISIBLE, Gpu, nvidia_gpus, visible_gpus
 from harness.system.small_files import text
 
 if TYPE_CHECKING:
@@ -43,14 +45,6 @@ class ProbeError(RuntimeError):
     """A probe of the machine failed; the message is one sentence."""
 
 
-class Gpu(TypedDict):
-    uuid: str
-    name: str
-    memory_bytes: int
-    driver: str
-    compute_capability: str | None
-
-
 class Facts(TypedDict):
     slug: str
     cpu: str
@@ -64,17 +58,21 @@ class Facts(TypedDict):
     os: str
     kernel: str
     virtualized: bool | None
+    emulated: str | None
     gpus: list[Gpu]
 
 
 @cache
 def facts() -> Facts:
-    """This machine without its host name: CPU, caches, memory, kernel, GPUs. `slug`: its results folder."""
-    cpu = cpu_name()
+    """This machine without its host name: CPU, caches, memory, kernel, all GPUs, whichever are visible.
+    `slug`: its results folder; an emulated machine's is not that of the one that emulates it."""
+    cpu, emulation = cpu_name(), emulated(platform.machine())
+    if emulation:
+        cpu = f"emulated {platform.machine()}, {cpu}"
     memory = psutil.virtual_memory().total
     gpus = nvidia_gpus()
     return {
-        "slug": slug(cpu, physical_cores(), memory, [gpu["name"] for gpu in gpus]),
+        "slug": slug(cpu, physical_cores(), memory, [gpu["name"] or "gpu" for gpu in gpus]),
         "cpu": cpu,
         "architecture": platform.machine(),
         "physical_cores": physical_cores(),
@@ -86,6 +84,7 @@ def facts() -> Facts:
         "os": platform.system(),
         "kernel": platform.release(),
         "virtualized": _virtualized(),
+        "emulated": emulation,
         "gpus": gpus,
     }
 
@@ -136,61 +135,17 @@ def last_level_cache_bytes() -> int | None:
     return sum(sizes.values()) or None
 
 
-def nvidia_gpus() -> list[Gpu]:
-    """NVIDIA GPUs by NVML: uuid, name, memory, driver, compute capability ("8.9"). Empty without a driver."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return [
-            {
-                "uuid": pynvml.nvmlDeviceGetUUID(handle),
-                "name": pynvml.nvmlDeviceGetName(handle),
-                "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-                "driver": driver,
-                "compute_capability": _compute_capability(handle),
-            }
-            for handle in handles
-        ]
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _compute_capability(handle: Any) -> str | None:
-    import pynvml
-
-    try:
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    except pynvml.NVMLError:
-        return None
-    return f"{major}.{minor}"
-
-
 def device_id(device: str, gpu: str | None) -> str:
     """The device id for the worker: "cpu", an NVML UUID, or the family if it has no NVML. Raises DeviceError.
 
-    `device` is cpu, cuda, cuda:N, metal, vulkan or hip; `gpu`: part of the name the GPU must have.
+    `device` is cpu, cuda, cuda:N, metal, vulkan or hip; `gpu`: part of the name the GPU must have. N counts
+    such NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves, in its order.
     """
     family, _, index = device.partition(":")
     if family == "cpu":
         return "cpu"
     if family == "cuda":
-        gpus = nvidia_gpus()
-        if not gpus:
-            raise DeviceError("no NVIDIA GPU or driver on this machine")
-        wanted = [g for g in gpus if gpu is None or gpu.lower() in g["name"].lower()]
-        if not wanted:
-            raise DeviceError(
-                f"no GPU named {gpu!r} on this machine; there is {', '.join(g['name'] for g in gpus)}"
-            )
-        if int(index or 0) >= len(wanted):
-            raise DeviceError(f"no GPU number {index} on this machine; there are {len(wanted)}")
-        return wanted[int(index or 0)]["uuid"]
+        return _visible_gpu(int(index or 0), gpu)["uuid"]
     missing = {
         "metal": platform.system() != "Darwin" and "no Metal: this is not macOS",
         "vulkan": not shutil.which("vulkaninfo") and "no vulkaninfo on this machine to show a Vulkan device",
@@ -199,6 +154,23 @@ def device_id(device: str, gpu: str | None) -> str:
     if missing:
         raise DeviceError(str(missing))
     return family
+
+
+def _visible_gpu(index: int, name: str | None) -> Gpu:
+    gpus = visible_gpus()
+    chosen = os.environ.get(VISIBLE)
+    left = "on this machine" if chosen is None else f"among those that {VISIBLE}={chosen} leaves"
+    if not gpus:
+        hidden = chosen is not None and nvidia_gpus()
+        why = f"{VISIBLE}={chosen!r} hides all NVIDIA GPUs of this machine"
+        raise DeviceError(why if hidden else "no NVIDIA GPU or driver on this machine")
+    wanted = [gpu for gpu in gpus if name is None or name.lower() in (gpu["name"] or "").lower()]
+    if not wanted:
+        there = ", ".join(gpu["name"] or "one without a name" for gpu in gpus)
+        raise DeviceError(f"no GPU named {name!r} {left}; there is {there}")
+    if index >= len(wanted):
+        raise DeviceError(f"no GPU number {index} {left}; there are {len(wanted)}")
+    return wanted[index]
 
 
 def read_bandwidth(threads: int) -> ReadRate:

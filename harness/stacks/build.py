@@ -10,13 +10,13 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.stacks import compiled, compiler
+from harness.stacks import adopted, compiled, compiler, cuda
 from harness.stacks.header import Environment
+from harness.stacks.interpreter import EnvironmentFailed, Interpreter
 from harness.stacks.steps import Steps, build_variables
 from harness.system.cache import cache_folder, exclusive
 from harness.system.files import write_whole
@@ -28,45 +28,9 @@ _CPU_MODEL_LINES = ("model name", "flags", "CPU part", "Features")
 OPTIONAL_LIMIT_S = 1800.0
 
 
-class EnvironmentFailed(RuntimeError):
-    """An environment could not be built; the message is a sentence with the log's path."""
-
-
-@dataclass(frozen=True)
-class Interpreter:
-    """A built environment: its python (never resolved: following the symlink leaves it), exact versions.
-
-    `imports`: each compiled module of its kernels, null or why it does not import; `lacking`: each optional
-    package that could not be installed, and why.
-    """
-
-    environment: Environment
-    python: Path
-    lock: tuple[str, ...]
-    imports: Mapping[str, str | None] = field(default_factory=dict)
-    lacking: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def without_amx(self) -> bool:
-        """Whether it was compiled without a feature of the CPU because of a compiler fault."""
-        return compiler.NO_AMX in self.environment.variables.get("CXXFLAGS", "")
-
-    def gaps(self) -> list[str]:
-        """Features and packages that the build lacks, a sentence each."""
-        name = f"{self.environment.stack}/{self.environment.name}"
-        return [
-            *([f"{name} is {compiler.WHY_NO_AMX}"] if self.without_amx else []),
-            *(f"{name} lacks {package}: {why}" for package, why in self.lacking.items()),
-            *(
-                f"kernel module {module} of {name} does not load: {why}"
-                for module, why in self.imports.items()
-                if why
-            ),
-        ]
-
-
 def key_of(environment: Environment) -> str:
-    """Hash of what an environment is built from: the header, the locks, the Python, and the CPU it is for."""
+    """Hash of what an environment is built from: the header, the locks, the Python, and the CPU, the GPUs and
+    the CUDA toolkit that it is compiled for and with."""
     parts: list[object] = [
         environment.dependencies,
         environment.source_builds,
@@ -77,7 +41,7 @@ def key_of(environment: Environment) -> str:
         _cpu_model() if environment.source_builds else "",
     ]
     # Only if set, so that the keys of environments without these stay the same.
-    for name in ("unisolated", "optional", "imports"):
+    for name in ("unisolated", "optional", "imports", "toolkit"):
         if given := getattr(environment, name):
             parts.append([name, given])
     if locks := environment.locks():
@@ -90,8 +54,13 @@ def folder_of(environment: Environment) -> Path:
 
 
 def find(environment: Environment) -> Interpreter | None:
-    """The built environment, or None: not built, or the Python it was built on is gone."""
-    environment = compiler.with_workarounds(environment)
+    """The adopted interpreter, else the built environment, or None: neither, or its Python is gone."""
+    try:
+        if found := adopted.find(environment):
+            return found
+    except EnvironmentFailed:  # `create` says why
+        return None
+    environment = cuda.for_this_machine(compiler.with_workarounds(environment))
     try:
         kept = json.loads((folder_of(environment) / "complete.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -106,11 +75,14 @@ def find(environment: Environment) -> Interpreter | None:
 
 def create(environment: Environment, progress: Callable[[str], None]) -> Interpreter:
     """Find or build an environment. `progress` gets a short line now and then, and what a new build lacks.
+    Where an interpreter is adopted, nothing is built.
 
     Raises EnvironmentFailed, CacheError. An interrupted build starts again; a second builder waits for
     the first.
     """
-    environment = compiler.with_workarounds(environment)
+    if found := adopted.find(environment):
+        return found
+    environment = cuda.for_this_machine(compiler.with_workarounds(environment))
     folder = folder_of(environment)
     with exclusive(folder.with_suffix(".lock")), _writing(environment):
         if built := find(environment):
@@ -122,13 +94,9 @@ def create(environment: Environment, progress: Callable[[str], None]) -> Interpr
         python = folder / "bin" / "python"
         _venv(steps, folder)
         lacking = _install(steps, python)
-        built = Interpreter(
-            environment,
-            python,
-            tuple(_frozen(uv_binary(), python, environment)),
-            _imports(steps, python),
-            lacking,
-        )
+        lock = tuple(_frozen(uv_binary(), python, environment))
+        _stop_if(cuda.lacks_cuda(environment, lock), steps)
+        built = Interpreter(environment, python, lock, _imports(steps, python), lacking)
         kept = {"lock": built.lock, "imports": built.imports, "lacking": built.lacking}
         os.sync()  # uv does not: after a power failure the packages would be empty files
         write_whole(folder / "complete.json", json.dumps(kept).encode())
@@ -143,7 +111,7 @@ def _writing(environment: Environment) -> Iterator[None]:
     try:
         yield
     except OSError as refusal:
-        name, place = f"{environment.stack}/{environment.name}", refusal.filename or cache_folder()
+        name, place = environment.title, refusal.filename or cache_folder()
         raise EnvironmentFailed(
             f"environment {name} could not be built: {place}: {refusal.strerror or refusal}"
         ) from refusal
@@ -157,7 +125,7 @@ def _venv(steps: Steps, folder: Path) -> None:
     if why and python == environment.requires_python:
         ours = f"the harness runs on {platform.python_version()}"
         raise EnvironmentFailed(
-            f"environment {environment.stack}/{environment.name} needs Python {python}; uv found none "
+            f"environment {environment.title} needs Python {python}; uv found none "
             f"here ({ours}): {why}; log: {steps.log}"
         )
     _stop_if(why, steps)
@@ -197,13 +165,13 @@ def _install(steps: Steps, python: Path) -> dict[str, str]:
 def _imports(steps: Steps, python: Path) -> dict[str, str | None]:
     found = {}
     for module in steps.environment.imports:
-        steps.progress(f"building {steps.environment.stack}/{steps.environment.name}: importing {module}")
+        steps.progress(f"building {steps.environment.title}: importing {module}")
         found[module] = compiled.why_not(python, module)
     return found
 
 
 def _stop_if(why: str | None, steps: Steps) -> None:
-    name = f"{steps.environment.stack}/{steps.environment.name}"
+    name = steps.environment.title
     if why:
         raise EnvironmentFailed(f"environment {name} could not be built: {why}; log: {steps.log}")
 
@@ -220,15 +188,20 @@ def _frozen(uv: str, python: Path, environment: Environment) -> list[str]:
     freeze = [uv, "pip", "freeze", "--python", str(python)]
     listing = subprocess.run(freeze, capture_output=True, text=True, env=build_variables({}))
     if listing.returncode:
-        name = f"{environment.stack}/{environment.name}"
+        name = environment.title
         why = redacted(listing.stderr.strip())[-300:]
         raise EnvironmentFailed(f"environment {name}: uv pip freeze failed: {why}")
     return redacted(listing.stdout).splitlines()
 
 
 def uv_binary() -> str:
-    import uv
-
+    """Raises EnvironmentFailed: installed from a pack, the harness has no uv."""
+    try:
+        import uv
+    except ImportError:
+        raise EnvironmentFailed(
+            "no environment can be built without uv; adopt an interpreter: harness env use"
+        ) from None
     return str(uv.find_uv_bin())
 
 

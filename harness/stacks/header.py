@@ -18,7 +18,7 @@ else:
     import tomli as tomllib
 
 from harness.stacks import rules
-from harness.stacks.rules import Context, Given, HeaderError, Limit, Option, Options, When, holds
+from harness.stacks.rules import Context, Given, HeaderError, Limit, Option, Options, Trial, When, holds
 from harness.theory.footprint import MEMORY_MODELS
 
 # The reference pattern of PEP 723.
@@ -29,7 +29,9 @@ _BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)
 class Environment:
     """One way to build a stack's interpreter. `device`: the device family it serves. `unisolated`: packages
     built with the environment's own torch at hand; `optional`: optional requirements; `imports`:
-    compiled modules of kernels; `lock_name`: see locks()."""
+    compiled modules of kernels; `lock_name`: see locks(); `accepts`: the versions, of Python too, with which
+    the runner works in an interpreter that is adopted (default: any, and `requires_python`); `toolkit`: the
+    version of the CUDA toolkit that its source builds use here, empty for none."""
 
     stack: str
     name: str
@@ -42,6 +44,13 @@ class Environment:
     optional: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     lock_name: str = ""
+    accepts: tuple[str, ...] = ()
+    toolkit: str = ""
+
+    @property
+    def title(self) -> str:
+        """`stack/environment`."""
+        return f"{self.stack}/{self.name}"
 
     def with_packages(self, requirements: Sequence[str]) -> Environment:
         """This environment with other versions of its packages: each requirement replaces the pinned one of
@@ -77,7 +86,10 @@ class Header:
     holds the scratch memory of ExLlamaV2; null: never. `reference`: the options with which it computes the
     reference logits of weights in its format; it makes files of this format for all stacks. `unfused`: the
     options that undo fused layers, whose logits are compared with the unfused ones too. `published`: its
-    variants in the published study, by their names here.
+    variants in the published study, by their names here. `offers`: rows of variants, as in a config, among
+    which `harness recommend` chooses; empty: the defaults. `trials`: what `harness tune` tries beside
+    threads, in this order. `program`: the stack's own program, `{}` for the path of the weights; its
+    options' flags follow; empty: none.
     """
 
     stack: str
@@ -96,6 +108,9 @@ class Header:
     uncut: tuple[When, ...] = ()
     unfused: dict[str, Given] = field(default_factory=dict)
     published: dict[str, str] = field(default_factory=dict)
+    offers: tuple[dict[str, Any], ...] = ()
+    trials: tuple[Trial, ...] = ()
+    program: str = ""
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -161,6 +176,9 @@ def parse(stack: str, text: str) -> Header:
             + tuple(rules.only(stack, "uncut", given, options) for given in tool.get("uncut", ())),
             dict(tool.get("unfused", {})),
             dict(tool.get("published", {})),
+            tuple(tool.get("offers", ())),
+            tuple(rules.trial(stack, given, options) for given in tool.get("tune", ())),
+            tool.get("program", ""),
         )
     except (AttributeError, KeyError, TypeError) as mistake:
         raise HeaderError(f"runners/{stack}.py: header: {mistake!r}") from mistake
@@ -181,6 +199,7 @@ def _check(header: Header) -> None:
         ("lends", header.lends),
         ("reference", header.reference or ()),
         ("unfused", header.unfused),
+        ("offers", {name for row in header.offers for name in row}),
     ):
         if unknown := [name for name in names if name not in header.options]:
             raise wrong(f"{key} has {unknown[0]}, which is no option")
@@ -203,6 +222,7 @@ def _environments(stack: str, table: dict[str, Any]) -> dict[str, Environment]:
             optional=tuple(given.get("optional", ())),
             imports=tuple(given.get("imports", ())),
             lock_name=f"{stack}-{name}" if "dependencies" in given else stack,
+            accepts=tuple(table["tool"]["harness"].get("accepts", ())),
         )
         for name, given in table["tool"]["harness"]["env"].items()
     }

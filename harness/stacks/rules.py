@@ -23,7 +23,8 @@ class HeaderError(ValueError):
 @dataclass(frozen=True)
 class Option:
     """One option of a stack. `default` null means: `default_from` (threads or tokens), else the stack's
-    own."""
+    own. `flag`: what sets it on the command line of the stack's own program, `{}` for the value; or by value,
+    where that differs, an empty name for all others; empty: nothing does."""
 
     name: str
     type: str
@@ -33,6 +34,13 @@ class Option:
     default_from: str | None = None
     minimum: float | None = None
     maximum: float | None = None
+    flag: str | Mapping[str, str] = ""
+
+    def flag_for(self, value: Value) -> str:
+        """The words that set it to a value; empty: it cannot be set, or needs no word."""
+        word = ("off", "on")[value] if isinstance(value, bool) else str(value)
+        form = self.flag if isinstance(self.flag, str) else self.flag.get(word, self.flag.get("", ""))
+        return "" if value is None else form.replace("{}", word)
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,19 @@ class Context:
     granule: int
     dry: bool
     when: When = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Values that `harness tune` tries of options that belong together, each set at once. `device`: cpu or
+    gpu, where they have no effect elsewhere; `purpose`: decode or prefill alone; null: all."""
+
+    settings: tuple[Mapping[str, Given], ...]
+    device: str | None = None
+    purpose: str | None = None
+
+
+PURPOSES, KINDS_OF_DEVICES = ("decode", "prefill"), ("cpu", "gpu")
 
 
 def holds(when: When, options: Options) -> bool:
@@ -124,6 +145,22 @@ def context(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Co
     if type(dry) is not bool:
         raise wrong(f"has dry = {dry!r}, expected true or false")
     return Context(option, granule, dry, when(given, options, wrong))
+
+
+def trial(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Trial:
+    """Raises HeaderError."""
+
+    def wrong(sentence: str) -> HeaderError:
+        return HeaderError(f"runners/{stack}.py: tune {sentence}")
+
+    if given.keys() - {"device", "purpose"} != {"settings"}:
+        raise wrong("needs settings; device and purpose are optional")
+    for key, known in (("purpose", PURPOSES), ("device", KINDS_OF_DEVICES)):
+        if given.get(key, known[0]) not in known:
+            raise wrong(f"has {key} = {given[key]!r}, expected {' or '.join(known)}")
+    for each in given["settings"]:
+        when({"when": each}, options, wrong)
+    return Trial(tuple(given["settings"]), given.get("device"), given.get("purpose"))
 
 
 def only(stack: str, key: str, given: dict[str, Any], options: dict[str, Option]) -> When:

@@ -21,8 +21,11 @@ from harness.stacks.header import Environment
 from harness.system.variables import for_builds, redacted
 
 # uv prefixes the output of builds with DEBUG, and repeats a Python error at the end. A line with four more
-# spaces is code in a traceback, which may come before the compiler's error.
-_COMPILER_ERROR = re.compile(r"(?i)DEBUG (?! {4}).*(cmake error|\berror: |fatal error)")
+# spaces is code in a traceback, which may come before the compiler's error. Without uv there is no prefix.
+_COMPILER_ERROR = re.compile(
+    r"(?i)DEBUG (?! {4}).*(cmake error|\berror: |fatal error)"
+    r"|cmake error|nvcc fatal|\S+[:(]\d+\S* (fatal )?error:"
+)
 _PYTHON_ERROR = re.compile(r"(DEBUG )?[\w.]*(Error|Exception):")
 
 
@@ -58,7 +61,7 @@ class Steps:
                     code = build.wait(timeout=min(2, limit_s - elapsed))
                     break
                 except subprocess.TimeoutExpired:
-                    name = f"{self.environment.stack}/{self.environment.name}"
+                    name = self.environment.title
                     self.progress(f"building {name}: {step}, {time.monotonic() - start:.0f} s")
             else:
                 _kill(build)

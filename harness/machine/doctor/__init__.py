@@ -11,7 +11,7 @@ from harness import machine
 from harness.machine.doctor import builds, clocks, gpu, heat, here, memory, sharing
 from harness.machine.doctor.finding import LEVELS, Finding
 from harness.machine.limits import free_memory_bytes
-from harness.stacks.build import Interpreter
+from harness.stacks.interpreter import Interpreter
 
 __all__ = ["LEVELS", "Finding", "examine", "run_findings"]
 
@@ -61,6 +61,7 @@ def _findings(device_id: str | None, interpreters: Sequence[Interpreter], sample
         memory.hugepages(),
         sharing.sibling_threads(),
         *sharing.windows(),
+        *sharing.emulator(machine.facts()["emulated"]),
         *gpu.findings(device_id),
         *builds.builds(interpreters),
     ]

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from harness import machine
 from harness.machine.doctor.finding import Finding, ok, unknown, warn
 from harness.machine.doctor.inside import FEATURES
-from harness.stacks.build import Interpreter
 from harness.stacks.compiler import WHY_NO_AMX
+from harness.stacks.interpreter import Interpreter
 from harness.system.small_files import text
 
 LIMIT_S = 10.0  # it takes 40 ms
@@ -20,19 +21,23 @@ _INSIDE = Path(__file__).with_name("inside.py")
 
 def builds(interpreters: Iterable[Interpreter], root: Path = Path("/")) -> list[Finding]:
     """One finding per environment, or one warning for each of its faults."""
-    has = _cpu_features(root)
+    # Under an emulator /proc/cpuinfo may be of the CPU around it.
+    has = None if machine.facts()["emulated"] else _cpu_features(root)
     return [finding for interpreter in interpreters for finding in _of_one(interpreter, has)]
 
 
 def _of_one(interpreter: Interpreter, has: set[str] | None) -> Iterator[Finding]:
     environment = interpreter.environment
-    what = f"build of {environment.stack}/{environment.name}"
+    what = f"build of {environment.title}"
     build = _build_of(interpreter)
     if isinstance(build, str):
         yield unknown(what, build)
         return
-    again = f"rm -r {interpreter.python.parent.parent}, then harness env create {environment.stack}"
-    again += f" --device {environment.device}"
+    if interpreter.adopted:
+        again = f"harness env use {environment.stack} ANOTHER_PYTHON --device {environment.device}"
+    else:
+        again = f"rm -r {interpreter.python.parent.parent}, then harness env create {environment.stack}"
+        again += f" --device {environment.device}"
     faults = []
     if interpreter.without_amx:
         has = has and has - {"amx_int8"}

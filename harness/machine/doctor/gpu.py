@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from harness.machine.doctor.finding import Finding, ok, unknown, warn
 from harness.machine.sensors.bits import CONDITIONS, NVML_BITS
+from harness.system.gpus import mig_instances, reported
 from harness.system.small_files import text
 
 HEADROOM_C = 20.0
@@ -23,18 +24,22 @@ _SILENT = "not reported by the driver of this GPU"
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, read through NVML. `number`: the index for nvidia-smi -i."""
+    """One GPU, read through NVML. `number`: the index for nvidia-smi -i; `instance`: the handle of its MIG
+    instance, if one is measured."""
 
     nvml: Any
     handle: Any
     number: int
+    instance: Any = None
 
     def ask(self, function: str, *arguments: Any) -> Any:
         """The result of an NVML function for this GPU; null if the driver does not support it."""
-        try:
-            return getattr(self.nvml, function)(self.handle, *arguments)
-        except self.nvml.NVMLError:
-            return None
+        return reported(self.nvml, function, self.handle, *arguments)
+
+    def ask_measured(self, function: str, *arguments: Any) -> Any:
+        """The same for the part of the GPU that is measured."""
+        handle = self.handle if self.instance is None else self.instance
+        return reported(self.nvml, function, handle, *arguments)
 
     def what(self, of: str) -> str:
         return f"{of} of GPU {self.number}"
@@ -44,8 +49,9 @@ class Gpu:
 
 
 def findings(device_id: str | None, root: Path = Path("/"), nvml: Any = None) -> list[Finding]:
-    """Findings of the GPU of this device; of all GPUs if `device_id` is null; none for a CPU. `device_id`:
-    from harness.machine.device_id. `nvml`: pynvml, or a module with its functions."""
+    """Findings of the GPU of this device, or the GPU that it is a MIG instance of; of all GPUs if `device_id`
+    is null; none for a CPU. `device_id`: from harness.machine.device_id. `nvml`: pynvml, or a module with its
+    functions."""
     if device_id is not None and not device_id.startswith(("GPU-", "MIG-")):
         silent = device_id in ("metal", "vulkan", "hip")
         reason = "clocks, temperature and other processes can be read only on NVIDIA GPUs"
@@ -63,14 +69,15 @@ def findings(device_id: str | None, root: Path = Path("/"), nvml: Any = None) ->
 
 
 def _gpus(nvml: Any, device_id: str | None) -> Iterator[Gpu]:
-    try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-    except nvml.NVMLError:
-        return
-    for number, handle in enumerate(handles):
+    for number in range(reported(nvml, "nvmlDeviceGetCount") or 0):
+        if (handle := reported(nvml, "nvmlDeviceGetHandleByIndex", number)) is None:
+            continue
         gpu = Gpu(nvml, handle, number)
         if device_id is None or device_id == gpu.ask("nvmlDeviceGetUUID"):
             yield gpu
+        for instance in mig_instances(nvml, handle) if device_id else []:
+            if device_id == reported(nvml, "nvmlDeviceGetUUID", instance):
+                yield replace(gpu, instance=instance)
 
 
 def _without_driver(root: Path, why: str) -> list[Finding]:
@@ -130,11 +137,12 @@ def _mig(gpu: Gpu) -> Iterator[Finding]:
 
 
 def _others(gpu: Gpu) -> Iterator[Finding]:
-    """Other processes on the GPU. In a container they are not visible, but their memory and load are."""
+    """Other processes on the GPU, or on the measured instance. In a container they are not visible, but their
+    memory and load are."""
     what = gpu.what("other processes")
-    lists = [gpu.ask(f"nvmlDeviceGet{kind}RunningProcesses") for kind in ("Compute", "Graphics")]
-    memory = gpu.ask("nvmlDeviceGetMemoryInfo", gpu.nvml.nvmlMemory_v2)
-    rates = gpu.ask("nvmlDeviceGetUtilizationRates")
+    lists = [gpu.ask_measured(f"nvmlDeviceGet{kind}RunningProcesses") for kind in ("Compute", "Graphics")]
+    memory = gpu.ask_measured("nvmlDeviceGetMemoryInfo", gpu.nvml.nvmlMemory_v2)
+    rates = gpu.ask_measured("nvmlDeviceGetUtilizationRates")
     if all(each is None for each in (*lists, memory, rates)):
         yield unknown(what, _SILENT)
         return
@@ -156,10 +164,8 @@ def _others(gpu: Gpu) -> Iterator[Finding]:
 
 
 def _program(gpu: Gpu, pid: int) -> str:
-    try:
-        return Path(str(gpu.nvml.nvmlSystemGetProcessName(pid)).split(" ")[0]).name
-    except gpu.nvml.NVMLError:
-        return "a process"
+    command = reported(gpu.nvml, "nvmlSystemGetProcessName", pid)
+    return Path(str(command).split(" ")[0]).name if command else "a process"
 
 
 def _display(gpu: Gpu) -> Iterator[Finding]:

@@ -7,12 +7,14 @@ import subprocess
 from collections.abc import Collection, Sequence
 
 from harness.machine.doctor.finding import Finding, ok, warn
-from harness.stacks import build
-from harness.stacks.build import Interpreter
+from harness.stacks import adopted, build
 from harness.stacks.header import stacks
+from harness.stacks.interpreter import EnvironmentFailed, Interpreter
 from harness.system.cache import cache_folder
 
 SMALL_DISK_BYTES = 10e9
+_NOT_BUILT = "not built yet; the first use builds it, which takes minutes"
+_ANOTHER = "adopt another with harness env use"
 
 
 def disk() -> Finding:
@@ -46,9 +48,14 @@ def environments(
         environment = header.environment_for(family)
         if environment is None or not environment.dependencies:
             continue
+        what = f"environment {environment.title}"
+        try:
+            adopted.find(environment)
+        except EnvironmentFailed as failure:
+            findings.append(warn(what, str(failure), "its cells are unavailable", _ANOTHER))
+            continue
         built = build.find(environment)
         if built is not None:
             found.append(built)
-        state = "built" if built else "not built yet; the first use builds it, which takes minutes"
-        findings.append(ok(f"environment {header.stack}/{environment.name}", state))
+        findings.append(ok(what, built.words if built else _NOT_BUILT))
     return findings, found

@@ -123,3 +123,17 @@ def windows(root: Path = Path("/")) -> list[Finding]:
             "measure under native Linux",
         )
     ]
+
+
+def emulator(shown: str | None) -> list[Finding]:
+    """An emulator around this machine; nothing without one. `shown`: as in harness.machine.facts."""
+    if shown is None:
+        return []
+    return [
+        warn(
+            "emulation",
+            shown,
+            "no speed measured here means anything, so no result is ok: it is functional at best",
+            "measure on the machine itself",
+        )
+    ]

@@ -8,9 +8,11 @@ from importlib import import_module
 from typing import Any
 
 from harness.machine.sensors.source import EnergyCounter, Source
+from harness.system.gpus import reported
 
 TEMPERATURE_COLUMN = "gpu_temp_degrees_c"
 ENERGY_COLUMN = "gpu_energy_mj"
+POWER_COLUMN = "gpu_power_mw"
 # By column: the name used in `missing`, and the query (library, device).
 _QUERIES: dict[str, tuple[str, Callable[[Any, Any], int]]] = {
     "gpu_sm_clock_mhz": ("GPU clock", lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
@@ -22,14 +24,18 @@ _QUERIES: dict[str, tuple[str, Callable[[Any, Any], int]]] = {
         "GPU temperature",
         lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
     ),
-    "gpu_power_mw": ("GPU power", lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu)),
+    POWER_COLUMN: ("GPU power", lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu)),
     "gpu_event_reasons": ("GPU throttling", lambda nvml, gpu: _reasons(nvml, gpu)),
     ENERGY_COLUMN: ("GPU energy", lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)),
 }
 
 
 def gpu(uuid: str, opened: ExitStack, missing: dict[str, str], library: Any = None) -> Source | None:
-    """The queries that this device supports. `library`: pynvml, or a module with its functions."""
+    """The queries that this device supports. `library`: pynvml, or a module with its functions.
+
+    Clocks, temperature and throttling of a MIG instance are those of its GPU. Power and energy are not: they
+    are of all its instances, measured by us or not.
+    """
     nvml = library or import_module("pynvml")
     try:
         nvml.nvmlInit()
@@ -39,7 +45,11 @@ def gpu(uuid: str, opened: ExitStack, missing: dict[str, str], library: Any = No
         missing.update(dict.fromkeys((what for what, _ in _QUERIES.values()), f"NVML: {failure}"))
         return None
     queries = dict(_QUERIES)
-    for column, (what, ask) in _QUERIES.items():
+    if uuid.startswith("MIG-"):
+        device = reported(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device) or device
+        for column in (POWER_COLUMN, ENERGY_COLUMN):
+            missing[queries.pop(column)[0]] = "NVML has it for the whole GPU, not for an instance of it"
+    for column, (what, ask) in list(queries.items()):
         try:
             ask(nvml, device)
         except nvml.NVMLError as failure:  # mostly NotSupported

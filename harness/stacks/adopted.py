@@ -1,0 +1,199 @@
+"""Interpreters that are already there, adopted for a stack in place of a built environment.
+
+The cache keeps only the path. Versions are read again in every process, since someone may have installed
+into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from harness.stacks import compiled
+from harness.stacks.header import Environment, stacks
+from harness.stacks.interpreter import Adopted, EnvironmentFailed, Interpreter
+from harness.system.cache import cache_folder, made
+from harness.system.files import write_whole
+from harness.system.variables import for_builds
+
+LIMIT_S = 60.0
+_DESCRIBE = Path(__file__).with_name("describe.py")
+Distributions = Mapping[str, Mapping[str, Any]]
+"""By canonical name: `name` as written, `version`, `requires`, and `cuda` of torch."""
+
+
+def find(environment: Environment) -> Interpreter | None:
+    """The interpreter adopted for an environment as its header pins it; null if none is.
+
+    Raises EnvironmentFailed: it can no longer be used.
+    """
+    header = stacks().get(environment.stack)
+    pinned = header.environments.get(environment.name) if header else None
+    # Another version of a package that was requested (`ab --package-a`) is built.
+    if pinned is None or pinned.dependencies != environment.dependencies:
+        return None
+    if (python := _python(environment)) is None:
+        return None
+    try:
+        return look(environment, python)
+    except EnvironmentFailed as failure:
+        forget = f"harness env forget {environment.stack} --device {environment.device}"
+        sentence = f"the interpreter adopted for {environment.title}: {failure}; {forget}"
+        raise EnvironmentFailed(sentence) from failure
+
+
+def look(environment: Environment, python: Path) -> Interpreter:
+    """This interpreter for a stack, with what it has. Raises EnvironmentFailed: it cannot run the stack."""
+    has = description(python)
+    if has["architecture"] != platform.machine():
+        raise EnvironmentFailed(
+            f"{python} is for {has['architecture']}, and this machine is {platform.machine()}"
+        )
+    listed = has["distributions"] or {}
+    packages = {str(canonicalize_name(key)): {"name": key} | each for key, each in listed.items()}
+    _check(environment, python, has["python"], packages)
+    torch = packages.get("torch")
+    if environment.device == "cuda" and torch and not torch["cuda"]:
+        raise EnvironmentFailed(f"torch {torch['version']} of {python} is built without CUDA")
+    pinned = [Requirement(each) for each in environment.dependencies]
+    needed = _closure(pinned, packages, has["markers"])
+    optional = [Requirement(each).name for each in environment.optional]
+    absent = {each: "not installed" for each in optional if canonicalize_name(each) not in packages}
+    versions = [f"{packages[each]['name']}=={packages[each]['version']}" for each in needed]
+    return Interpreter(
+        # Variables and builds are those of `env create`.
+        replace(environment, variables={}, source_builds=(), lock_name=""),
+        python,
+        tuple(sorted(versions, key=str.lower)),
+        {module: _why_not(python, module) for module in environment.imports},
+        absent,
+        Adopted(has["python"], tuple(_not_met(pinned, packages))),
+    )
+
+
+def keep(interpreter: Interpreter) -> None:
+    """Adopt an interpreter for its environment. Raises CacheError, OSError."""
+    path = _file(interpreter.environment)
+    made(path.parent)
+    write_whole(path, json.dumps({"python": str(interpreter.python)}).encode())
+
+
+def forget(environment: Environment) -> Path | None:
+    """Give up an adopted interpreter and return its python, which stays as it is; null if none is adopted."""
+    python = _python(environment)
+    _file(environment).unlink(missing_ok=True)
+    return python
+
+
+def _file(environment: Environment) -> Path:
+    return cache_folder() / "adopted" / f"{environment.stack}-{environment.name}.json"
+
+
+def _python(environment: Environment) -> Path | None:
+    try:
+        return Path(json.loads(_file(environment).read_text(encoding="utf-8"))["python"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+_why_not = cache(compiled.why_not)  # it imports torch
+
+
+@cache
+def description(python: Path) -> dict[str, Any]:
+    """What describe.py finds under an interpreter. Raises EnvironmentFailed."""
+    if not python.is_file() or not os.access(python, os.X_OK):
+        what = "is not a program" if python.exists() else "does not exist"
+        inside = python / "bin" / "python"
+        raise EnvironmentFailed(f"{python} {what}{f'; is it {inside}?' if inside.is_file() else ''}")
+    with tempfile.TemporaryDirectory(prefix="harness-describe-") as folder:
+        answer = Path(folder) / "answer.json"
+        code = _ran([str(python), "-I", str(_DESCRIBE), str(answer)])
+        try:
+            found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise EnvironmentFailed(f"{python} is not a working Python 3 (it ended with {code})") from None
+    return found
+
+
+def _ran(command: list[str]) -> int:
+    """The exit code of a command; all that it started is killed after LIMIT_S. Raises EnvironmentFailed."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=for_builds(os.environ),
+            start_new_session=True,
+        )
+    except OSError as refusal:
+        raise EnvironmentFailed(f"{command[0]} cannot be run: {refusal.strerror}") from None
+    try:
+        return process.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise EnvironmentFailed(f"{command[0]} did not answer within {LIMIT_S:g} s") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _check(environment: Environment, python: Path, version: str, packages: Distributions) -> None:
+    """Raises EnvironmentFailed: Python or a package is older than the runner works with, or is missing."""
+    accepted = {
+        canonicalize_name(each.name): each.specifier for each in map(Requirement, environment.accepts)
+    }
+    pythons = accepted.pop(canonicalize_name("python"), SpecifierSet(environment.requires_python))
+    stack = environment.stack
+    if not pythons.contains(version, prereleases=True):
+        raise EnvironmentFailed(f"{stack} needs Python {pythons}; {python} is {version}")
+    pinned = [canonicalize_name(Requirement(each).name) for each in environment.dependencies]
+    if missing := [name for name in pinned if name not in packages]:
+        raise EnvironmentFailed(f"{python} lacks {', '.join(missing)}, which {stack} needs")
+    for name, versions in accepted.items():
+        if name in packages and not versions.contains(has := packages[name]["version"], prereleases=True):
+            raise EnvironmentFailed(f"{stack} needs {name} {versions}; {python} has {has}")
+
+
+def _closure(needed: list[Requirement], packages: Distributions, markers: dict[str, str]) -> set[str]:
+    """The canonical names of the installed packages that these need, themselves included."""
+    found: set[str] = set()
+    left = [(canonicalize_name(each.name), frozenset(each.extras)) for each in needed]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while left:
+        name, extras = each = left.pop()
+        if each in seen or name not in packages:
+            continue
+        seen.add(each)
+        found.add(name)
+        for text in packages[name]["requires"]:
+            with contextlib.suppress(InvalidRequirement):  # as old packages have
+                one = Requirement(text)
+                if not one.marker or any(one.marker.evaluate(markers | {"extra": e}) for e in {"", *extras}):
+                    left.append((canonicalize_name(one.name), frozenset(one.extras)))
+    return found
+
+
+def _not_met(pinned: list[Requirement], packages: Distributions) -> list[str]:
+    """Each package whose version is not the pinned one; a build for a device (`+cu130`) is."""
+    has = {each.name: packages[canonicalize_name(each.name)]["version"] for each in pinned}
+    return [
+        f"{each.name} {has[each.name]}, pinned {str(each.specifier).removeprefix('==')}"
+        for each in pinned
+        if not each.specifier.contains(has[each.name], prereleases=True)
+    ]

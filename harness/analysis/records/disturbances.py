@@ -183,13 +183,17 @@ def _contention(record: Record) -> list[Reason]:
     share = waited_ns / (timed_ns * record["threads"])
     if share <= CONTENTION_TOLERANCE or waited_ns <= CONTENTION_FLOOR_NS:
         return []
-    cpus = record["machine"].get("usable_cpus")
-    many = cpus is not None and record["threads"] > cpus
-    why = "other processes were running"
-    if cpus is not None and many:
-        why = f"{record['threads']} of them share {plural(cpus, 'CPU')}"
+    why, many = "other processes were running", oversubscribed(record)
+    if many:
+        why = f"{record['threads']} of them share {plural(record['machine']['usable_cpus'] or 0, 'CPU')}"
     text = f"its threads waited for a CPU {share:.0%} of the time: {why}"
     return [Reason(text, None if many else "cpu")]
+
+
+def oversubscribed(record: Record) -> bool:
+    """Whether it has more threads than this machine has CPUs, which then wait for each other."""
+    cpus = record["machine"].get("usable_cpus")
+    return cpus is not None and record["threads"] > cpus
 
 
 def summary(cells: Iterable[Cell], busiest: BusyProcess | None = None) -> str | None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from harness.analysis.rows import Identity
-from harness.results.kinds import Record
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # `harness theory` reads records without their types, which take longer to import
+    from harness.analysis.rows import Identity
+    from harness.results.kinds import Record
+    from harness.results.kinds.parts import Gpu
 
 
 def identity(record: Record) -> Identity:
@@ -25,6 +29,15 @@ def device(record: Record) -> str | None:
     """The device it ran on, else the requested one."""
     found: str | None = record.get("device", record.get("asked", {}).get("device"))
     return found
+
+
+def gpu(record: Record) -> Gpu | None:
+    """The GPU it ran on, of all that the machine has; null for a CPU, and where several may be meant."""
+    on, gpus = device(record), record["machine"].get("gpus") or []
+    if on == "cpu":
+        return None
+    of = [each for each in gpus if each.get("uuid") == on] or gpus
+    return of[0] if len(of) == 1 else None
 
 
 def weights(record: Record) -> str:

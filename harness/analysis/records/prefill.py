@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from harness.analysis.series.line import Floats
 from harness.analysis.series.prefill import Prefill
 from harness.results.kinds import Record
 from harness.system.wording import plural
-from harness.theory import floors
+from harness.theory import demand, floors, passes
 from harness.theory.floors import Ceiling, Demand
 
 Passes = Mapping[int, tuple[Floats, Floats, Floats]]
@@ -70,7 +69,7 @@ def row(record: Record, depths: Passes, bandwidth: float | None) -> PrefillRow |
     found = prefill.analyse(n, ms, rounds, chunk, ahead)
     needs, ceiling = traffic.prefill_demand(record), traffic.prefill_ceiling(record)
     theory = {
-        which: floors.prefill_ridge(needs, ceiling, which) if needs and ceiling and not least else None
+        which: passes.prefill_ridge(needs, ceiling, which) if needs and ceiling and not least else None
         for which in ("every", "last")
     }
     seen = [each for each in known if _is_seen(found, each[0])]
@@ -117,14 +116,14 @@ def faster_than_possible(record: Record, depths: Passes, bandwidth: float | None
     at_most = Ceiling(rate, ceiling.flops if ceiling else math.inf)
     # Weights and cache may be smaller than by the shape, which knows no types of the cache.
     loaded, kv = traffic.weight_bytes_per_token(record), traffic.kv_bytes_per_token(record)
-    needs = replace(needs, kv_bytes_per_token=min(needs.kv_bytes_per_token, kv or math.inf))
+    needs = demand.with_kv(needs, min(needs.kv_bytes_per_token, kv or math.inf))
     fewer = max(0.0, needs.weight_bytes_per_token - (loaded or math.inf))
     cached = traffic.cache_bytes(record) + fewer
     fast = []
     for depth, (n, ms, _) in depths.items():
         for length in np.unique(n):
             took = float(np.median(ms[n == length]))
-            read, flops = floors.pass_work(needs, int(length), depth)
+            read, flops = passes.pass_work(needs, int(length), depth)
             least = max((read - cached) / at_most.bytes_per_s, flops / at_most.flops) * 1e3
             if took < floors.UNSYNCHRONISED * least:
                 fast.append((int(length), took, least))
@@ -183,7 +182,7 @@ def _utilisation(
     wanted = {float(2**power) for power in range(24)} | {float(lengths[-1])}
     for length in lengths[np.isin(lengths, list(wanted))]:
         took = float(np.median(ms[n == length])) / 1e3
-        read, flops = floors.pass_work(needs, int(length), depth)
+        read, flops = passes.pass_work(needs, int(length), depth)
         found.append(
             {
                 "n": int(length),
@@ -205,7 +204,7 @@ def _floors(
     lengths = np.unique(np.geomspace(1, longest, FLOOR_POINTS).round()).astype(int)
     return {
         which: [
-            [int(n), round(floors.prefill_floor_s(needs, ceiling, int(n), which) * 1e3, 4)] for n in lengths
+            [int(n), round(passes.prefill_floor_s(needs, ceiling, int(n), which) * 1e3, 4)] for n in lengths
         ]
         for which in ("every", "last")
     }

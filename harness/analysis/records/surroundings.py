@@ -69,6 +69,8 @@ def _facts(record: Record) -> Iterator[tuple[str, Fact]]:
         yield from _as_text("harness", {"version": ours["version"], "commit": commit})
     environment = record.get("environment") or {}
     yield from _as_text("environment", {"key": environment.get("key"), "runner": environment.get("runner")})
+    yield from _as_text("Python of the environment", {"": (environment.get("adopted") or {}).get("python")})
+    yield from _as_text("", {"CUDA toolkit": environment.get("toolkit")})
     yield from _as_text("build", environment.get("variables") or {})
     for line in environment.get("lock") or []:
         name, _, version = str(line).partition("==")

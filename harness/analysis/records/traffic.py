@@ -6,10 +6,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from harness.analysis.records import identity
 from harness.analysis.records.flags import Limit
 from harness.results.kinds import Record, loaded_of
 from harness.results.kinds.parts import Attention, Header, StackFacts
-from harness.theory import demand, floors, shapes
+from harness.theory import demand, floors, machine_names, shapes
 from harness.theory.ggml import element_bytes
 from harness.theory.machine import Machine
 from harness.theory.machines import MACHINES
@@ -87,13 +88,12 @@ def spread(rates: Sequence[float]) -> str:
 
 
 def data_sheet(record: Record) -> Machine | None:
-    """The data sheet of the GPU, or of the board with this CPU; null: unknown, and for other CPUs, whose name
-    does not determine their memory."""
+    """The data sheet of the GPU that it ran on, or of the board with this CPU; null: unknown, and for other
+    CPUs, whose name does not determine their memory."""
     if record.get("device") == "cpu":
         return board(record["machine"].get("cpu"))
-    names = [str(gpu.get("name")).lower() for gpu in record["machine"].get("gpus") or []]
-    known = (m for m in MACHINES.values() if any(name.endswith(m.name.lower()) for name in names))
-    return next(known, None)
+    gpu = identity.gpu(record)
+    return machine_names.of_gpu(gpu["name"], gpu["memory_bytes"]) if gpu else None
 
 
 def board(cpu: str | None) -> Machine | None:
@@ -198,7 +198,7 @@ def _step(record: Record) -> floors.Demand | None:
     weights = weight_bytes_per_token(record)
     if weights is None:
         return None
-    return floors.Demand(0, 0, weights, 0, 0, kv_bytes_per_token(record) or 0, 0)
+    return floors.Demand(0, 0, weights, 0, 0, (floors.Reach(kv_bytes_per_token(record) or 0),))
 
 
 def _reading(record: Record) -> tuple[str, int]:
@@ -229,7 +229,7 @@ def _mean_attended(record: Record, step: floors.Demand) -> float:
     kv_read, length = _reading(record)
     first = record["workload"]["prompt_tokens"] + 1
     last = first + record["tokens"] - 2
-    most = floors.attended(step, last, kv_read, length)
+    most = floors.attended(step.reaches[0], last, kv_read, length)
     if kv_read == "full" or most <= first:
         return most
     growing = (first + most) / 2 * (most - first + 1)

@@ -37,6 +37,8 @@ BUSY_HOST_SHARE = 0.01
 FIRST_TOKENS = 5  # none of these may be late: an unsynchronised clock shows there
 ELSEWHERE = ("cpu", "meta", "disk")  # not on a GPU; on a CPU only the first is correct
 NAMES_SHOWN = 3
+# Of llama.cpp's graph with all layers on a GPU: the input embedding, always on the CPU, and all else.
+OFFLOADED_SPLITS = 2
 CEILING_TOLERANCE = 1.05  # a larger share of the measured bandwidth is a measurement error
 
 USABLE = ("ok", "functional")  # it ran as requested, but the speed of a functional one means nothing
@@ -74,7 +76,7 @@ def verdict(
     clock is not compared, and no turn with another.
     """
     known = [f"known beforehand: {why}" for why in record.get("known_failure", [])]
-    functional = loaded_of(record).get("functional")
+    functional = loaded_of(record).get("functional") or _emulated(record)
     usable = Verdict("functional", [str(functional)]) if functional else Verdict("ok", [])
     if grow_results.ended_by_memory(record) and (
         reasons := option_mismatches(record["device"], record["options"], loaded_of(record))
@@ -99,6 +101,12 @@ def verdict(
         texts = [reason.text for reason in found]
         return Verdict("invalid", [*texts, *known], disturbances.kind(found))
     return usable
+
+
+def _emulated(record: Record) -> str | None:
+    """Why no speed of the record's machine means anything; null for a real one."""
+    shown = (record.get("machine") or {}).get("emulated")
+    return f"the machine is emulated ({shown}): its speeds mean nothing" if shown else None
 
 
 def attempts_left(record: Record, found: Verdict) -> bool:
@@ -162,6 +170,8 @@ def notes(record: Record) -> list[Flag]:
     if trained and length > trained:
         detail = f"the context grows to {length} tokens, but the model was trained on at most {trained}"
         raised.append(Flag("beyond_trained_context", detail, invalidates=None))
+    if pins := ((record.get("environment") or {}).get("adopted") or {}).get("pins_not_met"):
+        raised.append(Flag("not_pinned", f"an adopted interpreter, not pinned: {'; '.join(pins)}", None))
     raised += [Flag("stack_warning", warning, invalidates=None) for warning in facts.get("warnings") or []]
     if retries := done.get("counters", Counters()).get("allocator_retries"):
         places = ", ".join(str(n) for n, _ in retries[:NAMES_SHOWN])
@@ -258,7 +268,19 @@ def _placement(device: str, options: Options, facts: StackFacts) -> list[str]:
         for name, count in on.items()
         if name.lower() in wrong and count
     ]
-    return [f"offloaded, not all on the requested device ({'; '.join(mismatches)})"] if mismatches else []
+    if mismatches:
+        return [f"offloaded, not all on the requested device ({'; '.join(mismatches)})"]
+    return _splits(device, facts)
+
+
+def _splits(device: str, facts: StackFacts) -> list[str]:
+    """Operations without a kernel for the GPU: llama.cpp runs them on the CPU, whatever it reports of layers.
+    Its graph is split at each change of device."""
+    most = max((facts.get("graph_splits") or {}).values(), default=0)
+    if device == "cpu" or most <= OFFLOADED_SPLITS:
+        return []
+    why = f"llama.cpp's graph has {most} splits, and {OFFLOADED_SPLITS} if all is on the GPU"
+    return [f"some operations ran on the CPU: {why}"]
 
 
 def _second_clock(record: Record) -> list[str]:

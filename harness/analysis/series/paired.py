@@ -19,9 +19,9 @@ FALSE_DISCOVERIES = 0.005  # expected share of false ones among reported changes
 FEWEST_ROUNDS = 8  # a variance from fewer may come out small by chance, and would end the measurement early
 
 
-def changes(rounds: Mapping[str, Sequence[float]]) -> dict[str, Change]:
+def changes(rounds: Mapping[str, Sequence[float]], confidence: float = CONFIDENCE) -> dict[str, Change]:
     """By pair: the change from the differences of the costs (B minus A) in each round; at least one each. The
-    spread of the differences is moderated over the pairs."""
+    spread of the differences is moderated over the pairs. `confidence`: of the intervals."""
     known = {name: spread([Repeats(values)]) for name, values in rounds.items()}
     spreads = moderated(known)
     found = {}
@@ -33,7 +33,7 @@ def changes(rounds: Mapping[str, Sequence[float]]) -> dict[str, Change]:
             continue
         variance = own.variance if own.far_beyond(usual) else usual.variance
         error = math.sqrt(variance / len(values))
-        half = float(stdtrit(usual.freedom, (1 + CONFIDENCE) / 2)) * error
+        half = float(stdtrit(usual.freedom, (1 + confidence) / 2)) * error
         p = 2 * float(stdtr(usual.freedom, -abs(cost) / error))
         found[name] = Change(cost, middle, (cost - half, cost + half), p)
     return found

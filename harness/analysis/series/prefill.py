@@ -24,7 +24,7 @@ TARGETS = (512, 2048, 8192, 32768)  # tokens of a prompt whose TTFT is estimated
 FEWEST = 8  # lengths of a fit
 CONCAVE = 3.0  # times the slope after a kernel change; tile steps of one kernel reach 2
 NEAR_TOP = 0.9  # of the greatest height above the chord: the first tile of the kernel, not its highest
-RISE = 0.1  # by which latency grows at a kernel change, and beyond a plateau that has an end
+RISE = 0.1  # of latency above its chord at a kernel change, and beyond a plateau that has an end
 SLOPES_SHARE = 0.25  # of the first length's latency that may be slope: with more, no plateau was seen
 FURTHEST = 5.0  # times the longest measured pass, without a quadratic term: attention is not known
 FURTHEST_QUADRATIC = 16.0
@@ -112,8 +112,9 @@ def analyse(
 
 
 def kernel_start(n: Floats, ms: Floats) -> int:
-    """Index of the shortest length of the last kernel: past the points where latency rises by a tenth or
-    more, and three times as steeply as after them."""
+    """Index of the shortest length of the last kernel: past the points where latency lies a tenth or more
+    above the line from its first to its last, and rises three times as steeply as after them. The last tile
+    of a kernel, of which a sweep may end, is less than that above it."""
     least = np.minimum.accumulate(ms[::-1])[::-1]  # not raised by single slow passes
     start = 0
     while len(n) - start > FEWEST:
@@ -121,7 +122,7 @@ def kernel_start(n: Floats, ms: Floats) -> int:
         chord = y[0] + (y[-1] - y[0]) * (x - x[0]) / (x[-1] - x[0])
         above = (y - chord)[: -FEWEST + 1]
         top = int((above >= NEAR_TOP * above.max()).argmax())
-        if above.max() <= 0 or top == 0 or y[top] < (1 + RISE) * y[0]:
+        if above.max() <= 0 or top == 0 or y[top] < (1 + RISE) * chord[top]:
             break
         after = (y[-1] - y[top]) / (x[-1] - x[top])
         if (y[top] - y[0]) / (x[top] - x[0]) < CONCAVE * after:

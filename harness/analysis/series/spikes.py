@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.analysis.series.line import Floats
 
@@ -31,14 +32,20 @@ def running_median(ms: Floats) -> Floats | None:
     return np.pad(np.partition(windows, middle, axis=1)[:, middle], middle, mode="edge")
 
 
+def spike_places(ms: Floats, usual: Floats) -> NDArray[np.intp]:
+    """Indices of the spikes; `usual`: the running median."""
+    above = ms - usual
+    spread = 1.4826 * float(np.median(np.abs(above)))
+    return np.flatnonzero((above > SPIKE_SHARE * usual) & (above > SPIKE_SIGMAS * spread))
+
+
 def spikes_of(ms: Floats, usual: Floats | None) -> Spikes:
     if usual is None:
         return Spikes()
-    above = ms - usual
-    spread = 1.4826 * float(np.median(np.abs(above)))
-    at = np.flatnonzero((above > SPIKE_SHARE * usual) & (above > SPIKE_SIGMAS * spread))
+    at = spike_places(ms, usual)
     at = at[at > 0]  # a slow second token is handled in flags.py
     if len(at) == 0:
         return Spikes()
+    above = ms - usual
     period = float(np.median(np.diff(at))) if len(at) >= LEAST_SPIKES else None
     return Spikes(len(at), float(np.median(above[at])), period)

@@ -1,0 +1,168 @@
+"""Run one campaign of the settings of one cell: each round has every setting once that a search asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness import plan, results
+from harness.analysis.records import disturbances
+from harness.analysis.records.metrics import Metric
+from harness.analysis.records.verdicts import USABLE
+from harness.analysis.series.halving import DEFAULTS, Search, Setting, label
+from harness.campaign import rounds
+from harness.campaign.attempts import Attempts
+from harness.campaign.device_lock import device_lock
+from harness.campaign.opened import Campaign, RunOptions, Watcher, examined, preparation_of, prepared, recover
+from harness.campaign.prepare import Preparation
+from harness.campaign.rounds import Due
+from harness.config import Experiment, Model, Variant, Workload
+from harness.config.variants import varied
+from harness.dataset.gather import Gathered
+from harness.plan import Cell
+from harness.results import Record, Stored
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """`variant`: the defaults. `metric`: the figure of `workload` that is to get better. `busy`: repeats that
+    the machine disturbed count too."""
+
+    experiment: Experiment
+    model: Model
+    variant: Variant
+    workload: Workload
+    metric: Metric
+    busy: bool = False
+
+    def cell(self, setting: Setting) -> Cell:
+        """The cell of a setting."""
+        (found,) = plan.cells(
+            self.experiment.model_copy(
+                update={
+                    "models": (self.model,),
+                    "variants": (varied(self.variant, dict(setting)),),
+                    "workloads": (self.workload,),
+                    "include": (),
+                    "exclude": (),
+                }
+            )
+        )
+        return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`reasons`: by setting, why its last repeat without a figure has none. `weights`: the file or folder
+    that was loaded; null: none."""
+
+    reasons: Mapping[Setting, str]
+    weights: str | None
+
+
+def run(tuned: Tuned, search: Search, options: RunOptions, watcher: Watcher) -> Outcome:
+    """Measure rounds until the search is over. Nothing measured before is reused. Raises as
+    campaign.run()."""
+    results.check_writable(options.root)
+    tuned = replace(tuned, experiment=_short(tuned.experiment))
+    preparation = preparation_of(tuned.experiment, watcher)
+    measures = tuned.cell(DEFAULTS).weights_format != "none"
+    with device_lock(preparation.device_id, options.wait, watcher.say, measures):
+        recover(options, watcher)
+        return _Rounds(tuned, options, watcher, preparation).measure(search)
+
+
+def _short(experiment: Experiment) -> Experiment:
+    """Without what a search does not need: a disturbed repeat is made up for by another round."""
+    left_out = {"retry_disturbed": 0, "check_weights": False}
+    left_out |= {"measure_bandwidth": False, "measure_matrix_rate": False}
+    return experiment.model_copy(update={"protocol": experiment.protocol.model_copy(update=left_out)})
+
+
+class _Rounds:
+    """The rounds of one campaign, whose cells are prepared as the search comes to them."""
+
+    def __init__(self, tuned: Tuned, options: RunOptions, watcher: Watcher, preparation: Preparation) -> None:
+        self._tuned, self._options, self._watcher = tuned, options, watcher
+        self._preparation = preparation
+        self._first: Campaign | None = None
+        self._attempts: dict[str, Attempts] = {}
+        self._settings: dict[str, Setting] = {}
+        self._reasons: dict[Setting, str] = {}
+        self._weights: str | None = None
+        self._done = 0
+
+    def measure(self, search: Search) -> Outcome:
+        number = 0
+        while settings := search.due():
+            number += 1
+            cells = [self._tuned.cell(each) for each in settings]
+            self._settings |= {cell.id: each for cell, each in zip(cells, settings, strict=True)}
+            self._prepare([cell for cell in cells if cell.id not in self._attempts])
+            search.add(*self._costs(self._round(cells, number)))
+            left = ", ".join(label(each) for each in search.due() if each)
+            self._watcher.say(f"round {number}: {left or 'no setting'} goes on")
+        return Outcome(self._reasons, self._weights)
+
+    def _prepare(self, cells: Sequence[Cell]) -> None:
+        if not cells:
+            return
+        given = (self._tuned.experiment, cells, self._options, self._watcher, self._preparation)
+        campaign = prepared(*given)
+        if self._first is None:
+            campaign = examined(campaign)
+            # A name of its own keeps the records out of a nightly baseline (compare --baseline).
+            of = {**campaign.shared["campaign"], "name": f"{self._tuned.experiment.name}-tune"}
+            self._first = replace(campaign, shared=campaign.shared | {"campaign": of})
+        attempts = Attempts(replace(campaign, shared=self._first.shared), cells)
+        self._attempts |= dict.fromkeys((cell.id for cell in cells), attempts)
+
+    def _round(self, cells: Sequence[Cell], number: int) -> list[Stored]:
+        order = plan.shuffled(cells, self._tuned.experiment.protocol.order_seed, number)
+        stored, busiest = rounds.measure(
+            [Due(cell, number) for cell in order],
+            lambda due, place, of: self._attempt(due, self._done + place, self._done + of),
+            True,
+            self._watcher.say,
+            self._watcher.repeat_ends,
+        )
+        self._done += len(stored)
+        if busiest is not None:
+            self._watcher.disturbed_by(busiest)
+        return stored
+
+    def _attempt(self, due: Due, place: int, of: int) -> Stored:
+        assert self._first is not None  # _prepare() comes before
+        setting = self._settings[due.cell.id]
+        facts: dict[str, Any] = {"round": due.repeat, "setting": label(setting)}
+        facts = dict(self._first.shared["campaign"]) | facts
+        return self._attempts[due.cell.id].measure(due, place, of, campaign=facts)
+
+    def _costs(self, stored: Sequence[Stored]) -> tuple[dict[Setting, float | None], set[Setting]]:
+        """By setting, null where the repeat has no valid figure; and those that failed by their own fault.
+        The reason of either is kept."""
+        gathered, metric = Gathered(stored), self._tuned.metric
+        found: dict[Setting, float | None] = {}
+        failed = set()
+        for row, each in zip(gathered.repeats, gathered.stored, strict=True):
+            setting = self._settings[row["cell"]]
+            counts = _counts(row["status"], row["reasons"], each.record, self._tuned.busy)
+            value = metric.value(row) if counts else None
+            found[setting] = None if value is None else metric.cost(value)
+            if value is None:
+                self._reasons[setting] = f"{row['status']}: {'; '.join(row['reasons'])}"
+                if not row["disturbed"]:
+                    failed.add(setting)
+            self._weights = each.record["model"]["weights"].get("file") or self._weights
+        return found, failed
+
+
+def _counts(status: str, reasons: Sequence[str], record: Record, busy: bool) -> bool:
+    """Whether a repeat is one of its setting. That threads wait for each other is what more of them than CPUs
+    cost, and no disturbance."""
+    if status in USABLE:
+        return True
+    if record["outcome"] != "ok" or not (busy or disturbances.oversubscribed(record)):
+        return False
+    return set(reasons) <= {reason.text for reason in disturbances.reasons(record)}

@@ -1,0 +1,183 @@
+"""`harness tune`: find the options with which one stack runs one model fastest on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness import config, machine, plan
+from harness.analysis.records.metrics import METRICS
+from harness.analysis.series.halving import DEFAULTS, FIRST_LOOK, Search, label
+from harness.campaign import RunOptions, tune
+from harness.campaign.tune import Tuned
+from harness.cli.compare import share
+from harness.cli.exits import NOT_OK, OK, Mistake, say
+from harness.cli.inputs import WAIT, add_cells, add_json, chosen
+from harness.cli.progress import Progress
+from harness.config import Decode, Experiment, Prefill, Workload
+from harness.config.experiment import Scalar
+from harness.config.variants import given_values
+from harness.plan import Cell
+from harness.report import tuned as text
+from harness.stacks.candidates import candidates, without_effect
+from harness.stacks.rules import PURPOSES
+from harness.system.wording import named, plural
+
+Changes = Mapping[str, Scalar]
+
+EPILOG = """CONFIG has one model and one variant (or choose with --only): its options are the defaults. One
+option at a time, every round measures each remaining value once, next to the defaults, in random order. After
+4, 8 and 16 rounds the worse half of them goes. The best setting is then measured against the defaults in
+rounds of their own, which alone decide. A verdict takes minutes on a small model.
+
+examples:
+  harness tune quickstart --only '*q4_0.decode*'
+  harness tune mine.yaml --option threads=4,6,8 --option flash_attn=false,true
+  harness tune mine.yaml --for prefill"""
+FIGURES = {"decode": "tokens_per_s", "prefill": "pp512"}
+PROMPT = 512
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    add_cells(parser)
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,...",
+        help="try these values of an option; repeatable (default: threads and what the stack's header names)",
+    )
+    parser.add_argument(
+        "--for",
+        dest="purpose",
+        choices=PURPOSES,
+        default=PURPOSES[0],
+        help=f"what is to be fast: decode (tok/s) or prefill (a pass of {PROMPT} tokens); default: decode",
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=64, metavar="N", help="tokens to decode in a repeat (default: 64)"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=16,
+        metavar="N",
+        help="most rounds of an option; twice that to decide at the end (default: 16)",
+    )
+    parser.add_argument(
+        "--threshold", default="1%", metavar="1%", help="smallest gain that is looked for (default: 1%%)"
+    )
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="use repeats that other processes disturbed too, on a machine that is never quiet",
+    )
+    parser.add_argument("--wait", action="store_true", help=WAIT)
+    parser.add_argument("--dry-run", action="store_true", help="print what is tried, and measure nothing")
+    add_json(parser, "one object per setting")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search, then print the table, the verdict and the command line of the winner."""
+    if arguments.rounds < FIRST_LOOK:
+        raise Mistake(f"--rounds {arguments.rounds}: must be {FIRST_LOOK} or more")
+    if not 2 <= arguments.tokens <= 100_000:
+        raise Mistake(f"--tokens {arguments.tokens}: must be between 2 and 100000")
+    threshold = share("--threshold", arguments.threshold)
+    experiment = config.load(arguments.config, arguments.set)
+    tuned = _tuned(experiment, arguments)
+    threads = experiment.protocol.threads or machine.physical_cores()
+    options = _options(tuned, arguments, threads)
+    base = tuned.cell(DEFAULTS).options(threads)
+    search = Search(options, base, arguments.rounds, threshold)
+    if not search.due():
+        raise Mistake("there is nothing to try here but the defaults; name values with --option")
+    if arguments.dry_run:
+        print(f"defaults: {text.config_row(tuned.variant.stack, tuned.variant.options)}")
+        for values in options:
+            print(f"tried: {', '.join(label(tuple(each.items())) for each in values)}")
+        return OK
+    root = (arguments.out or Path("results")).absolute()
+    request = RunOptions(root, arguments.config, arguments.command_line, fresh=True, wait=arguments.wait)
+    progress = Progress()
+    outcome = tune.run(tuned, search, request, progress)
+    progress.clear()
+    finalist = search.best if search.final else None
+    found = text.Found(search.results(), search.winner, finalist, tuned.metric, threshold, outcome.reasons)
+    _show(found, tuned, threads, outcome.weights, arguments.json)
+    say(f"records: {root}")
+    return OK if found.measured else NOT_OK
+
+
+def _show(found: text.Found, tuned: Tuned, threads: int, weights: str | None, as_json: bool) -> None:
+    cell = tuned.cell(found.winner or DEFAULTS)
+    row = text.config_row(cell.variant.stack, cell.variant.options)
+    command = text.command(cell.header, cell.options(threads), weights)
+    if as_json:
+        more = {"config_row": row, "command": command}
+        every = [each | (more if each["winner"] else dict.fromkeys(more)) for each in text.rows(found)]
+        print(json.dumps(every, indent=1, allow_nan=False))
+        say(text.verdict(found))
+        return
+    text.table(found).show()
+    print(text.verdict(found))
+    if found.winner is not None:
+        print(f"config row: {row}")
+        if command:
+            print(f"command: {command}")
+
+
+def _tuned(experiment: Experiment, arguments: argparse.Namespace) -> Tuned:
+    """Raises Mistake: more than one model or variant."""
+    cells = chosen(plan.cells(experiment), arguments)
+    models = list(dict.fromkeys(cell.model.name for cell in cells))
+    variants = list(dict.fromkeys(f"{cell.variant.stack} {cell.variant.name}" for cell in cells))
+    for what, names in (("model", models), ("variant", variants)):
+        if len(names) > 1:
+            listed = f"{plural(len(names), what)}: {named(names, 3)}"
+            raise Mistake(f"{arguments.config.name} has {listed}; tune takes one: choose with --only")
+    workload: Workload = Decode(new_tokens=arguments.tokens)
+    if arguments.purpose == "prefill":
+        workload = Prefill(lengths=[PROMPT])
+    (metric,) = (each for each in METRICS if each.name == FIGURES[arguments.purpose])
+    return Tuned(experiment, cells[0].model, cells[0].variant, workload, metric, arguments.busy)
+
+
+def _options(tuned: Tuned, arguments: argparse.Namespace, threads: int) -> list[Sequence[Changes]]:
+    """What is tried: the values given, else those that the header names and that can work here."""
+    family = tuned.experiment.device.partition(":")[0]
+    stack, header = tuned.variant.stack, tuned.cell(DEFAULTS).header
+    if not arguments.option:
+        logical = machine.facts()["usable_cpus"] or machine.physical_cores()
+        derived = candidates(header, family, arguments.purpose, machine.physical_cores(), logical)
+        return [[each for each in values if not _refused(tuned, each, threads)] for values in derived]
+    found: list[Sequence[Changes]] = []
+    for given in arguments.option:
+        name, equals, values = given.partition("=")
+        if not equals:
+            raise Mistake(f"--option {given}: must be NAME=VALUE,..., as in threads=1,2,4")
+        found.append([{name: value} for value in given_values(stack, name, values)])
+        if without_effect(header, name, family):
+            raise Mistake(f"--option {given}: {name} has no effect on the device {family}")
+        for each in found[-1]:
+            if why := _refused(tuned, each, threads):
+                raise Mistake(f"--option {label(tuple(each.items()))}: {why}")
+    return found
+
+
+def _refused(tuned: Tuned, changes: Changes, threads: int) -> str | None:
+    """Why the stack cannot run with these options, or would load other weights; null: it may."""
+    before, cell = tuned.cell(DEFAULTS), tuned.cell(tuple(changes.items()))
+    if _weights(before) != _weights(cell):
+        return "gives other weights, which are another model; compare them with harness run"
+    family = tuned.experiment.device.partition(":")[0]
+    failures = plan.known_failures(cell, threads, family, None, cell.model.shape)
+    return failures[0].reason if failures else None
+
+
+def _weights(cell: Cell) -> object:
+    return cell.quant, cell.packing, cell.weights_format, cell.source

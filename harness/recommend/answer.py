@@ -1,0 +1,163 @@
+"""Predictions of all candidates -> the answer: rows, ranked by a goal, with one sentence each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.predict.speed import Predictor
+from harness.predict.traits import Example, Range
+from harness.recommend.candidates import WHOLE_BITS, Candidate
+
+SHORT_PROMPT = 2048
+MOST_LOSS = 0.02  # of the perplexity of 16-bit weights; more is not `balance`
+PERPLEXITY_NOISE = 0.006  # its standard error, as llama.cpp prints it on wikitext
+NEARLY_WHOLE = WHOLE_BITS - 1  # bits per weight of 16-bit weights, give or take a few tensors
+LEAST_BITS = 4.5  # per weight, for `balance` where no quality is known
+MEASURED = "measured"
+GOALS = ("balance", "speed", "quality", "context")
+
+
+@dataclass(frozen=True)
+class Quality:
+    """`loss`: perplexity over that of 16-bit weights, less 1. `source`: whose, and of which model."""
+
+    loss: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate with all that is predicted of it. `start`, `deep`: tokens per second at zero context, and
+    at the context asked for; `first_short`, `first_deep`: ms of a prompt of 2,048 tokens, and of the context.
+    `basis`: what the prediction rests on."""
+
+    candidate: Candidate
+    start: Range
+    deep: Range
+    first_short: Range | None
+    first_deep: Range | None
+    quality: Quality | None
+    basis: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.candidate.cell.variant.stack} {self.candidate.cell.variant.name}"
+
+
+@dataclass(frozen=True)
+class Ranked:
+    choice: Choice
+    why: str
+
+
+def choices(
+    found: Sequence[Candidate],
+    examples: Sequence[Example],
+    context: int,
+    quality: Callable[[Candidate], Quality | None],
+) -> list[Choice]:
+    """Predict all candidates at once."""
+    predictor, traits = Predictor(examples), [each.traits for each in found]
+    figures = zip(
+        found,
+        predictor.tokens_per_s(traits, 1),
+        predictor.tokens_per_s(traits, context),
+        predictor.first_token_ms(traits, SHORT_PROMPT),
+        predictor.first_token_ms(traits, context),
+        strict=True,
+    )
+    return [
+        Choice(each, start, deep, short, long, quality(each), basis(each, examples))
+        for each, start, deep, short, long in figures
+    ]
+
+
+def basis(candidate: Candidate, examples: Sequence[Example]) -> str:
+    """`measured`: this variant on this device; `calibrated`: others of its kind of stack there; `calibrated
+    elsewhere`: its kind of stack on another device of its kind; `theory`: none of these."""
+    wanted = candidate.traits
+    alike = [each.traits for each in examples if each.traits.family == wanted.family]
+    same_stack = [each for each in alike if each.group == wanted.group]
+    here = [each for each in same_stack if each.device == wanted.device]
+    if any((each.model, each.type) == (wanted.model, wanted.type) for each in here):
+        return MEASURED
+    engines = {(each.device, each.engine) for each in alike}
+    if here or (wanted.device, wanted.engine) in engines:
+        return "calibrated"
+    return "calibrated elsewhere" if any(engine == wanted.engine for _, engine in engines) else "theory"
+
+
+def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
+    """At most so many that fit, best first. The best of each goal come first, the goal asked for leading;
+    then those that no other beats in both speed and quality (or bits, where no quality is known)."""
+    fitting = [each for each in found if each.candidate.fits]
+    if not fitting:
+        return []
+    keys: Mapping[str, Callable[[Choice], tuple[float, ...]]] = {
+        "speed": lambda each: (each.deep.value,),
+        "quality": lambda each: (*_goodness(each), each.deep.value),
+        "context": lambda each: (each.candidate.longest or 0, each.deep.value),
+        "balance": lambda each: (*_balanced(each), each.deep.value),
+    }
+    says = {
+        "speed": "fastest",
+        "quality": "best quality that fits",
+        "context": "longest context",
+        "balance": "fastest that keeps quality",
+    }
+    chosen: list[Choice] = []
+    reasons: dict[int, list[str]] = {}
+    for each_goal in [goal, *(other for other in GOALS if other != goal)]:
+        best = max(fitting, key=keys[each_goal])
+        if id(best) not in reasons:
+            chosen.append(best)
+        reasons.setdefault(id(best), []).append(_said(says[each_goal], each_goal, best))
+    front = sorted((c for c in fitting if not _dominated(c, fitting)), key=keys[goal], reverse=True)
+    chosen += [each for each in front if id(each) not in reasons]
+    return [
+        Ranked(each, "; ".join(reasons.get(id(each), ["no other is both faster and of more bits"])))
+        for each in chosen[:most]
+    ]
+
+
+def _said(words: str, goal: str, best: Choice) -> str:
+    if goal == "context" and (best.candidate.longest or 0) >= best.candidate.trained:
+        return f"{words}: all that it was trained on"
+    if goal == "balance":
+        if best.candidate.bits >= NEARLY_WHOLE:
+            return f"{words} (16 bits)"
+        if best.quality:
+            return f"{words} (perplexity {best.quality.loss:+.1%})"
+        return f"fastest with at least {LEAST_BITS} bits a weight, quality unknown"
+    if goal == "quality" and best.quality is None and best.candidate.bits < NEARLY_WHOLE:
+        return "most bits a weight that fit, quality unknown"
+    return words
+
+
+def _goodness(choice: Choice) -> tuple[float, float]:
+    """Known quality before unknown, then the smaller loss, where it exceeds the noise of a perplexity; of
+    unknown quality the more bits."""
+    if choice.candidate.bits >= NEARLY_WHOLE:
+        return 1.0, 0.0
+    if choice.quality is None:
+        return 0.0, choice.candidate.bits
+    return 1.0, -max(0.0, choice.quality.loss - PERPLEXITY_NOISE)
+
+
+def _balanced(choice: Choice) -> tuple[bool, bool]:
+    """Whether its quality is known to be kept; else, whether it has enough bits."""
+    known, bits = choice.quality, choice.candidate.bits
+    kept = bits >= NEARLY_WHOLE or (known is not None and known.loss <= MOST_LOSS)
+    return kept, not kept and known is None and bits >= LEAST_BITS
+
+
+def _dominated(choice: Choice, others: Sequence[Choice]) -> bool:
+    """Whether another is at least as fast with at least as many bits, and more of one."""
+    mine = choice.deep.value, choice.candidate.bits
+    return any(
+        other.deep.value >= mine[0]
+        and other.candidate.bits >= mine[1]
+        and (other.deep.value, other.candidate.bits) != mine
+        for other in others
+    )

@@ -1,0 +1,77 @@
+"""What to type to run a chosen variant: commands and files of common programs, and a config of ours. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.plan import Cell
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model's weights come from. `checkpoint`: what transformers loads, a hub repository or a folder;
+    null: none is known. `gguf`: the file that was given, and `gguf_type` its type."""
+
+    name: str
+    checkpoint: str | None = None
+    gguf: str | None = None
+    gguf_type: str | None = None
+
+
+def of_cell(cell: Cell, source: Source, context: int, on_gpu: bool, threads: int | None) -> dict[str, str]:
+    """By program, how to run the variant. `threads`: null where the machine is not this one."""
+    if cell.weights_format == "gguf":
+        return _llama_cpp(cell, source, context, on_gpu, threads)
+    checkpoint = source.checkpoint or f"a checkpoint of {source.name}"
+    where = ', device_map="cuda"' if on_gpu else ""
+    stack, packed = cell.variant.stack, f"a {cell.weights_format.upper()} checkpoint of {source.name}"
+    load = f'AutoModelForCausalLM.from_pretrained("{checkpoint}", '
+    if stack == "hf":
+        return {"transformers": f'{load}dtype="bfloat16"{where})'}
+    if stack == "bnb":
+        bits = "load_in_8bit=True" if cell.quant == "int8" else "load_in_4bit=True"
+        more = ', bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16"' if cell.quant == "nf4" else ""
+        return {"transformers": f"{load}quantization_config=BitsAndBytesConfig({bits}{more}){where})"}
+    options = ", ".join(f"{key}: {_yaml(value)}" for key, value in cell.variant.options.items())
+    return {"harness": f"a config with {{stack: {stack}, {options}}} and the weights of {packed}"}
+
+
+def config(cells: Sequence[Cell], model: Mapping[str, object], device: str, context: int) -> str:
+    """YAML for `harness run` that measures the variants: a short decode, and windows up to the context.
+    `model`: its row."""
+    depths = sorted({0, context // 4, context - 1})
+    rows = [{"stack": cell.variant.stack, **cell.variant.options} for cell in cells]
+    return (
+        f"device: {device}\n"
+        "protocol: {new_tokens: 128, repeats: 2, retry_disturbed: 1}\n"
+        f"models: [{json.dumps(model)}]\n"
+        "variants:\n" + "".join(f"  - {json.dumps(row)}\n" for row in rows) + "workloads:\n"
+        "  - {kind: decode}\n"
+        f"  - {{kind: depth, depths: {depths}, window: 16, most_windows: 6, stop_at: 1%}}\n"
+    )
+
+
+def _llama_cpp(cell: Cell, source: Source, context: int, on_gpu: bool, threads: int | None) -> dict[str, str]:
+    options, quant = cell.options(threads or 1), str(cell.quant)
+    is_given = source.gguf is not None and source.gguf_type == quant
+    file = str(source.gguf) if is_given else f"{source.name}-{quant.upper()}.gguf"
+    whole = source.gguf or f"{source.name}-F16.gguf"
+    flash, cache = bool(options.get("flash_attn")), [str(options.get(k)) for k in ("type_k", "type_v")]
+    given = f"-m {file} -c {context} {'-ngl 999 ' if on_gpu else ''}-fa {'on' if flash else 'off'}"
+    given += f" -t {threads}" if threads and not on_gpu else ""
+    given += f" -ctk {cache[0]} -ctv {cache[1]}" if cache != ["f16", "f16"] else ""
+    lines = [f"FROM {file if file.startswith('/') else './' + file}", f"PARAMETER num_ctx {context}"]
+    lines += [f"PARAMETER num_gpu {999 if on_gpu else 0}"]
+    lines += [f"PARAMETER num_thread {threads}"] if threads and not on_gpu else []
+    variables = ["OLLAMA_FLASH_ATTENTION=1"] if flash else []
+    variables += [f"OLLAMA_KV_CACHE_TYPE={cache[0]}"] if cache[0] != "f16" else []
+    lines += [f"# start the server with {' '.join(variables)}"] if variables else []
+    makes = {} if is_given or file == whole else {"first": f"llama-quantize {whole} {file} {quant.upper()}"}
+    servers = {"llama-server": f"llama-server {given}", "llama-cli": f"llama-cli {given}"}
+    return makes | servers | {"Modelfile": "\n".join(lines)}
+
+
+def _yaml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,100 @@
+"""Terminal output of `harness recommend`: the ranking, and what it rests on."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from harness.predict.traits import Example, Range
+from harness.recommend import commands
+from harness.recommend.answer import NEARLY_WHOLE, SHORT_PROMPT, Choice, Ranked
+from harness.recommend.candidates import Place
+from harness.recommend.commands import Source
+from harness.report.table import NONE, Table
+from harness.report.theory import short
+
+
+def show(ranking: Sequence[Ranked], context: int) -> None:
+    """Print the ranking, best first, each with its reason."""
+    _table([each.choice for each in ranking], context).show()
+    print()
+    for number, each in enumerate(ranking, 1):
+        print(f"{number}. {each.choice.title}: {each.why}")
+
+
+def show_all(found: Sequence[Choice], context: int) -> None:
+    """Print every variant by its speed."""
+    _table(sorted(found, key=lambda each: -each.deep.value), context).show()
+
+
+def _table(found: Sequence[Choice], context: int) -> Table:
+    headings = [
+        *(
+            "stack",
+            "variant",
+            "tok/s",
+            f"tok/s at {context:,}",
+            f"TTFT {SHORT_PROMPT:,} s",
+            f"TTFT {context:,} s",
+        ),
+        *("longest context", "GB", "bits", "quality", "rests on"),
+    ]
+    return Table(headings, [_line(each) for each in found])
+
+
+def _line(choice: Choice) -> list[str]:
+    candidate = choice.candidate
+    over = candidate.memory_bytes - candidate.available_bytes
+    size = f"{candidate.memory_bytes / 1e9:.1f}" + (f" ({over / 1e9:.1f} short)" if over > 0 else "")
+    quality = f"{choice.quality.loss:+.1%}" if choice.quality else "unknown"
+    return [
+        candidate.cell.variant.stack,
+        candidate.cell.variant.name,
+        _range(choice.start),
+        _range(choice.deep),
+        _seconds(choice.first_short),
+        _seconds(choice.first_deep),
+        f"{candidate.longest:,}" if candidate.longest else NONE,
+        size,
+        f"{candidate.bits:.2f}",
+        "16 bits" if candidate.bits >= NEARLY_WHOLE else quality,
+        choice.basis,
+    ]
+
+
+def _range(figure: Range) -> str:
+    return f"{short(figure.value)} ({short(figure.low)} to {short(figure.high)})"
+
+
+def _seconds(figure: Range | None) -> str:
+    if figure is None:
+        return NONE
+    return f"{short(figure.value / 1e3)} ({short(figure.low / 1e3)} to {short(figure.high / 1e3)})"
+
+
+def show_notes(
+    ranking: Sequence[Ranked], examples: Sequence[Example], place: Place, so_far: str | None
+) -> None:
+    """Print what the predictions rest on, and how good those made here were."""
+    sources = dict.fromkeys(each.choice.quality.source for each in ranking if each.choice.quality)
+    lines = [
+        "tok/s and TTFT: predicted, with 90% intervals; TTFT is - where the compute rate is unknown. "
+        "GB: with the whole context. quality: perplexity above that of 16-bit weights"
+        + (f" ({'; '.join(sources)})." if sources else "."),
+        "rests on: measured, this variant here; calibrated, others of its kind of stack here; calibrated "
+        "elsewhere, its kind of stack on another device of its kind; theory, none of these.",
+    ]
+    if place.here and not any(each.traits.device == place.name for each in examples):
+        lines.append("nothing was measured on this machine: --prove 3 measures the first three.")
+    lines += [so_far] if so_far else []
+    print("\n" + "\n".join(line for each in lines for line in textwrap.wrap(each, 110)))
+
+
+def show_commands(choice: Choice, source: Source, context: int, place: Place) -> None:
+    """Print how to run the first of the ranking."""
+    print(f"\nrun {choice.title}:")
+    on_gpu, threads = place.device.family != "cpu", place.threads if place.here else None
+    found = commands.of_cell(choice.candidate.cell, source, context, on_gpu, threads)
+    for program, command in found.items():
+        first, *others = command.splitlines()
+        print("\n".join([f"  {program + ':':14}{first}", *(" " * 16 + line for line in others)]))

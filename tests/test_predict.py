@@ -1,0 +1,130 @@
+"""Predictions of decode: from the published study, from a few measured variants, and from nothing."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from harness import results, shipped
+from harness.predict import robust
+from harness.predict.speed import Predictor
+from harness.predict.traits import GGML, TORCH, Example, Range, Traits
+from harness.recommend import examples
+
+CARD = Traits(
+    group="llamacpp",
+    engine=GGML,
+    type="q4_0",
+    model="m",
+    device="a card",
+    family="cuda",
+    layers=32,
+    heads=32,
+    read_bytes=4e9,
+    kv_bytes=5e5,
+    bytes_per_s=1e12,
+    pass_flops=1.5e10,
+    pair_flops=5e5,
+    flops=1e14,
+)
+CPU = replace(CARD, device="a CPU", family="cpu", bytes_per_s=2e10, flops=None)
+
+
+@pytest.fixture(scope="module")
+def published() -> list[Example]:
+    return examples.of_published(results.records(shipped.results("published/rtx4090-qwen1.5"), print))
+
+
+def test_a_whole_size_of_the_published_study_is_predicted_from_the_others(published):
+    """benchmarks/predictions.py has the other sizes, and the stacks of PyTorch."""
+    held = [e for e in published if e.traits.model == "qwen1.5-7b" and e.traits.engine == GGML]
+    predictor = Predictor([e for e in published if e.traits.model != "qwen1.5-7b"])
+    found = predictor.latency_ms([e.traits for e in held], 1)
+    errors = [abs(found.value / example.at_ms[1] - 1) for found, example in zip(found, held, strict=True)]
+    assert len(held) == 8
+    assert statistics.median(errors) < 0.02
+    assert max(errors) < 0.05
+
+
+def test_the_published_examples_are_those_with_figures(published):
+    assert len(published) == 100
+    assert {e.traits.device for e in published} == {"GeForce RTX 4090"}
+    assert sum(bool(e.first_tokens) for e in published) == 18
+    bnb = next(e for e in published if (e.traits.group, e.traits.model) == ("bnb int8", "qwen1.5-7b"))
+    assert bnb.traits.read_bytes > 7.1e9  # a byte a weight of the linear layers, two of the lm_head
+
+
+def test_what_was_measured_of_a_device_sharpens_what_is_predicted_there():
+    larger = replace(CPU, model="larger", layers=40, read_bytes=8e9)
+    alone = Predictor([]).latency_ms([larger], 1)[0]
+    measured = Example(CPU, {100: 300.0}, (26, 174), {}, "here")
+    known = Predictor([measured]).latency_ms([larger], 1)[0]
+    assert known.high / known.low < 0.5 * alone.high / alone.low
+    assert known.value == pytest.approx(600, rel=0.15)
+
+
+def test_another_type_of_weights_and_another_device_are_less_sure():
+    measured = [
+        Example(replace(CARD, model=f"m{n}", read_bytes=n * 1e9), {1: 5.0 + n}, (1, 1), {}, "here")
+        for n in range(1, 8)
+    ]
+    rows = [CARD, replace(CARD, type="q2_k"), replace(CARD, device="another card")]
+    here, other_type, elsewhere = Predictor(measured).latency_ms(rows, 1)
+    assert width(here) < width(other_type) < width(elsewhere)
+
+
+def test_latency_grows_with_the_context_and_with_the_bytes():
+    short, long = (Predictor([]).latency_ms([CARD, replace(CARD, read_bytes=8e9)], n) for n in (1, 10_000))
+    assert [each.value for each in long] > [each.value for each in short]
+    assert short[1].value > short[0].value
+
+
+def test_a_static_cache_is_read_as_a_whole_at_each_position():
+    static = replace(CARD, engine=TORCH, group="hf bf16-static", static_tokens=8192)
+    first, last = (Predictor([]).latency_ms([static], n)[0] for n in (1, 8000))
+    assert first == last
+
+
+def test_the_time_to_the_first_token_needs_a_compute_rate():
+    short, none = Predictor([]).first_token_ms([CARD, CPU], 2048)
+    assert none is None
+    assert short is not None
+    longer = Predictor([]).first_token_ms([CARD], 8192)[0]
+    assert longer is not None
+    assert 4 * short.value < longer.value < 8 * short.value  # attention grows with the square
+    assert width(longer) > width(short)
+
+
+def test_a_line_through_timed_positions_is_compared_with_a_line():
+    """A host that is slower than the device hides the growth at first: B of the fitted line is below it."""
+    torch = replace(CARD, engine=TORCH, group="hf bf16", read_bytes=2e9)
+    predictor = Predictor([])
+    n = np.linspace(26, 10_000, 24)
+    curve = [predictor.latency_ms([torch], int(at))[0].value for at in n]
+    slope, first = np.polyfit(n, curve, 1)
+    fitted = Predictor(
+        [Example(torch, {1: first + slope, 10_000: first + 1e4 * slope}, (26, 10_000), {}, "")]
+    )
+    assert fitted.latency_ms([torch], 1)[0].value == pytest.approx(curve[0], rel=0.01)
+    assert first < curve[0] * 0.97
+
+
+def test_a_range_is_turned_over_with_its_ends():
+    assert Range(10, 8, 12.5).inverted(1000) == Range(100, 80, 125)
+
+
+def test_one_wrong_value_of_twenty_moves_no_fit():
+    x = np.linspace(0, 1, 20)
+    y = 2 + 3 * x
+    y[7] = 100
+    design = np.column_stack([np.ones(20), x])
+    found, covariance = robust.fitted(lambda v: (design @ v - y) / 0.1, lambda v: design / 0.1, np.zeros(2))
+    assert found == pytest.approx([2, 3], abs=0.01)
+    assert covariance[0, 0] > 0
+
+
+def width(found: Range) -> float:
+    return found.high / found.low

@@ -1,0 +1,267 @@
+"""`harness recommend`: what can run, how it is ranked, and what is said where little is known."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from harness.cli.recommend.inputs import Given
+from harness.config import Model, load
+from harness.predict.speed import Predictor
+from harness.recommend import commands, outcomes, quality
+from harness.recommend.candidates import Candidate, candidates, place_of
+from harness.recommend.commands import Source
+from harness.recommend.quality import Perplexity
+from harness.theory.families import SHAPES
+from harness.theory.machines import MACHINES
+
+
+def offered(model: str, machine: str, context: int = 8192, stacks: tuple[str, ...] = ()) -> list[Candidate]:
+    given = Model(name=model, shape=SHAPES[model])
+    return candidates(given, SHAPES[model], place_of(MACHINES[machine], machine, 4), context, stacks)
+
+
+def named(found: list[Candidate]) -> dict[str, Candidate]:
+    return {f"{each.cell.variant.stack} {each.cell.variant.name}": each for each in found}
+
+
+def test_the_answer_for_a_known_card_begins_with_what_keeps_quality(harness):
+    ran = harness("recommend", "qwen1.5-7b", "--machine", "rtx-4090", "--context", "8k", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    answer = json.loads(ran.out)
+    best = answer["ranking"][0]
+    rows = {row["name"]: row for row in answer["variants"]}
+    assert "keeps quality" in best["why"]
+    assert rows[best["name"]]["quality_loss"] < 0.02
+    assert "RTX 4090" in rows[best["name"]]["quality_source"]
+    fastest = next(each["name"] for each in answer["ranking"] if "fastest" in each["why"].split("; ")[0])
+    assert fastest in rows
+    # Published: 1 / (11.72 ms) at the start; 4.14 GB of weights and 8,192 tokens of cache of 512 KiB.
+    q4_0 = rows["llamacpp q4_0"]
+    assert q4_0["tokens_per_s"][0] == pytest.approx(1000 / 11.72, rel=0.03)
+    assert q4_0["memory_bytes"] > 4.14e9 + 8192 * 2**19
+    assert q4_0["basis"] == "measured"
+
+
+@pytest.mark.parametrize(
+    ("goal", "key"),
+    [("speed", "tokens_per_s_at_context"), ("context", "longest_context")],
+)
+def test_a_goal_comes_first(harness, goal, key):
+    command = ("recommend", "qwen1.5-14b", "--machine", "rtx-4090", "--for", goal, "--json")
+    answer = json.loads(harness(*command).out)
+    rows = {row["name"]: row for row in answer["variants"] if row["fits"]}
+
+    def figure(row: dict[str, Any]) -> float:
+        return row[key][0] if isinstance(row[key], list) else row[key] or 0
+
+    first = rows[answer["ranking"][0]["name"]]
+    assert figure(first) == max(map(figure, rows.values()))
+    assert len(answer["ranking"]) == 5
+
+
+def test_the_table_has_intervals_and_says_what_to_run(harness):
+    ran = harness("recommend", "qwen1.5-7b", "--machine", "rtx-4090", "--stacks", "llamacpp")
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert lines[0] == "qwen1.5-7b on GeForce RTX 4090 with 24.0 GiB, 8,192 tokens of context"
+    assert "90% intervals" in ran.out
+    assert any(line.strip().startswith("llama-server:") and "-c 8192 -ngl 999" in line for line in lines)
+    assert "FROM ./qwen1.5-7b-" in ran.out
+
+
+def test_what_fits_nowhere_is_short_of_so_much(harness):
+    ran = harness("recommend", "qwen1.5-110b", "--machine", "rtx-4090")
+    assert ran.code == 1
+    assert "nothing fits: the smallest, llamacpp q2_k" in ran.err
+    assert "GB more than the 25.0 GB that are usable" in ran.err
+
+
+def test_a_context_beyond_the_trained_one_is_said(harness):
+    ran = harness(
+        "recommend", "qwen1.5-0.5b", "--machine", "rtx-4090", "--context", "64k", "--stacks", "llamacpp"
+    )
+    assert "beyond the 32,768 tokens that it was trained on" in ran.out
+
+
+def test_without_any_measurement_theory_alone_has_wide_intervals(harness):
+    given = ("--machine", "mybox", "--memory", "16GB", "--bandwidth", "60", "--stacks", "llamacpp", "--json")
+    ran = harness("recommend", "qwen2.5-7b", *given)
+    assert "mybox is taken for a CPU" in ran.err
+    row = next(r for r in json.loads(ran.out)["variants"] if r["name"] == "llamacpp q4_0")
+    _, low, high = row["tokens_per_s"]
+    assert row["basis"] == "theory"
+    assert high / low > 4
+    assert low < 60e9 / 4.4e9 < high * 2
+    assert row["ttft_2048_ms"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["no-such-model"], "no-such-model"),
+        (["qwen1.5-7b", "--machine", "no-such-card"], "or give --memory and --bandwidth"),
+        (["qwen1.5-7b", "--machine", "rtx-4090", "--bandwidth", "100"], "is known; drop --bandwidth"),
+        (["qwen1.5-7b", "--bandwidth", "100"], "this one is measured"),
+        (["qwen1.5-7b", "--machine", "rtx-4090", "--prove", "2"], "--prove measures on this machine"),
+        (["qwen1.5-7b", "--machine", "rtx-4090", "--stacks", "llamacp"], "did you mean llamacpp?"),
+        (["qwen1.5-7b", "--machine", "rtx-4090", "--stacks", "fake"], "no stack of those runs"),
+        (["qwen1.5-7b", "--context", "0"], "not a whole number"),
+        (["qwen1.5-7b", "--machine", "rtx-4090", "--context", "1"], "a prompt and a token need 2"),
+        (["qwen1.5-7b", "--machine", "rtx-4090", "--memory", "100GB"], "rtx-4090 has at most 24 GiB"),
+        (["qwen1.5-7b", "--machine", "rtx-4090", "--results", "/dev/null"], "is no folder of results"),
+        (["qwen1.5-7b", "--for", "fun"], "invalid choice"),
+        (["qwen1.5-7b", "--memory", "much"], "not a size of memory"),
+    ],
+)
+def test_a_mistake_is_one_sentence(harness, arguments, says):
+    ran = harness("recommend", *arguments)
+    assert ran.code == 2
+    assert says in ran.err.splitlines()[-1]
+    assert ran.out == ""
+
+
+def test_candidates_are_what_the_stacks_offer_and_can_run_on_the_device():
+    card, board = named(offered("qwen1.5-7b", "rtx-4090")), named(offered("qwen1.5-0.5b", "rpi-5"))
+    groups = {each.traits.group for each in card.values()}
+    assert {"llamacpp q4_0", "hf bf16-dynamic", "autoawq exllamav2-fuse_layers=true"} <= card.keys()
+    assert {"llamacpp", "llamacpp flash", "gptq int4-exllamav2"} <= groups
+    assert not any(name.startswith(("gptq ", "autoawq ")) for name in board)  # only functional on a CPU
+    old = named(offered("qwen1.5-0.5b", "rtx-4090", stacks=("gptqm",)))
+    assert not any("machete" in name for name in old)  # for Hopper alone
+
+
+def test_memory_and_longest_context_are_those_of_the_theory():
+    found = named(offered("qwen1.5-7b", "rtx-4090"))["llamacpp q4_0"]
+    assert found.fits
+    # Published: 34,290 tokens in q4_0; here at most the trained 32,768.
+    assert found.longest == found.trained == 32_768
+    large = named(offered("qwen1.5-14b", "rtx-4090"))["llamacpp q4_0"]
+    assert large.longest == pytest.approx(18_431, rel=0.01)  # published
+
+
+def test_quality_is_of_the_same_weights_or_of_the_nearest_size_and_never_of_others():
+    known = [
+        Perplexity("qwen1.5-7b", "llamacpp", "fp16", 10.0, "a study"),
+        Perplexity("qwen1.5-7b", "llamacpp", "q4_0", 10.1, "a study"),
+        Perplexity("qwen1.5-0.5b", "llamacpp", "fp16", 20.0, "a study"),
+        Perplexity("qwen1.5-0.5b", "llamacpp", "q4_0", 22.0, "a study"),
+    ]
+    found = named(offered("qwen1.5-4b", "rtx-4090"))
+    of = quality.known(known, "qwen1.5-4b")
+    near = of(found["llamacpp q4_0"])
+    assert near is not None
+    assert near.loss == pytest.approx(0.01)
+    assert near.source == "qwen1.5-7b, a study"
+    assert of(found["llamacpp q8_0"]) is None
+    assert of(found["hf bf16-dynamic"]) is None
+    assert of(found["llamacpp q4_0-flash_attn=true-type_k=q8_0-type_v=q8_0"]) is None
+    assert quality.known(known, "llama-3-8b")(found["llamacpp q4_0"]) is None
+
+
+def test_the_config_to_prove_a_variant_is_one_that_the_harness_runs(tmp_path):
+    found = [*named(offered("tiny-qwen2", "rtx-4090")).values()]
+    path = tmp_path / "proof.yaml"
+    path.write_text(commands.config([each.cell for each in found], {"shape": "tiny-qwen2"}, "cuda", 4096))
+    experiment = load(path)
+    assert len(experiment.variants) == len(found)
+    assert [workload.kind for workload in experiment.workloads] == ["decode", "depth"]
+    assert [v.options for v in experiment.variants] == [each.cell.variant.options for each in found]
+
+
+def test_the_commands_carry_context_cache_and_threads():
+    found = named(offered("qwen1.5-7b", "rtx-4090"))
+    cell = found["llamacpp q4_0-flash_attn=true-type_k=q8_0-type_v=q8_0"].cell
+    on_card = commands.of_cell(cell, Source("model", "org/model"), 8192, on_gpu=True, threads=4)
+    assert on_card["llama-server"] == (
+        "llama-server -m model-Q4_0.gguf -c 8192 -ngl 999 -fa on -ctk q8_0 -ctv q8_0"
+    )
+    assert on_card["first"] == "llama-quantize model-F16.gguf model-Q4_0.gguf Q4_0"
+    assert "OLLAMA_KV_CACHE_TYPE=q8_0" in on_card["Modelfile"]
+    given = Source("my", gguf="/at/my.gguf", gguf_type="q4_0")
+    on_cpu = commands.of_cell(found["llamacpp q4_0"].cell, given, 4096, on_gpu=False, threads=4)
+    assert on_cpu["llama-cli"] == "llama-cli -m /at/my.gguf -c 4096 -fa off -t 4"
+    assert on_cpu["Modelfile"].startswith("FROM /at/my.gguf\n")
+    assert "first" not in on_cpu
+    of_bnb = commands.of_cell(found["bnb int8-dynamic"].cell, Source("m"), 4096, on_gpu=True, threads=None)
+    assert "load_in_8bit=True" in of_bnb["transformers"]
+    assert "a checkpoint of m" in of_bnb["transformers"]
+
+
+def test_no_prediction_is_faster_than_memory_can_be_read():
+    for machine in ("rtx-4090", "rpi-5", "apple-m2"):
+        found = offered("qwen1.5-1.8b", machine)
+        for each, speed in zip(found, Predictor([]).tokens_per_s([e.traits for e in found], 1), strict=True):
+            assert speed.high * each.traits.read_bytes <= each.traits.bytes_per_s * 1.000001
+
+
+def test_what_was_measured_of_nvidia_says_nothing_of_apple():
+    groups = {each.traits.family for each in offered("qwen1.5-1.8b", "apple-m2")}
+    assert groups == {"metal"}
+
+
+def test_a_quantized_gguf_stays_what_it_is():
+    found = offered("tiny-qwen2", "rtx-4090")
+    shape, row = SHAPES["tiny-qwen2"], {"weights": "my.gguf"}
+    packed, whole = (
+        Given(Model(name="my", shape=shape), shape, row, Source("my", gguf="my.gguf", gguf_type=of_type))
+        for of_type in ("q8_0", "f16")
+    )
+    assert {each.cell.quant for each in found if packed.runs(each.cell)} == {"q8_0"}
+    assert {each.cell.variant.stack for each in found if whole.runs(each.cell)} == {"llamacpp"}
+    assert len({each.cell.quant for each in found if whole.runs(each.cell)}) == 9
+
+
+def test_outcomes_are_kept_and_damaged_ones_do_not_count(tmp_path):
+    (tmp_path / outcomes.FOLDER).mkdir()
+    assert outcomes.so_far(tmp_path) is None
+    whole: outcomes.Outcome = {
+        "model": "m",
+        "stack": "llamacpp",
+        "variant": "q4_0",
+        "device": "cpu",
+        "context": 4096,
+        "predicted": 11.0,
+        "low": 9.0,
+        "high": 13.0,
+        "measured": 10.0,
+    }
+    outcomes.keep(tmp_path, whole)
+    outcomes.keep(tmp_path, {**whole, "measured": 20.0})
+    outcomes.keep(tmp_path, {**whole, "predicted": 1e308, "measured": 1e-308})
+    with (tmp_path / outcomes.FOLDER / outcomes.NAME).open("a") as file:
+        file.write('{"predicted": 1}\nnot json\n')
+    assert outcomes.so_far(tmp_path) == (
+        "of 2 predictions that were measured, 1 lie in their interval; median error 27.5%, largest 45.0%"
+    )
+
+
+def test_a_proof_measures_and_keeps_what_came_of_it(harness, tmp_path, llamacpp_interpreter):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG_JSON))
+    given = ("config.json", "--stacks", "llamacpp", "--context", "600")
+    ran = harness("recommend", *given, "--prove", "1")
+    assert ran.code == 0, ran.err
+    assert "llamacpp " in ran.out
+    # A busy machine may leave no repeat that is ok; then the sentence says so.
+    kept = tmp_path / "results" / outcomes.FOLDER / outcomes.NAME
+    assert kept.exists() or "no measurement is ok" in ran.err
+    again = harness("recommend", *given)
+    assert ("1 predictions that were measured" in again.out) == kept.exists()
+
+
+CONFIG_JSON = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}

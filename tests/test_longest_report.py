@@ -277,19 +277,19 @@ def test_the_figure_has_a_dot_a_figure_and_opens_what_is_not_proved(published):
 
 def test_page_and_markdown_hold_the_chapter_only_where_someone_looked(published):
     bare = Study("t", [named("hf", "bf16-dynamic", status="ok", B_ms=1.0, max_ctx=10, kind="measured")])
-    assert 'id="longest"' not in document.page(bare)
+    assert '-longest"' not in document.page(bare)
     assert longest.TITLE not in export.markdown(bare)
     evil = search(
         name="m </script><img src=x>", stack="s", variant="</script><img src=x>", model="<img src=x>"
     )
     study = replace(bare, searches=[evil])
     page = document.page(study)
-    assert page.count('<section id="longest">') == 1
-    assert '<a href="#longest">The longest context</a>' in page
+    assert page.count('<section id="m1-longest">') == 1
+    assert 'id="m1-longest"><h3>The longest context</h3>' in page
     assert "<img src=x" not in page
     text = export.markdown(study)
     assert "## The longest context" in text
     assert "| ok | 4,096 | decoding | 1.00 | budget (cgroup v1) | 6,965 | 58.8% |" in text
     tables = export.markdown(bare).partition("\n## ")[2].partition("\n## Methods")[0]
     assert tables in text
-    assert '<section id="tables">' not in document.page(Study("t", [], searches=[evil]))
+    assert '-tables"' not in document.page(Study("t", [], searches=[evil]))

@@ -28,6 +28,7 @@ from harness.report import (
     drawing,
     export,
     figures,
+    marks,
     markup,
     summary,
 )
@@ -108,7 +109,7 @@ def test_the_summary_names_the_fastest_smallest_longest_and_what_failed():
     assert summary.per_model(Study("t", [cells[2]])) == [("m", "no cell is ok.")]
 
 
-def test_a_thinned_curve_is_made_of_measured_points_and_keeps_its_spikes():
+def test_a_thinned_curve_is_made_of_measured_points_and_keeps_its_highest():
     chance = np.random.default_rng(0)
     n = np.arange(26.0, 10_000)
     ms = 10 + n / 1000 + chance.normal(0, 0.05, len(n))
@@ -117,7 +118,7 @@ def test_a_thinned_curve_is_made_of_measured_points_and_keeps_its_spikes():
     x, y = drawing.thinned(n, ms)
     assert len(x) <= 1500
     assert set(zip(x, y, strict=True)) <= set(zip(n, ms, strict=True))
-    assert set(n[spikes]) <= set(x)
+    assert n[ms.argmax()] in x
     assert (np.diff(x) > 0).all()
     assert (x[0], x[-1]) == (n[0], n[-1])
 
@@ -132,13 +133,76 @@ def test_packed_numbers_are_those_that_were_given():
     )
 
 
-def test_fifty_six_variants_look_different_and_the_same_variant_alike_in_every_model():
-    cells = [row(f"{model} s v{i}") for model in "ab" for i in range(56)]
-    marks = drawing.marks(Study("t", cells))
-    assert len(set(marks.values())) == 56
-    assert marks["a s v3"] == marks["b s v3"]
-    first = [marks[f"a s v{i}"] for i in range(7)]
-    assert len({mark.colour for mark in first}) == len({mark.symbol for mark in first}) == 7
+def test_the_colour_is_the_stack_the_shape_is_the_bits_and_alike_in_every_model():
+    names = ("llamacpp q8_0", "llamacpp q4_k_m", "llamacpp q2_k", "hf bf16", "bnb nf4", "gptq int4-marlin")
+    cells = [row(f"{model} {name}") for model in "ab" for name in names]
+    found = marks.marks(Study("t", cells))
+    looks = [found[f"a {name}"] for name in names]
+    assert looks == [found[f"b {name}"] for name in names]
+    assert len({mark.colour for mark in looks[:3]}) == 1
+    assert len({mark.colour for mark in looks[2:]}) == 4
+    symbols = ["square", "triangle-up", "triangle-down", "circle", "triangle-up", "triangle-up"]
+    assert [mark.symbol for mark in looks] == symbols
+
+
+@pytest.mark.parametrize(
+    ("known", "word"),
+    [
+        ({"variant": "q6_k", "nominal_bits": 6}, "6 to 5"),
+        ({"variant": "exllamav2-fused", "bpw": 4.3}, "4"),  # the digits are of the kernel
+        ({"variant": "q4_0", "bpw": 5.02}, "4"),  # a large embedding in 8 bits
+        ({"variant": "gemm"}, "unknown"),
+    ],
+)
+def test_bits_are_those_of_the_types_name_before_the_bits_per_weight(known: Any, word: str):
+    assert marks.bits(known)[0] == word
+
+
+def test_a_study_of_one_stack_has_a_colour_per_variant():
+    cells = [row(f"m s v{i}") for i in range(6)]
+    assert len({mark.colour for mark in marks.marks(Study("t", cells)).values()}) == 6
+
+
+def test_a_seventh_stack_has_no_hue_of_another():
+    found = marks.hues_of(Study("t", [row(f"m s{i} v") for i in range(7)]))
+    assert len(set(found.values())) == 7
+    assert found["s6"] == drawing.FAINT
+
+
+def _light(colour: str) -> np.ndarray[Any, Any]:
+    share = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    return np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+
+
+# Machado, Oliveira and Fernandes 2009: linear RGB as someone without red, or without green, cones sees it.
+SEEN = {
+    "by all": np.eye(3),
+    "without red": np.array(
+        [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]]
+    ),
+    "without green": np.array(
+        [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]]
+    ),
+}
+
+
+@pytest.mark.parametrize("night", [False, True])
+def test_the_hues_differ_also_for_colour_blind_readers_and_stand_out_from_the_paper(night: bool):
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+    def lab(colour: str, seen: Any) -> Any:
+        xyz = to_xyz @ np.clip(seen @ _light(colour), 0, 1) / (0.9505, 1, 1.089)
+        f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+        return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+    hues = list(drawing.HUES.values() if night else drawing.HUES)
+    paper = float((to_xyz @ _light(drawing.NIGHT[drawing.PAPER] if night else drawing.PAPER))[1])
+    for hue in hues:
+        low, high = sorted((paper, float((to_xyz @ _light(hue))[1])))
+        assert (high + 0.05) / (low + 0.05) > 3
+    for who, seen in SEEN.items():
+        apart = [np.linalg.norm(lab(a, seen) - lab(b, seen)) for a in hues for b in hues if a != b]
+        assert min(apart) > 15, who
 
 
 def test_the_pareto_front_is_what_nothing_is_as_good_as_in_both():
@@ -150,11 +214,46 @@ def test_the_view_opens_on_the_usual_latency_and_leaves_the_first_token_out():
     ms = np.full(5000, 10.0)
     ms[0], ms[300::500] = 500.0, 200.0
     figure = curves.latency(
-        "m", [("v", row())], {row()["name"]: Curve(n, ms)}, drawing.marks(Study("t", [row()]))
+        "m", [("v", row())], {row()["name"]: Curve(n, ms)}, marks.marks(Study("t", [row()]))
     )
     assert figure is not None
     assert figure.layout["yaxis"]["range"][1] < 15
-    assert figure.data[0]["meta"] == {"v": 0, "low": 10.0, "top": 11.0, "peak": 200.0}
+    curve, ticks, name = figure.data
+    assert curve["meta"] == {"v": 0, "low": 10.0, "top": 11.0, "peak": 10.0}  # the first token is not drawn
+    assert ticks["customdata"] == [200.0] * 10
+    assert len(np.frombuffer(base64.b64decode(ticks["x"]["bdata"]), "<u2")) == 10
+    assert {*ticks["y"]} == {round(1 - curves.EDGE, 3)}
+    assert (name["x"], name["y"]) == ([5025.0], [10.0])
+
+
+def test_names_at_the_ends_of_lines_do_not_touch_and_the_others_wait_for_a_selection():
+    n = np.arange(26.0, 126)
+    cells = [row(f"m s v{place}") for place in range(4)]
+    series = {
+        cell["name"]: Curve(n, np.full(100, ms))
+        for cell, ms in zip(cells, (10.0, 10.1, 20.0, 5.0), strict=True)
+    }
+    named = [(cell["variant"], cell) for cell in cells]
+    figure = curves.latency("m", named, series, marks.marks(Study("t", cells)))
+    assert figure is not None
+    waiting = [
+        trace["meta"].get("chosen", False) for trace in figure.data if trace["meta"].get("kind") == "name"
+    ]
+    assert waiting == [False, False, True, False]  # 20.0, 10.1, 10.0 and 5.0 ms
+
+
+def test_the_limits_of_all_variants_are_one_band_and_a_variants_own_waits_for_a_selection():
+    n = np.arange(26.0, 126)
+    cells = [row(f"m s v{B}", B_theory_ms=B, W_theory_tokens_per_ms=100.0, B_ms=2 * B) for B in (1.0, 3.0)]
+    series = {cell["name"]: Curve(n, np.full(100, cell["B_ms"])) for cell in cells}
+    named = [(cell["variant"], cell) for cell in cells]
+    figure = curves.latency("m", named, series, marks.marks(Study("t", cells)))
+    assert figure is not None
+    band, *others = (trace for trace in figure.data if trace["meta"].get("kind") == "theory")
+    half = len(band["y"]) // 2
+    assert (band["y"][0], band["y"][-1]) == (1.0, 3.0)
+    assert (band["y"][half - 1], band["y"][half]) == (2.24, 4.24)
+    assert [each["meta"]["chosen"] for each in others] == [True, True]
 
 
 def test_limits_and_baseline_stand_beside_the_bars_and_an_unknown_W_has_none():
@@ -167,8 +266,7 @@ def test_limits_and_baseline_stand_beside_the_bars_and_an_unknown_W_has_none():
         W_tokens_per_ms=1000.0,
         W_identifiable=False,
     )
-    marks = drawing.marks(Study("t", [cell]))
-    drawn = bars.bars("m", [("v", cell)], marks)
+    drawn = bars.bars("m", [("v", cell)], marks.marks(Study("t", [cell])))
     assert [figure.name for figure in drawn] == ["B"]
     bar, sheet, measured, baseline = drawn[0].data
     assert (bar["error_x"]["arrayminus"], bar["error_x"]["array"]) == ([1.0], [2.0])
@@ -264,6 +362,16 @@ def test_figures_are_written_as_png_files(tmp_path: Path):
     (path,) = export.png(tmp_path, study)
     assert path == tmp_path / "m-B.png"
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_png_file_leaves_out_what_waits_for_a_selection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    drawn: list[Any] = []
+    monkeypatch.setattr(export, "_draw", drawn.extend)
+    cell = row(B_theory_ms=1.0, W_theory_tokens_per_ms=100.0)
+    n = np.arange(26.0, 126)
+    export.latency_png(tmp_path / "x.png", Study("t", [cell], series={cell["name"]: Curve(n, n)}))
+    names = [trace["name"] for trace in drawn[0]["fig"]["data"]]
+    assert names == ["limits by the data sheet", "llamacpp q4_0", "llamacpp q4_0, name"]
 
 
 def test_without_a_browser_the_figures_are_refused_in_a_sentence(

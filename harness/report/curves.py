@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from harness.analysis.rows import ShownCell
+from harness.analysis.series.spikes import running_median, spike_places
 from harness.dataset.study import Curve, Floats, MemoryCurve, figure
 from harness.report.drawing import (
     FAINT,
@@ -24,76 +26,182 @@ from harness.report.drawing import (
 
 SLOW_MS = 50.0  # 20 tokens/s: about reading speed
 LINE_POINTS = 25  # of a straight line, which is a curve on a logarithmic axis
+HEIGHT = 460
+MOST_TICKS = 300  # spikes of a variant that are drawn, the highest
+EDGE = 0.022  # of the figure's height, between the ticks of two stacks
+NAME_PX, NAME_SHARE, NAME_LENGTH = 13, 0.12, 18  # room of a name: height, share of the axis, characters
+NAME_MARGIN = 130
+SLOW = {
+    "type": "line",
+    "xref": "paper",
+    "x0": 0,
+    "x1": 1,
+    "y0": SLOW_MS,
+    "y1": SLOW_MS,
+    "layer": "below",
+    "line": {"color": FAINT, "width": 1, "dash": "dot"},
+    "label": {
+        "text": "50 ms: slower than reading",
+        "textposition": "start",
+        "yanchor": "bottom",
+        "font": {"color": FAINT, "size": 11},
+    },
+}
 AROUND = 32  # tokens on each side of a position, for the median in the table
-MEMORY_POINTS = 200
+MEMORY_POINTS = 120
 
 
 def latency(
     model: str, named: Named, series: Mapping[str, Curve], marks: Mapping[str, Mark]
 ) -> Figure | None:
-    """Latency of each token against its position, without the first; the theory dashed."""
-    drawn: list[tuple[int, str, ShownCell, Curve]] = []
+    """Latency of each token against its position, without the first: spikes as ticks at the upper edge, the
+    limits of the data sheet as a band, each variant's name at the end of its line where it fits."""
+    drawn: list[Drawn] = []
     for place, (label, row) in enumerate(named):
         curve = series.get(row["name"])
         if curve is not None and len(curve.n) > 1:
-            drawn.append((place, label, row, Curve(curve.n[1:], curve.ms[1:])))
+            drawn.append(Drawn(place, label, row, Curve(curve.n[1:], curve.ms[1:]), marks[row["name"]]))
     if not drawn:
         return None
-    data: list[Trace] = []
+    lines, ticks, own = [], [], []
     overlays: dict[str, str] = {}
-    for place, label, row, curve in drawn:
-        mark = marks[row["name"]]
-        data.append(line(curve.n, curve.ms, label, place, mark, "n %{x:,}: %{y:.3f} ms"))
-    for place, label, row, curve in drawn:
+    stacks = list(dict.fromkeys(each.mark.stack for each in drawn))
+    for each in drawn:
+        usual, spiking = _parted(each.curve)
+        hover = "n %{x:,}: %{y:.3f} ms"
+        lines.append(line(usual.n, usual.ms, each.label, each.place, each.mark, hover))
+        if len(spiking.n):
+            ticks.append(_ticks(each, spiking, 1 - EDGE * (1 + stacks.index(each.mark.stack))))
+            overlays["spikes"] = "spikes, ticks at the upper edge"
+    ends = float(max(each.curve.n[-1] for each in drawn))
+    floors = [floor for each in drawn if (floor := _floor(each.row))]
+    for each in drawn:
         for kind, word, dash, line_of in (
-            ("theory", "limit by the data sheet", "dash", _floor(row)),
-            ("baseline", "baseline", "dot", _baseline_line(row)),
+            ("theory", "limit by the data sheet", "dash", _floor(each.row)),
+            ("baseline", "baseline", "dot", _baseline_line(each.row)),
         ):
             if line_of is not None:
-                colour = marks[row["name"]].colour
-                data.append(_straight(curve.n, line_of, f"{label}, {word}", place, kind, colour, dash))
+                own.append(_straight(each, line_of, word, kind, dash))
                 overlays[kind] = word
-    ends = float(max(curve.n[-1] for *_, curve in drawn))
-    slow = {
-        "type": "line",
-        "xref": "paper",
-        "x0": 0,
-        "x1": 1,
-        "y0": SLOW_MS,
-        "y1": SLOW_MS,
-        "layer": "below",
-        "line": {"color": FAINT, "width": 1, "dash": "dot"},
-        "label": {
-            "text": "50 ms: slower than reading",
-            "textposition": "start",
-            "yanchor": "bottom",
-            "font": {"color": FAINT, "size": 11},
-        },
-    }
-    y_range = from_zero(data)
+    y_range = from_zero(lines)
+    names = _names(drawn, y_range, ends)
     crossed = y_range is not None and y_range[1] > SLOW_MS
     positions = _positions(ends)
     return Figure(
         "latency",
         "Latency against position",
         f"Latency in ms of each token of {model} against its position, one line per variant"
-        + ("; dashed, the minimum at the bandwidth of the data sheet" if "theory" in overlays else "")
+        + ("; grey band, the limits by the data sheet of these variants" if floors else "")
         + ("; dotted, the fit of the baseline" if "baseline" in overlays else "")
+        + ("; ticks at the upper edge, single tokens far slower than their neighbours" if ticks else "")
         + ". The first token (prefill) is not shown.",
-        data,
+        [*([_band(floors, ends)] if floors else []), *lines, *own, *ticks, *names],
         layout(
             "position n (tokens of context)",
             "latency, ms",
             xaxis={"range": [0, ends * 1.01], "tickformat": ",d"},
             yaxis={"range": y_range},
-            shapes=[slow] if crossed else [],
+            yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
+            shapes=[SLOW] if crossed else [],
+            margin={"l": 50, "r": NAME_MARGIN if names else 16, "t": 16, "b": 44},
         ),
         ["variant", *(f"n {n:,}" for n in positions)],
-        [[label, *(_around(curve, n) for n in positions)] for _, label, _, curve in drawn],
+        [[each.label, *(_around(each.curve, n) for n in positions)] for each in drawn],
+        height=HEIGHT,
         switch=True,
         legend=legend(named, marks),
         overlays=overlays,
     )
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A variant with a curve. `place`: in the legend."""
+
+    place: int
+    label: str
+    row: ShownCell
+    curve: Curve
+    mark: Mark
+
+
+def _parted(curve: Curve) -> tuple[Curve, Curve]:
+    """The curve without its spikes, and its spikes: the highest of them."""
+    usual = running_median(curve.ms)
+    at = np.array([], int) if usual is None else spike_places(curve.ms, usual)
+    kept = np.ones(len(curve.n), bool)
+    kept[at] = False
+    highest = np.sort(at[np.argsort(curve.ms[at])[-MOST_TICKS:]])
+    return Curve(curve.n[kept], curve.ms[kept]), Curve(curve.n[highest], curve.ms[highest])
+
+
+def _ticks(each: Drawn, spiking: Curve, level: float) -> Trace:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": plain(f"{each.label}, spikes"),
+        "x": packed(spiking.n),
+        "y": [round(level, 3)] * len(spiking.n),
+        "yaxis": "y2",
+        "customdata": [round(float(ms), 1) for ms in spiking.ms],
+        "marker": {
+            "symbol": "line-ns-open",
+            "size": 8,
+            "color": each.mark.colour,
+            "line": {"width": 1.5, "color": each.mark.colour},
+        },
+        "hovertemplate": "n %{x:,}: %{customdata:,.1f} ms<extra>%{fullData.name}</extra>",
+        "meta": {"v": each.place, "kind": "spikes"},
+    }
+
+
+def _band(floors: Sequence[Callable[[Floats], Floats]], ends: float) -> Trace:
+    """From the lowest to the highest limit at each position."""
+    x = np.linspace(1, ends, LINE_POINTS).round()
+    every = np.array([floor(x) for floor in floors])
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "limits by the data sheet",
+        "x": [*x.tolist(), *x[::-1].tolist()],
+        "y": np.round([*every.min(axis=0), *every.max(axis=0)[::-1]], 4).tolist(),
+        "fill": "toself",
+        "fillcolor": "rgba(128,128,128,0.2)",
+        "line": {"color": FAINT, "width": 0.5},
+        "hoverinfo": "skip",
+        "meta": {"kind": "theory"},
+    }
+
+
+def _names(drawn: Sequence[Drawn], y_range: Sequence[float] | None, ends: float) -> list[Trace]:
+    """The variants' names at the ends of their lines; one that does not fit shows once it is selected."""
+    if not y_range:
+        return []
+    px = (HEIGHT - 60) / (y_range[1] or 1)
+    found: list[Trace] = []
+    placed: list[tuple[float, float]] = []
+    ends_at = [(float(each.curve.n[-1]), float(np.median(each.curve.ms[-AROUND:]))) for each in drawn]
+    for (x, y), each in sorted(zip(ends_at, drawn, strict=True), key=lambda pair: pair[0], reverse=True):
+        near = (abs(x - at) < ends * NAME_SHARE and abs(y - up) * px < NAME_PX for at, up in placed)
+        fits = y < y_range[1] and not any(near)
+        if fits:
+            placed.append((x, y))
+        found.append(
+            {
+                "type": "scatter",
+                "mode": "text",
+                "name": plain(f"{each.label}, name"),
+                "x": [x],
+                "y": [round(y, 4)],
+                "text": [f" {plain(str(each.row.get('variant') or each.label)[:NAME_LENGTH])}"],
+                "textposition": "middle right",
+                "textfont": {"color": each.mark.colour, "size": 12},
+                "cliponaxis": False,
+                "hoverinfo": "skip",
+                "meta": {"v": each.place, "kind": "name", **({} if fits else {"chosen": True})},
+            }
+        )
+    return found
 
 
 def memory(
@@ -156,26 +264,25 @@ def _through(B_ms: float | None, W_tokens_per_ms: float | None) -> Callable[[Flo
     return lambda n: B_ms + (n - 1) * slope
 
 
-def _straight(
-    n: Floats,
-    line_of: Callable[[Floats], Floats],
-    label: str,
-    variant: int,
-    kind: str,
-    colour: str,
-    dash: str,
-) -> Trace:
+def _straight(each: Drawn, line_of: Callable[[Floats], Floats], word: str, kind: str, dash: str) -> Trace:
+    """A line of a variant's own; its limit shows once it is selected, as all are in the band."""
+    n = each.curve.n
     x = np.unique(np.linspace(float(n[0]), float(n[-1]), LINE_POINTS).round())
     y = line_of(x)
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": plain(label),
+        "name": plain(f"{each.label}, {word}"),
         "x": packed(x),
         "y": packed(y),
-        "line": {"color": colour, "width": 1, "dash": dash},
+        "line": {"color": each.mark.colour, "width": 1, "dash": dash},
         "hovertemplate": "n %{x:,}: %{y:.3f} ms<extra>%{fullData.name}</extra>",
-        "meta": {"v": variant, "kind": kind, "low": round(float(y.min()), 4)},
+        "meta": {
+            "v": each.place,
+            "kind": kind,
+            "low": round(float(y.min()), 4),
+            **({"chosen": True} if kind == "theory" else {}),
+        },
     }
 
 

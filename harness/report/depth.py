@@ -9,10 +9,11 @@ import numpy as np
 
 from harness.analysis.rows import ShownCell
 from harness.dataset.study import Row, Study, bounds, figure, labels, part, parts, timed
-from harness.report import cell_text, drawing
+from harness.report import cell_text
 from harness.report.chapters import Chapter
 from harness.report.columns import Column
 from harness.report.drawing import Figure, Mark, Named, Trace, layout, legend, packed, plain
+from harness.report.marks import marks as marks_of
 from harness.report.table import NONE
 
 TITLE = "Depth"
@@ -29,7 +30,7 @@ LINE_POINTS = 40
 
 def chapter(study: Study) -> Chapter | None:
     """Null without windows at depth."""
-    marks = drawing.marks(study)
+    marks = marks_of(study)
     rows, notes, figures = {}, {}, {}
     for model, every in study.models.items():
         named = [

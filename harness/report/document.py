@@ -1,13 +1,14 @@
-"""One self-contained HTML file of a Study: summary, tables, figures, methods. It opens offline."""
+"""One self-contained HTML file of a Study: a view per model, one of all models, methods. It opens offline."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.dataset.study import Study
-from harness.report import agreement, columns, figures, markup, summary, tables
+from harness.report import agreement, answers, figures, marks, markup, summary, views
 from harness.report.ranking import CRITERION
+from harness.report.views import View
 from harness.results.files import write_output
 from harness.system.wording import named
 
@@ -23,40 +24,50 @@ def write(path: Path, study: Study) -> None:
 
 def page(study: Study) -> str:
     """The page of a study as text."""
-    rows, sections, chapters = study.rows, figures.sections(study), figures.chapters(study)
-    of_models = [row for rows in study.decodes.values() for row in rows]
-    used = {title: columns.used(every, of_models) for title, every in columns.TABLES.items()}
-    contents = [
-        *([("tables", "Tables")] if of_models else []),
-        *([("agreement", "Same model?")] if study.checks else []),
-        *((name, chapter.title) for name, chapter in chapters.items()),
-        *((name, title) for name, (title, _) in sections.items()),
-        ("methods", "Methods"),
-    ]
+    found = views.views(study)
+    hues, shapes = marks.key(study)
     return markup.filled(
         "study.html",
         title=study.title,
         study=study,
-        contents=contents,
-        third_party=summary.third_party(rows),
+        views=found,
+        opens=views.first(found, study),
+        across=figures.sections(study).get("across", ("", []))[1],
+        goals=answers.GOALS,
+        hues=hues,
+        shapes=shapes,
+        sources=summary.sources(study.rows),
+        source_notes=summary.source_notes(study.rows),
         counts=summary.counts(study),
-        per_model=summary.per_model(study),
         criterion=CRITERION if len(study.cells) > 1 else None,
-        failures=[(why, named(names, summary.NAMES_SHOWN)) for why, names in summary.failures(study)],
+        failures=shortened(summary.failures(study)),
         flagged=summary.flagged(study),
-        rows=of_models,
-        places={model: place for place, model in enumerate(study.decodes)},
-        tables=[(tables.of_columns(title, of, of_models), of) for title, of in used.items() if of],
+        shortened=shortened,
+        contents=contents,
         synthetic=SYNTHETIC if any(row.get("weights") == "synthetic" for row in study.cells) else None,
         agreement=agreement.table(study.checks),
         agreement_meaning=agreement.MEANING,
         agreement_notes=agreement.notes(study.checks),
-        chapters=chapters,
-        sections=sections,
         meanings=summary.meanings(study),
         costs=summary.costs(study),
         methods=list(_methods(study)),
     )
+
+
+def contents(view: View) -> list[tuple[str, str]]:
+    """Anchors and titles of the parts of a view that it has."""
+    figured = [("latency", "Latency"), ("B", "Bars"), ("memory", "Memory over time")]
+    drawn = [figure.name for figure in view.figures]
+    return [
+        *((f"{view.anchor}-{name}", title) for name, title in figured if name in drawn),
+        *([(f"{view.anchor}-tables", "Tables")] if view.tables else []),
+        *((f"{view.anchor}-{name}", chapter.title) for name, chapter in view.chapters.items()),
+    ]
+
+
+def shortened(failures: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, int, str]]:
+    """Reason, number of cells, and the first of their names."""
+    return [(reason, len(names), named(names, summary.NAMES_SHOWN)) for reason, names in failures]
 
 
 def _methods(study: Study) -> Iterator[tuple[str, str | None, object]]:

@@ -1,7 +1,7 @@
 """Shared by all figures: colours, symbols, layout, and series thinned and packed for a page.
 
-Figures are plain dicts for plotly.js in light colours; assets/page.js swaps in dark ones and draws each
-figure when it scrolls into view.
+Figures are plain dicts for plotly.js in the colours of the day; assets/page.js swaps in those of the night
+and draws each figure when it scrolls into view.
 """
 
 from __future__ import annotations
@@ -15,23 +15,38 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.rows import ShownCell
-from harness.dataset.study import Floats, Study, labels, timed
+from harness.dataset.study import Floats
 
 Trace = dict[str, Any]
 Named = Sequence[tuple[str, ShownCell]]  # label and row, in the order of a legend
 
-# Okabe and Ito's palette, safe for colour-blind readers, without the yellow, which is hard to see on white.
-# Seven colours and eight symbols give 56 different marks. Dashes are kept for the theory: they are invisible
-# on a noisy series.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "triangle-down", "cross", "star")
+# Six hues that colour-blind readers tell apart, with a contrast of 3 or more on paper, by day and by night.
+HUES = {
+    "#0068b0": "#4da3ff",
+    "#b83c00": "#ff6a2a",
+    "#009470": "#1fb58a",
+    "#c98600": "#ffd166",
+    "#c45fa0": "#e58fd0",
+    "#333333": "#d9d9d9",
+}
+COLOURS = tuple(HUES)
 INK, PAPER, GRID, FAINT = "#1a1a1a", "#ffffff", "#dddddd", "#666666"
+NIGHT = {INK: "#e6e6e6", PAPER: "#121212", GRID: "#2c2c2c", FAINT: "#a0a0a0", **HUES}  # by day -> by night
+# Outlines around the origin, within 7 units.
+SHAPES = {
+    "circle": "M5 0A5 5 0 1 1-5 0A5 5 0 1 1 5 0Z",
+    "square": "M-4.5-4.5h9v9h-9z",
+    "diamond": "M0-6.2l6.2 6.2-6.2 6.2-6.2-6.2z",
+    "triangle-up": "M0-6.2l6 10.2h-12z",
+    "triangle-down": "M0 6.2l6-10.2h-12z",
+    "x": "M-5-3l2-2 3 3 3-3 2 2-3 3 3 3-2 2-3-3-3 3-2-2 3-3z",
+    "cross": "M-1.8-5.5h3.6v3.7h3.7v3.6h-3.7v3.7h-3.6v-3.7h-3.7v-3.6h3.7z",
+}
 NO_COLOUR = "rgba(0,0,0,0)"
 
 TICK = 24  # characters of a name at an axis
 
-POINTS = 1000  # of a curve on the page, about one per pixel
-TALLEST = 100  # highest spikes, which thinning always keeps
+POINTS = 700  # of a curve on the page, where its plot has about 1,200 pixels
 USUAL = 0.99  # the initial view shows this share of the values, so that spikes do not flatten the rest
 
 
@@ -41,6 +56,7 @@ class Mark:
 
     colour: str
     symbol: str
+    stack: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +66,8 @@ class Figure:
     `name`: of the file. `text`: the caption, one sentence. `headers`, `rows`: the data as a table. `switch`:
     the y axis can switch to logarithmic. `across`: figures per row on a wide screen. `legend_of`: title of
     the legend. `overlays`: kind -> label, of traces that are hidden together. `meta` of a trace, for page.js:
-    `v`, its entry of the legend; `kind`, of an overlay; `low`, `top` and `peak` of its y.
+    `v`, its entry of the legend; `kind`, of an overlay; `chosen`, shown only once its variant is selected;
+    `low`, `top` and `peak` of its y.
     """
 
     name: str
@@ -71,7 +88,7 @@ class Figure:
         """What page.js reads. `group`: figures that share their switches."""
         return {
             "group": group,
-            "legend": [[label, mark.colour, mark.symbol] for label, mark in self.legend],
+            "legend": [[label, mark.colour, mark.symbol, mark.stack] for label, mark in self.legend],
             "legendOf": self.legend_of,
             "overlays": self.overlays,
             "switch": self.switch,
@@ -82,18 +99,6 @@ class Figure:
 
 def legend(named: Named, marks: Mapping[str, Mark]) -> list[tuple[str, Mark]]:
     return [(label, marks[row["name"]]) for label, row in named]
-
-
-def marks(study: Study) -> dict[str, Mark]:
-    """A mark for each cell's name; the same variant of two models, or in another workload, looks the same."""
-    kinds: dict[str, int] = {}
-    found = {}
-    for model, rows in study.models.items():
-        for row, label in zip(rows, labels(rows, model), strict=True):
-            variant = label.replace(f" {timed(row)}", "")
-            place = kinds.setdefault(variant, len(kinds))
-            found[str(row["name"])] = Mark(COLOURS[place % len(COLOURS)], SYMBOLS[place % len(SYMBOLS)])
-    return found
 
 
 def layout(x_title: str, y_title: str, **more: Any) -> dict[str, Any]:
@@ -151,7 +156,7 @@ def plain(text: str) -> str:
 
 
 def thinned(x: Floats, y: Floats, points: int = POINTS) -> tuple[Floats, Floats]:
-    """At most `points` measured points, plus the TALLEST of a long curve. For display only."""
+    """At most `points` measured points. For display only."""
     usable = np.isfinite(x) & np.isfinite(y)
     x, y = np.ascontiguousarray(x[usable], float), np.ascontiguousarray(y[usable], float)
     if len(x) <= points:
@@ -160,8 +165,6 @@ def thinned(x: Floats, y: Floats, points: int = POINTS) -> tuple[Floats, Floats]
 
     downsampler: Any = tsdownsample.MinMaxLTTBDownsampler
     kept = downsampler().downsample(x, y, n_out=points).astype(np.int64)
-    if points > TALLEST * 4:
-        kept = np.union1d(kept, np.argpartition(y, -TALLEST)[-TALLEST:])
     return x[kept], y[kept]
 
 

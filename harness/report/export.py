@@ -170,6 +170,8 @@ def _whole(figure: Figure, title: str) -> dict[str, Any]:
     data = []
     for trace in figure.data:
         meta = trace.get("meta", {})
+        if meta.get("chosen"):
+            continue  # nothing is selected in a file
         own = "v" in meta and "kind" not in meta and meta["v"] not in shown
         shown |= {meta["v"]} if own else set()
         data.append({**trace, "showlegend": trace.get("showlegend", own if figure.legend else True)})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from harness.dataset.study import Study, labels
-from harness.report import bars, comparisons, curves, depth, drawing, longest, memory, prefill, turns
+from harness.report import bars, comparisons, curves, depth, longest, memory, prefill, turns
 from harness.report.chapters import Chapter
 from harness.report.drawing import Figure
+from harness.report.marks import marks as marks_of
 
 
 def chapters(study: Study) -> dict[str, Chapter]:
@@ -22,7 +23,7 @@ def chapters(study: Study) -> dict[str, Chapter]:
 
 def sections(study: Study) -> dict[str, tuple[str, list[Figure]]]:
     """Id of a section -> its title and its figures, of decodes."""
-    marks = drawing.marks(study)
+    marks = marks_of(study)
     found = {}
     across = comparisons.share(study, marks)
     if across:

@@ -9,20 +9,24 @@ from typing_extensions import TypedDict
 
 from harness.report.table import NONE, formatted
 from harness.report.theory import Columns
+from harness.theory import decoder
+from harness.theory.decoder import Decoder
 from harness.theory.machine import Machine
-from harness.theory.shapes import Shape, active_params, kv_elements_per_token, parameters
+from harness.theory.shapes import Shape
 
 
 class ModelRow(TypedDict):
-    """A shape as --list-models shows it."""
+    """A model as --list-models shows it; `kv_heads` and `head_dim`: of dense Llama-like models."""
 
     model: str
     layers: int
     hidden_size: int
     heads: int
-    kv_heads: int
-    head_dim: int
+    kv_heads: int | None
+    head_dim: int | None
     ffn: int
+    experts: int
+    experts_used: int
     vocab: int
     tied: bool
     window: int | None
@@ -38,16 +42,16 @@ class MachineRow(TypedDict):
     memory_bytes: int
     bytes_per_s: float
     rate: str | None
-    flops: float
+    flops: float | None
     other_rates: dict[str, float]
     sources: dict[str, str]
 
 
 MODELS: Columns[ModelRow] = (
-    *(
-        (key, itemgetter(key))
-        for key in ("model", "layers", "hidden_size", "heads", "kv_heads", "head_dim", "ffn", "vocab")
-    ),
+    *((key, itemgetter(key)) for key in ("model", "layers", "hidden_size", "heads")),
+    *((key, lambda row, key=key: row[key] or "") for key in ("kv_heads", "head_dim")),
+    *((key, itemgetter(key)) for key in ("ffn", "vocab")),
+    ("experts", lambda row: f"{row['experts_used']} of {row['experts']}" if row["experts"] else ""),
     ("tied", lambda row: "tied" if row["tied"] else ""),
     ("window", lambda row: row["window"] or ""),
     ("parameters", lambda row: formatted(row["total_params"])),
@@ -58,29 +62,32 @@ MACHINES: Columns[MachineRow] = (
     ("machine", lambda row: row["machine"]),
     ("GiB", lambda row: formatted(row["memory_bytes"], unit=2**30)),
     ("GB/s", lambda row: formatted(row["bytes_per_s"], "{:,.1f}", 1e9)),
-    ("TFLOP/s", lambda row: f"{row['flops'] / 1e12:g} {row['rate']}"),
+    ("TFLOP/s", lambda row: f"{row['flops'] / 1e12:.4g} {row['rate']}" if row["flops"] else NONE),
     (
         "other rates",
-        lambda row: ", ".join(f"{k} {v / 1e12:g}" for k, v in row["other_rates"].items()) or NONE,
+        lambda row: ", ".join(f"{k} {v / 1e12:.4g}" for k, v in row["other_rates"].items()) or NONE,
     ),
 )
 
 
-def model(name: str, shape: Shape) -> ModelRow:
+def model(name: str, given: Shape | Decoder) -> ModelRow:
+    made = decoder.made(given)
     return {
         "model": name,
-        "layers": shape.layers,
-        "hidden_size": shape.hidden_size,
-        "heads": shape.heads,
-        "kv_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "ffn": shape.intermediate_size,
-        "vocab": shape.vocab_size,
-        "tied": shape.tied,
-        "window": shape.window,
-        "total_params": parameters(shape),
-        "active_params": active_params(shape),
-        "kv_elements_per_token": kv_elements_per_token(shape),
+        "layers": made.count,
+        "hidden_size": made.hidden_size,
+        "heads": made.heads,
+        "kv_heads": made.shape.kv_heads if made.shape else None,
+        "head_dim": made.shape.head_dim if made.shape else None,
+        "ffn": made.ffn,
+        "experts": made.experts,
+        "experts_used": made.experts_used,
+        "vocab": made.vocab_size,
+        "tied": made.tied,
+        "window": made.window,
+        "total_params": decoder.parameters(made),
+        "active_params": decoder.active_params(made),
+        "kv_elements_per_token": decoder.kv_elements_per_token(made),
     }
 
 
@@ -90,8 +97,8 @@ def machine(name: str, known: Machine) -> MachineRow:
         "machine": name,
         "memory_bytes": known.memory_bytes,
         "bytes_per_s": known.bandwidth_bytes_per_s,
-        "rate": known.rate,
-        "flops": known.flops,
+        "rate": known.rate or None,
+        "flops": known.flops if known.rate else None,
         "other_rates": {name: rate.value for name, rate in known.rates.items() if name != known.rate},
         "sources": {what: figure.source for what, figure in figures.items()},
     }

@@ -5,6 +5,7 @@ All values are escaped. Only what this package ships is not: the scripts and the
 
 from __future__ import annotations
 
+import gzip
 import re
 from base64 import b64encode
 from collections.abc import Mapping
@@ -15,22 +16,40 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from harness.report import drawing
+
 ONE_LINE = 100  # characters of a list that is shown as text
 
 
 def filled(template: str, **values: Any) -> str:
     """The page of a template, as text."""
-    from plotly.offline import get_plotlyjs
-
-    scripts = [get_plotlyjs(), _asset("page.js")]
-    # Defence in depth behind escaping: only these two scripts may run, and nothing may be fetched.
-    hashes = " ".join(f"'sha256-{b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    plotly, packed = _plotly()
+    scripts = [_asset("page.js")]
+    # Defence in depth behind escaping: only page.js and plotly.js may run, and nothing may be fetched.
+    hashes = " ".join(
+        f"'sha256-{b64encode(sha256(s).digest()).decode()}'" for s in (scripts[0].encode(), plotly)
+    )
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:;"
         " base-uri 'none'; form-action 'none'"
     )
     found = _environment().get_template(template)
-    return found.render(policy=policy, style=_asset("page.css"), scripts=scripts, **values)
+    look = {
+        "style": _asset("page.css"),
+        "hues": drawing.HUES,
+        "night": drawing.NIGHT,
+        "shapes": drawing.SHAPES,
+    }
+    return found.render(policy=policy, look=look, scripts=scripts, plotly=packed, **values)
+
+
+@cache
+def _plotly() -> tuple[bytes, str]:
+    """plotly.js, and the same compressed: page.js unpacks it once a figure comes near the view."""
+    from plotly.offline import get_plotlyjs
+
+    script = get_plotlyjs().encode()
+    return script, b64encode(gzip.compress(script, mtime=0)).decode()
 
 
 @cache
@@ -45,6 +64,7 @@ def _environment() -> Environment:
     )
     made.filters |= {
         "one_line": _one_line,
+        "hue": lambda colour: f"var(--h{colour.removeprefix('#')})",
         "sized": _sized,
         "split_at_urls": re.compile(r"(https?://[^\s<>\"',;]+)").split,
     }

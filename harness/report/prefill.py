@@ -9,11 +9,11 @@ import numpy as np
 
 from harness.analysis.series.prefill import TARGETS
 from harness.dataset.study import Curve, Floats, Row, Study, bounds, figure, labels, part, parts
-from harness.report import drawing
 from harness.report.cell_text import interval
 from harness.report.chapters import Chapter
 from harness.report.columns import Column
 from harness.report.drawing import Figure, Mark, Named, Trace, layout, legend, line, packed, plain
+from harness.report.marks import marks as marks_of
 from harness.report.table import NONE
 
 TITLE = "Prefill"
@@ -33,7 +33,7 @@ DASHES = {"every": ("dot", "dotted"), "last": ("dash", "dashed")}
 
 def chapter(study: Study) -> Chapter | None:
     """Null without a series of prefill passes."""
-    marks = drawing.marks(study)
+    marks = marks_of(study)
     rows, notes, figures = {}, {}, {}
     for model, every in study.models.items():
         held = [row for row in every if row["name"] in study.prefill]

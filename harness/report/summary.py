@@ -6,20 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from harness.analysis.rows import Cell, ShownCell
-from harness.dataset.study import Row, Study, figure, labels, ok, timed
-from harness.report import columns
-from harness.report.contexts import held
-from harness.report.ranking import MEMORY_NOISE, Entry, entry, leaders, perplexity, speed
+from harness.dataset.study import Row, Study, figure, ok
+from harness.report import goals
+from harness.report.goals import Group, Named, Ranked
+from harness.report.ranking import Entry, leaders
 from harness.system import wording
 
-# Measures of size with their noise; the smallest cell is by the first measure that the most ok cells have.
-SIZES = (
-    ("peak_vram_bytes", "least peak VRAM", MEMORY_NOISE),
-    ("peak_rss_bytes", "least peak RSS", MEMORY_NOISE),
-    ("loaded_bytes", "least memory after load", MEMORY_NOISE),
-    ("file_bytes", "smallest file", 0.0),
-    ("model_bytes", "smallest tensors", 0.0),
-)
 NAMES_SHOWN = 12
 TIES_SHOWN = 4
 LINE = (
@@ -29,15 +21,13 @@ LINE = (
 )
 POOLED = "Figures of a cell are pooled over its ok repeats; each repeat runs in a separate process."
 DRAWN = (
-    "Curves show one repeat, thinned for display (min-max and LTTB, keeping the highest spikes). All other"
-    " figures use every token."
+    "Curves show one repeat, thinned for display (min-max and LTTB), their spikes as ticks at the upper edge."
+    " All other figures use every token."
 )
 MBU = (
     "MBU (model bandwidth utilisation): the time to read the bytes once at the bandwidth of the data sheet"
     " (spec) or at the measured bandwidth, over the time taken. MB are 1e6 bytes."
 )
-
-Named = Sequence[tuple[str, Row]]
 
 
 def counts(study: Study) -> str:
@@ -64,18 +54,28 @@ def meanings(study: Study) -> list[str]:
 
 
 def third_party(rows: Sequence[ShownCell]) -> list[str]:
-    """Source and year of the published figures (`kind: reported`); `rows` as in Study.rows."""
+    """Sources of the published figures, and their notes; `rows` as in Study.rows."""
+    return sources(rows) + source_notes(rows)
+
+
+def sources(rows: Sequence[ShownCell]) -> list[str]:
+    """Source and year of the published figures (`kind: reported`)."""
     found = []
     others = [other for row in rows if (other := row.get("baseline"))]
     for words, of in (("cells hold", rows), ("cells are compared with", others)):
-        sources = Counter(_source(row) for row in of if row.get("kind") == "reported")
+        by_source = Counter(_source(row) for row in of if row.get("kind") == "reported")
         found += [
             f"{count} of {len(rows)} {words} third-party figures, not measured here: {source}."
-            for source, count in sources.items()
+            for source, count in by_source.items()
         ]
+    return found
+
+
+def source_notes(rows: Sequence[ShownCell]) -> list[str]:
+    """What the sources say of a tenth of the cells or more."""
     notes = Counter(note for row in rows if (source := row.get("source")) for note in source.get("notes", ()))
     frequent = {note: count for note, count in notes.items() if count > len(rows) / 10}
-    return found + [f"{count} of {len(rows)} cells: {note}." for note, count in frequent.items()]
+    return [f"{count} of {len(rows)} cells: {note}." for note, count in frequent.items()]
 
 
 def _source(row: Cell) -> str:
@@ -87,26 +87,12 @@ def _source(row: Cell) -> str:
 
 def per_model(study: Study) -> list[tuple[str, str]]:
     """Model and its best cells; separate entries for other machines and for published figures."""
-    places: dict[tuple[str, str, bool], tuple[list[Row], list[Row]]] = {}
-    for number, rows in enumerate((study.rows, study.searches)):
-        for row in rows:
-            place = str(row.get("model")), str(row.get("machine")), row.get("kind") == "reported"
-            places.setdefault(place, ([], []))[number].append(row)
-    order = list(dict.fromkeys((*study.models, *(str(row.get("model")) for row in study.searches))))
-    models = Counter(model for model, *_ in places)
-    found = []
-    for (model, machine, reported), (cells, searches) in sorted(
-        places.items(), key=lambda each: order.index(each[0][0])
-    ):
-        where = f" on {machine}{', third-party' * reported}" if models[model] > 1 else ""
-        found.append((model + where, _sentences(model, cells, searches)))
-    return found
+    return [(group.title, sentence(group)) for group in goals.groups(study)]
 
 
-def _sentences(model: str, cells: Sequence[Row], searches: Sequence[Row]) -> str:
-    every = list(zip(labels(cells, model), cells, strict=True))
-    tried = [(label, row) for label, row in zip(labels(searches, model), searches, strict=True) if ok(row)]
-    named = [(label, row) for label, row in every if ok(row) and not timed(row)]
+def sentence(group: Group) -> str:
+    """The best cells of a group by each goal."""
+    every, named, tried = group.every, group.named, group.searched
     best = (_fastest(named), _smallest(named, every), _longest(named, tried), _perplexity(every))
     clauses = [clause for clause in best if clause]
     if not tried and not any(ok(row) for _, row in every):
@@ -131,8 +117,8 @@ def costs(study: Study) -> list[str]:
             which = [f"{text} in {by[key]} of {len(group)} cells" for key, text in words.items() if by[key]]
             dominates = f"; {' and '.join(which)}" if which else ""
             found.append(
-                f"{model}, {stack}{where}: fixed cost {_text(group[0], 'fixed_ms')} ms per token, independent"
-                f" of the bytes read{dominates}."
+                f"{model}, {stack}{where}: fixed cost {goals.text(group[0], 'fixed_ms')} ms per token,"
+                f" independent of the bytes read{dominates}."
             )
     return found
 
@@ -159,10 +145,8 @@ def flagged(study: Study) -> list[tuple[str, list[tuple[str, str]]]]:
     return list(found.items())
 
 
-def _text(row: Row, key: str) -> str:
-    """A figure as the tables show it."""
-    column = next(each for table in columns.TABLES.values() for each in table if each.key == key)
-    return column.text(row, key)
+def _ranked(ranked: Ranked) -> str | None:
+    return _clause(ranked.superlative, ranked.entries, ranked.cells, ranked.most)
 
 
 def _clause(best: str, entries: Sequence[Entry], cells: int, most: bool = False) -> str | None:
@@ -185,62 +169,15 @@ def _clause(best: str, entries: Sequence[Entry], cells: int, most: bool = False)
 
 
 def _fastest(named: Named) -> str | None:
-    """By tokens per second among cells with the same number of tokens; by B if more cells have one."""
-    by_tokens: dict[object, list[Entry]] = {}
-    at_zero = []
-    for label, row in named:
-        rate = speed(label, row, "tokens_per_s", "tokens_per_s_ci95", f"{_text(row, 'tokens_per_s')} tok/s")
-        if rate:
-            by_tokens.setdefault(row.get("tokens"), []).append(rate)
-        B = speed(label, row, "B_ms", "B_ci95_ms", f"B {_text(row, 'B_ms')} ms")
-        if B and B_identifiable(row):
-            at_zero.append(B)
-    tokens, rates = max(by_tokens.items(), key=lambda each: len(each[1]), default=(None, []))
-    if len(at_zero) > len(rates):
-        return _clause("fastest at zero context", at_zero, len(named))
-    over = f" over {tokens:,} tokens" if isinstance(tokens, int) else ""
-    return _clause(f"fastest{over}", rates, len(named), most=True)
-
-
-def B_identifiable(row: Row) -> bool:
-    """Whether B is more than an extrapolation: an identifiable or flat line, or a published figure."""
-    line = row.get("W_identifiable") is True or row.get("shape") == "flat"
-    return line or (row.get("kind") == "reported" and not row.get("shape"))
+    return _ranked(goals.fastest(named))
 
 
 def _smallest(named: Named, every: Named) -> str | None:
-    """By the measure that the most cells have, with the perplexity of the cell."""
-    measures = [
-        (words, [(label, row) for label, row in named if figure(row, key)], key, noise)
-        for key, words, noise in SIZES
-    ]
-    words, known, key, noise = max(measures, key=lambda each: len(each[1]))
-    quality = [value for _, row in every if (value := figure(row, "perplexity")) is not None]
-    entries = []
-    for label, row in known:
-        perplexity_of = figure(row, "perplexity")
-        text = f"{_text(row, key)} MB"
-        if len(known) == 1:
-            text += f", {words.partition(' ')[2]}"
-        elif perplexity_of is not None and len(quality) > 1 and perplexity_of > min(quality):
-            text += f", perplexity {_text(row, 'perplexity')}"
-        entries.append(entry(label, figure(row, key) or 0.0, noise, text))
-    return _clause(words, entries, len(named))
+    return _ranked(goals.smallest(named, every))
 
 
 def _longest(named: Named, searched: Named) -> str | None:
-    """Skips cells that ran past their memory, as they dropped tokens. Cells that stopped at a target may hold
-    more."""
-    entries: list[Entry] = []
-    targets: list[Entry] = []
-    for label, row in named:
-        if (length := figure(row, "max_ctx")) is None or not held(row):
-            continue
-        found = entry(label, length, 0.0, f"{_text(row, 'max_ctx')} tokens")
-        (targets if row.get("max_ctx_is_target") else entries).append(found)
-    for label, row in searched:
-        if (length := figure(row, "verified_n_ctx")) is not None:
-            entries.append(entry(label, length, 0.0, f"{length:,.0f} tokens"))
+    entries, targets = goals.longest(named, searched)
     if len(entries) + len(targets) == 1:
         (only,) = entries + targets
         return f"{only.label}: {only.text} of context"
@@ -253,12 +190,7 @@ def _longest(named: Named, searched: Named) -> str | None:
 
 
 def _perplexity(every: Named) -> str | None:
-    """A property of the weights, so it counts even if no run is ok."""
-    entries = [
-        found
-        for label, row in every
-        if (found := perplexity(label, row, _text(row, "perplexity"))) and row.get("status") != "invalid"
-    ]
-    if len(entries) == 1:
-        return f"{entries[0].label}: perplexity {entries[0].text}"
-    return _clause("lowest perplexity", entries, len(entries))
+    ranked = goals.lowest_perplexity(every)
+    if len(ranked.entries) == 1:
+        return f"{ranked.entries[0].label}: perplexity {ranked.entries[0].text}"
+    return _ranked(ranked)

@@ -3,7 +3,7 @@
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];
   const heads = [...table.tHead.rows[0].cells];
-  heads.forEach((head, column) => head.firstChild.addEventListener("click", () => {
+  heads.forEach((head, column) => head.querySelector("button")?.addEventListener("click", () => {
     const down = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
     const numeric = head.classList.contains("num");
     const key = (row) => {
@@ -19,27 +19,123 @@ for (const table of document.querySelectorAll("table.sortable")) {
     body.append(...[...body.rows].map((row) => [key(row), row]).sort(compare).map(([, row]) => row));
   }));
 }
-document.getElementById("only")?.addEventListener("change", (event) => {
-  const model = event.target.value;
-  for (const row of document.querySelectorAll("tr[data-m]")) row.hidden = model !== "" && row.dataset.m !== model;
+
+// A filter keeps the rows that have all of its words.
+for (const input of document.querySelectorAll(".filter input")) input.addEventListener("input", () => {
+  const words = input.value.toLowerCase().split(/\s+/);
+  for (const row of input.closest("section").querySelectorAll("tbody tr")) {
+    const text = row.textContent.toLowerCase();
+    row.hidden = !words.every((word) => text.includes(word));
+  }
 });
 
+// Views: one model at a time, by the fragment of the address.
+const views = [...document.querySelectorAll(".view")];
+function show() {
+  const target = document.getElementById(location.hash.slice(1));
+  const opens = document.getElementById(document.querySelector("main").dataset.opens);
+  const view = target?.closest(".view") ?? (target ? views.find(({ hidden }) => !hidden) : opens);
+  for (const each of views) each.hidden = each !== view;
+  for (const link of document.querySelectorAll(".models a")) {
+    link.removeAttribute("aria-current");
+    if (link.hash !== `#${view?.id}`) continue;
+    link.setAttribute("aria-current", "page");
+    link.parentElement.scrollLeft = link.offsetLeft - 40;
+  }
+  if (target && target !== view) target.scrollIntoView();
+  name();
+}
+
+// Pictures: a switch between their pairs of measures, and names where there is room.
+for (const overview of document.querySelectorAll(".overview")) {
+  const later = overview.querySelectorAll("[data-later]");
+  for (const each of later) each.hidden = true;
+  const buttons = [...overview.querySelectorAll("[data-shows]")];
+  for (const button of buttons) button.addEventListener("click", () => {
+    for (const each of buttons) each.setAttribute("aria-pressed", each === button);
+    for (const each of overview.querySelectorAll("[data-name]")) each.hidden = each.dataset.name !== button.dataset.shows;
+    name();
+  });
+}
+function name() {
+  for (const frame of document.querySelectorAll(".view:not([hidden]) .picture:not([hidden]) .frame")) {
+    const room = frame.parentElement.getBoundingClientRect();
+    const taken = [...frame.querySelectorAll(".dot > svg")].map((dot) => dot.getBoundingClientRect());
+    for (const text of frame.querySelectorAll(".dot .name")) {
+      const fits = ["right", "left", "above", "below", "none"].some((side) => {
+        text.className = `name ${side}`;
+        const box = text.getBoundingClientRect();
+        const apart = (other) => box.right < other.left || box.left > other.right || box.bottom < other.top || box.top > other.bottom;
+        return box.left > room.left && box.right < room.right && taken.every(apart);
+      });
+      if (fits) taken.push(text.getBoundingClientRect());
+    }
+  }
+}
+addEventListener("resize", name);
+
+// Selection: a click on a variant marks it everywhere, a second one, or Escape, clears it.
+let chosen = null;
+const status = document.getElementById("chosen");
+function choose(label) {
+  chosen = label === chosen ? null : label;
+  document.body.classList.toggle("choosing", chosen !== null);
+  for (const each of document.querySelectorAll("[data-variant]")) {
+    const on = each.dataset.variant === chosen;
+    each.classList.toggle("chosen", on);
+    if (each.hasAttribute("aria-pressed")) each.setAttribute("aria-pressed", on);
+  }
+  status.hidden = chosen === null;
+  status.textContent = chosen === null ? "" : `Selected: ${chosen}. A second click clears it.`;
+  figures.forEach((figure) => figure.change());
+}
+addEventListener("click", (event) => {
+  const picked = event.target.closest("button[data-variant]");
+  if (picked) choose(picked.dataset.variant);
+});
+addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || !tip) return;
+  tip.hidden = true;
+  if (chosen !== null) choose(chosen);
+});
+
+// The row of a point, beside it.
+const tip = document.getElementById("tip");
+function explain(event) {
+  const point = event.target.closest?.("[data-tip]");
+  if (!tip) return;
+  tip.hidden = !point;
+  if (!point) return;
+  const box = point.getBoundingClientRect();
+  tip.textContent = point.dataset.tip;
+  tip.style.left = `${Math.max(8, Math.min(box.right + 8, innerWidth - tip.offsetWidth - 8)) + scrollX}px`;
+  const above = box.top - tip.offsetHeight - 8;
+  tip.style.top = `${(above > 0 ? above : box.bottom + 8) + scrollY}px`;
+}
+for (const kind of ["pointerover", "focusin", "click"]) addEventListener(kind, explain);
+
 // Figures: drawn when they scroll into view, and redrawn when they change.
-const darkness = matchMedia("(prefers-color-scheme: dark)");
+const darkness = matchMedia("screen and (prefers-color-scheme: dark)");
+let printing = false; // on white paper
 const touch = matchMedia("(pointer: coarse)").matches;
-const NIGHT = { "#1a1a1a": "#e6e6e6", "#ffffff": "#121212", "#dddddd": "#333333", "#666666": "#9a9a9a", "#000000": "#ffffff",
-  "#0072B2": "#3a9bdc" };
-const SHAPES = {
-  circle: '<circle cx="11" cy="6" r="4"/>', square: '<path d="M7 2h8v8h-8z"/>', diamond: '<path d="M11 1l5 5-5 5-5-5z"/>',
-  "triangle-up": '<path d="M11 1l5 9h-10z"/>', "triangle-down": '<path d="M11 11l5-9h-10z"/>',
-  x: '<path d="M7 1l4 3 4-3 1 1-3 4 3 4-1 1-4-3-4 3-1-1 3-4-3-4z"/>', cross: '<path d="M9 1h4v3h3v4h-3v3h-4v-3h-3v-4h3z"/>',
-  star: '<path d="M11 0l1.6 4h4.2l-3.4 2.6 1.3 4.4-3.7-2.6-3.7 2.6 1.3-4.4-3.4-2.6h4.2z"/>',
-};
+const NIGHT = JSON.parse(document.getElementById("night").textContent);
 const hidden = {}; // group -> variants of its legend that are switched off
 const figures = [];
 
+// plotly.js: unpacked and run once, when the first figure comes near the view.
+let loading = null;
+function plotly() {
+  return loading ??= (async () => {
+    const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (byte) => byte.charCodeAt(0));
+    const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(unpacked).text();
+    document.head.append(script);
+  })();
+}
+
 function coloured(value) {
-  if (typeof value === "string") return darkness.matches ? NIGHT[value] ?? value : value;
+  if (typeof value === "string") return darkness.matches && !printing ? NIGHT[value] ?? value : value;
   if (Array.isArray(value)) return value.map(coloured);
   if (value === null || typeof value !== "object" || value.bdata) return value;
   return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, coloured(inner)]));
@@ -65,14 +161,12 @@ class Figure {
       tools.append(check(label, true, (on) => { this.off[on ? "delete" : "add"](kind); this.draw(); }));
     }
     if (this.data.some(({ meta }) => meta?.top && meta.peak > 1.5 * meta.top)) {
-      tools.append(check("all spikes in view", false, (on) => { this.spikes = on; this.draw(); }));
+      tools.append(check("all values in view", false, (on) => { this.spikes = on; this.draw(); }));
     }
     const present = new Set(this.data.map(({ meta }) => meta?.v));
-    const buttons = this.legend.flatMap(([label, colour, symbol], v) => present.has(v) ? [this.variant(label, colour, symbol, v)] : []);
+    const buttons = this.legend.flatMap((entry, v) => present.has(v) ? [this.variant(...entry, v)] : []);
     if (buttons.length > 1) {
-      const all = button("all", "every", () => this.toggle(() => hidden[this.group].clear()));
-      const none = button("none", "every", () => this.toggle(() => present.forEach((v) => hidden[this.group].add(v))));
-      const variants = group(this.legendOf, [...buttons, all, none]);
+      const variants = group(this.legendOf, this.stacked(buttons));
       tools.append(this.element.className ? folded(this.legendOf, variants) : variants);
     }
   }
@@ -87,13 +181,31 @@ class Figure {
     return group("Scale of the y axis", buttons);
   }
 
-  variant(label, colour, symbol, v) {
+  // The buttons of each stack behind one that switches all of them.
+  stacked(buttons) {
+    const all = (name, of) => button(name, "every", () => this.toggle((off) => {
+      const on = of.some((v) => off.has(v));
+      for (const v of of) on ? off.delete(v) : off.add(v);
+    }));
+    const place = (each) => Number(each.dataset.v);
+    const stacks = [...new Set(buttons.map((each) => each.dataset.stack))];
+    const whole = all("all / none", buttons.map(place));
+    if (stacks.length < 2) return [...buttons, whole];
+    return [...stacks.map((stack) => {
+      const own = buttons.filter((each) => each.dataset.stack === stack);
+      return group(stack, [all(stack, own.map(place)), ...own]);
+    }), whole];
+  }
+
+  variant(label, colour, symbol, stack, v) {
     const made = button("", "variant", () => this.toggle((off) => off.has(v) ? off.delete(v) : off.add(v)));
     const swatch = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    swatch.innerHTML = `<path d="M0 6h22" stroke="currentColor" stroke-width="1.5"/><g fill="currentColor">${SHAPES[symbol] ?? ""}</g>`;
+    swatch.innerHTML = `<path d="M0 6h22" stroke="currentColor" stroke-width="1.5"/><use href="#shape-${symbol}" x="11" y="6" fill="currentColor"/>`;
     swatch.dataset.colour = colour;
     made.dataset.v = v;
-    made.append(swatch, label);
+    made.dataset.stack = stack;
+    made.setAttribute("aria-label", label);
+    made.append(swatch, stack && label.startsWith(`${stack} `) ? label.slice(stack.length + 1) : label);
     return made;
   }
 
@@ -115,12 +227,36 @@ class Figure {
     return this.logarithmic ? [Math.log10(low * 0.9), Math.log10(top * 1.05)] : [0, top * 1.03];
   }
 
+  // Others than the selected variant are pale, in traces of their own or as points of one.
+  mark(data) {
+    const v = this.legend.findIndex(([label]) => label === chosen);
+    const escaped = chosen?.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+    for (const trace of data) {
+      const place = Array.isArray(trace.y) ? trace.y.indexOf(escaped) : -1;
+      if (place >= 0) trace.selectedpoints = [place];
+      else if (v >= 0 && this.legendOf === "Variants" && trace.meta?.v !== undefined) {
+        if (trace.meta.v !== v) trace.opacity = 0.12;
+        else if (trace.line) trace.line.width *= 2;
+      }
+    }
+  }
+
   draw() {
+    if (!window.Plotly) {
+      plotly().then(() => this.draw(), () => { this.plot.textContent = "This browser is too old to draw it; the data is below."; });
+      return;
+    }
     if (!this.data) this.begin();
     const off = hidden[this.group];
     const data = coloured(this.data);
-    for (const trace of data) trace.visible = !off.has(trace.meta?.v) && !this.off.has(trace.meta?.kind);
+    const narrow = this.plot.clientWidth < 700;
+    for (const trace of data) {
+      const { v, kind, chosen: only } = trace.meta ?? {};
+      trace.visible = !off.has(v) && !this.off.has(kind) && !(narrow && kind === "name") && (!only || this.legend[v][0] === chosen);
+    }
+    this.mark(data);
     const layout = coloured(this.layout);
+    if (narrow) layout.margin.r = 16;
     // Keep the zoom of the reader until the axis type changes.
     layout.uirevision = `${this.logarithmic} ${this.spikes}`;
     layout.dragmode = touch ? false : "zoom";
@@ -132,9 +268,18 @@ class Figure {
       each.firstChild.style.color = coloured(each.firstChild.dataset.colour);
     }
     this.stale = false;
+    const made = this.plot.data;
     Plotly.react(this.plot, data, layout, { responsive: true, displaylogo: false,
       displayModeBar: touch ? false : "hover", modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] });
+    if (!made) this.plot.on("plotly_click", ({ points: [{ data: { meta }, y }] }) => {
+      const label = this.legendOf === "Variants" && this.legend[meta?.v]?.[0];
+      if (status && (label || typeof y === "string")) choose(label || unescaped(y));
+    });
   }
+}
+
+function unescaped(text) {
+  return text.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&");
 }
 
 function button(text, kind, act) {
@@ -179,10 +324,18 @@ const watcher = new IntersectionObserver((entries) => {
     if (isIntersecting && figure.stale) figure.draw();
   }
 }, { rootMargin: "300px" });
-for (const element of document.querySelectorAll("figure")) {
+for (const element of document.querySelectorAll("figure:not(.overview)")) {
   figures.push(new Figure(element));
   watcher.observe(element);
 }
 darkness.addEventListener("change", () => figures.forEach((figure) => figure.change()));
-addEventListener("beforeprint", () => figures.forEach((figure) => figure.stale && figure.draw()));
+for (const kind of ["beforeprint", "afterprint"]) addEventListener(kind, () => {
+  printing = kind === "beforeprint";
+  for (const figure of figures) if (figure.element.offsetParent && window.Plotly) figure.draw();
+});
+if (views.length) {
+  addEventListener("hashchange", show);
+  show();
+}
+window.requestIdleCallback?.(() => document.querySelector(".plot") && plotly().catch(() => {}), { timeout: 2000 });
 document.documentElement.dataset.ready = "yes";

@@ -1,0 +1,155 @@
+"""The first screen of a report, without a browser: an answer to each goal, and the picture."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from harness.dataset.study import Study
+from harness.report import answers, document, goals, marks, picture, views
+from harness.report.answers import Answer
+
+
+def row(name: str, **figures: Any) -> dict[str, Any]:
+    """A cell of model `m`; `name`: stack and variant."""
+    stack, variant = name.split(" ")
+    known = {"name": f"m {name}", "model": "m", "stack": stack, "variant": variant, "status": "ok"}
+    return known | {"kind": "measured", "repeats": 3, "tokens": 256} | figures
+
+
+CELLS = [
+    row("a q8_0", tokens_per_s=50.0, tokens_per_s_ci95=[49.0, 51.0], peak_rss_bytes=8e9, perplexity=8.0),
+    row("a q4_0", tokens_per_s=90.0, tokens_per_s_ci95=[88.0, 92.0], peak_rss_bytes=4e9, perplexity=9.0),
+    row("b slow", tokens_per_s=40.0, tokens_per_s_ci95=[39.0, 41.0], peak_rss_bytes=6e9, max_ctx=9000),
+    row("b gone", status="oom", reasons=["out of memory"], perplexity=7.0),
+]
+
+
+def group(*cells: dict[str, Any]) -> goals.Group:
+    (found,) = goals.groups(Study("t", list(cells)))
+    return found
+
+
+def test_each_goal_has_a_sentence_with_its_variant_and_what_that_costs():
+    fastest, quality, longest = answers.answers(group(*CELLS))
+    assert fastest == Answer("Fastest", ("a q4_0",), "90.0 tok/s, 4.0 GB peak RSS")
+    assert quality.leaders == ("a q8_0",)
+    assert quality.text == "perplexity 8.00, 50.0 tok/s, 8.0 GB peak RSS"
+    assert quality.note == "1 of 3 cells have no perplexity"
+    assert (longest.leaders, longest.text) == (("b slow",), "9,000 tokens, 40.0 tok/s")
+
+
+def test_what_did_not_fit_has_no_best_quality_however_low_its_perplexity():
+    assert "b gone" not in answers.answers(group(*CELLS))[1].leaders
+
+
+def test_variants_that_are_not_distinguishable_lead_together_with_their_range():
+    close = row("c v", tokens_per_s=89.0, tokens_per_s_ci95=[87.0, 91.0])
+    fastest, *_ = answers.answers(group(*CELLS, close))
+    assert fastest.leaders == ("a q4_0", "c v")
+    assert fastest.text == "not distinguishable: 89.0 to 90.0 tok/s"
+
+
+def test_speed_is_at_zero_context_where_more_cells_have_a_B():
+    cells = [row(f"a v{B}", kind="reported", B_ms=B, B_ci95_ms=[B, B]) for B in (5.0, 10.0)]
+    assert answers.answers(group(*cells))[0].text == "200.0 tok/s at zero context"
+
+
+def test_without_perplexity_the_best_quality_is_the_most_bits_and_the_page_says_so():
+    found = answers.answers(group(row("a q4", bpw=4.5, tokens_per_s=1.0), row("a q8", bpw=8.5)))[1]
+    assert (found.leaders, found.text) == (("a q8",), "8.50 bits per weight")
+    assert "no perplexity is known" in found.note
+
+
+def test_a_goal_without_figures_says_why_instead_of_naming_a_variant():
+    found = answers.answers(group(row("a v")))
+    assert [each.leaders for each in found] == [(), (), ()]
+    assert [each.text for each in found] == [
+        *("no speed is known", "no perplexity is known", "no search and no growing run")
+    ]
+
+
+def test_a_target_that_was_reached_is_a_note_beside_the_longest_that_ended():
+    target = row("c v", max_ctx=10_000, max_ctx_is_target=True)
+    found = answers.answers(group(*CELLS, target))[2]
+    assert found.leaders == ("b slow",)
+    assert found.note == "c v stopped at a target of 10,000+ tokens and may hold more"
+
+
+def test_published_figures_and_our_own_are_answered_apart():
+    cells = [row("a v", machine="here", tokens_per_s=1.0), row("a w", machine="there", kind="reported")]
+    (view,) = views.views(Study("t", [*cells, row("a x", machine="here", tokens_per_s=2.0)]))
+    assert [panel.title for panel in view.panels] == ["m on here", "m on there, third-party"]
+    assert [panel.answers[0].leaders for panel in view.panels] == [("a x",), ()]
+
+
+def pictured(*cells: dict[str, Any]) -> dict[str, picture.Picture]:
+    drawn = picture.pictures(group(*cells), marks.marks(Study("t", list(cells))))
+    return {each.name: each for each in drawn}
+
+
+def test_the_picture_has_every_ok_variant_best_at_top_left_with_its_front_and_whiskers():
+    speed = pictured(*CELLS)["speed"]
+    points = {point.label: point for point in speed.points}
+    assert [label for label, point in points.items() if point.front] == ["a q4_0"]
+    assert points["a q4_0"].x < points["b slow"].x < points["a q8_0"].x
+    assert points["a q4_0"].y < points["a q8_0"].y < points["b slow"].y
+    for point in points.values():
+        low, high = point.whisker or (0, 0)
+        assert low > point.y > high
+    assert "a q4_0" in speed.text
+    assert ["a q4_0", "4.00", "90.0", "yes"] in speed.rows
+
+
+def test_the_quality_picture_has_only_variants_with_a_perplexity_and_says_how_many_lack_one():
+    quality = pictured(*CELLS)["quality"]
+    assert {point.label for point in quality.points} == {"a q8_0", "a q4_0"}
+    assert all(point.front for point in quality.points)
+    assert "1 of 3 ok cells lack a figure" in quality.text
+    assert pictured(*CELLS[:2])["quality"].points[0].whisker is None  # no standard error is known
+
+
+def test_without_perplexity_there_is_one_picture_and_with_one_point_none():
+    assert pictured(CELLS[0] | {"perplexity": None}, CELLS[2]).keys() == {"speed"}
+    assert pictured(CELLS[0]) == {}
+
+
+def test_a_size_by_another_measure_is_drawn_open_and_named_in_its_row():
+    other = row("c v", tokens_per_s=60.0, file_bytes=5e9)
+    points = {point.label: point for point in pictured(*CELLS, other)["speed"].points}
+    assert [label for label, point in points.items() if point.open] == ["c v"]
+    assert "5.0 GB file" in points["c v"].lines
+
+
+def test_differences_of_no_matter_do_not_fill_the_picture():
+    cells = [row(f"a v{place}", tokens_per_s=100 + place / 10, peak_rss_bytes=5e8) for place in (0, 1)]
+    speed = pictured(*cells)["speed"]
+    low, high = sorted(point.y for point in speed.points)
+    assert 0 < high - low < 2
+    assert speed.x_title == "MB, peak RSS"
+
+
+def test_a_model_is_a_view_of_its_own_and_all_models_are_another():
+    cells = [*CELLS, row("a q8_0") | {"model": "n", "name": "n a q8_0", "tokens_per_s": 5.0}]
+    page = document.page(Study("t", cells))
+    shown = re.findall(r'<section class=view id="?(\w+)"?[^>]*?( hidden)?>', page)
+    assert shown == [("m0", ""), ("m1", " hidden"), ("all", " hidden")]
+    assert ".view[hidden] { display: block }" in page.partition("<noscript>")[2]  # without a script: all
+    assert "id=all" not in document.page(Study("t", CELLS))
+
+
+def test_a_model_without_an_ok_cell_says_so_in_its_view_and_among_all_models():
+    failed = row("a q8_0", status="oom", reasons=["no room"]) | {"model": "n", "name": "n a q8_0"}
+    page = document.page(Study("t", [*CELLS, failed]))
+    assert page.count("No cell is ok.") == 2
+
+
+@pytest.mark.parametrize("place", ["name", "variant", "stack", "model"])
+def test_no_name_is_markup_on_the_first_screen(place: str):
+    evil = "\"'><img src=x onerror=alert(1)>"
+    cells = [cell | {place: f"{cell[place]} {evil}"} for cell in CELLS]
+    page = document.page(Study("t", cells))
+    assert "<img" not in page.partition('id="plotly"')[0]
+    assert "&lt;img" in page

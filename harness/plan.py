@@ -114,14 +114,20 @@ def select(cells: Sequence[Cell], globs: Sequence[str]) -> list[Cell]:
 
 
 def order(cells: Sequence[Cell], repeats: int, seed: int) -> list[tuple[Cell, int]]:
-    """All repeats (from 1) of all cells. Each round has every cell once, in a new random order, so that drift
-    affects all cells alike."""
+    """All repeats (from 1) of all cells. Each round has every cell once that still repeats, in a new random
+    order, so that drift affects all cells alike."""
     rounds = []
     for repeat in range(1, repeats + 1):
-        shuffled = list(cells)
-        random.Random(f"{seed}/{repeat}").shuffle(shuffled)
-        rounds += [(cell, repeat) for cell in shuffled]
+        left = [cell for cell in cells if repeat <= cell.workload.repeated(repeats)]
+        rounds += [(cell, repeat) for cell in shuffled(left, seed, repeat)]
     return rounds
+
+
+def shuffled(cells: Sequence[Cell], seed: int, round: int) -> list[Cell]:
+    """The cells of one round (from 1) in random order."""
+    found = list(cells)
+    random.Random(f"{seed}/{round}").shuffle(found)
+    return found
 
 
 def known_failures(

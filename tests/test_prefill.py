@@ -15,8 +15,8 @@ from harness.analysis.series.prefill import Prefill, analyse
 from harness.dataset.gather import Gathered
 from harness.report import export, figures
 from harness.results.files import write_columns
-from harness.theory import floors
-from harness.theory.floors import Ceiling, Demand
+from harness.theory import passes
+from harness.theory.floors import Ceiling, Demand, Reach
 
 PUBLISHED = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5" / "qwen1.5-7b"
 SWEEP = np.unique(np.geomspace(1, 8192, 48).round())
@@ -51,10 +51,25 @@ def test_without_attention_no_quadratic_term_is_made_up():
     assert swept(SWEEP, np.maximum(20, 0.1 * SWEEP)).quadratic_ms is None
 
 
-def test_the_intervals_cover_the_truth():
-    """20 sweeps each; docs/measuring.md has the rates of 100."""
-    for name in simulated.LENGTHS:
-        assert min(simulated.coverage(name, False, 20)) >= 0.8
+@pytest.mark.parametrize("n", [DENSE, 2.0 ** np.arange(11)])
+def test_without_noise_the_ridge_is_exact_also_with_three_lengths_past_it(n):
+    found = swept(n, np.maximum(20, 0.1 * n), rounds=1, noise=0)
+    assert found.ridge_n == pytest.approx(200, rel=1e-4)
+
+
+@pytest.mark.parametrize("tile", [43, 52, 58])
+def test_the_last_tile_of_a_sweep_is_no_other_kernel(tile):
+    tiles = np.ceil(DENSE / tile) * tile - (tile - 1) / 2
+    found = swept(DENSE, np.maximum(20, 0.1 * tiles), rounds=1, noise=0.001)
+    assert found.kernel_from_n == 1
+    assert found.ridge_n == pytest.approx(200, rel=0.05)
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+@pytest.mark.parametrize("name", simulated.LENGTHS)
+def test_the_intervals_cover_the_truth(name, tiled):
+    """Of 20 sweeps; docs/measuring.md has the rates of 100."""
+    assert min(simulated.coverage(name, tiled, 20)) >= 0.8
 
 
 @pytest.mark.parametrize(
@@ -131,20 +146,20 @@ def test_a_pass_without_a_positive_latency_is_refused():
 
 @pytest.mark.parametrize("lm_head", ["every", "last"])
 def test_theorys_ridge_is_where_its_least_time_leaves_the_reading_of_weights(lm_head):
-    demand = Demand(10**9, 10**8, 2e9, 2e8, 2e8, 1e5, 4e5)
+    demand = Demand(10**9, 10**8, 2e9, 2e8, 2e8, (Reach(1e5, 4e5),))
     ceiling = Ceiling(1e12, 2e14)
-    ridge = floors.prefill_ridge(demand, ceiling, lm_head)
+    ridge = passes.prefill_ridge(demand, ceiling, lm_head)
     for n in (int(ridge), int(ridge) + 1):
-        read, flops = floors.pass_work(demand, n, 0, lm_head)
+        read, flops = passes.pass_work(demand, n, 0, lm_head)
         assert (flops / ceiling.flops > read / ceiling.bytes_per_s) == (n > ridge)
-        least = floors.prefill_floor_s(demand, ceiling, n, lm_head)
+        least = passes.prefill_floor_s(demand, ceiling, n, lm_head)
         assert least == pytest.approx(max(read / ceiling.bytes_per_s, flops / ceiling.flops))
 
 
 def test_a_pass_at_depth_attends_to_what_the_cache_holds():
-    demand = Demand(10**9, 10**8, 2e9, 2e8, 2e8, 1e5, 4e5)
-    whole, before = floors.pass_work(demand, 300), floors.pass_work(demand, 200)
-    read, flops = floors.pass_work(demand, 100, depth=200)
+    demand = Demand(10**9, 10**8, 2e9, 2e8, 2e8, (Reach(1e5, 4e5),))
+    whole, before = passes.pass_work(demand, 300), passes.pass_work(demand, 200)
+    read, flops = passes.pass_work(demand, 100, depth=200)
     assert read == whole[0]
     assert flops == pytest.approx(whole[1] - before[1] + 2 * demand.lm_head_params)
 

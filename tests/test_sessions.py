@@ -13,8 +13,8 @@ from conftest import Ran, failures, told
 
 from harness import results
 from harness.analysis.records import surface
-from harness.stacks.build import Interpreter
 from harness.stacks.header import stacks
+from harness.stacks.interpreter import Interpreter
 from runners.protocol import Request
 
 N_CTX = 128

@@ -169,6 +169,37 @@ def test_cells_of_a_decode_keep_the_ids_that_they_had(tmp_path: Path) -> None:
     assert alone.id in [cell.id for cell in beside]
 
 
+def test_a_workload_may_run_less_often_than_the_protocol_has_it_and_never_more_often(tmp_path: Path) -> None:
+    def runs(repeats: int, *workloads: dict[str, Any]) -> list[tuple[str, int]]:
+        found = loaded(tmp_path, *workloads, protocol={"repeats": repeats})
+        return [(cell.id, repeat) for cell, repeat in plan.order(plan.cells(found), repeats, seed=0)]
+
+    twice = FIRST | {"repeats": 2}
+    (often, *_), (seldom, *_) = runs(3, FIRST), runs(3, twice)
+    assert often == seldom  # the same cell: what was measured is kept
+    assert [repeat for _, repeat in runs(3, twice)] == [1, 2]
+    assert [repeat for _, repeat in runs(1, twice)] == [1]
+    both = runs(3, twice, {"kind": "decode"})
+    assert sorted(repeat for _, repeat in both[4:]) == [3]
+    assert [repeat for _, repeat in both[:4]] == [1, 1, 2, 2]
+
+
+def test_a_decode_has_the_repeats_of_its_protocol(tmp_path: Path) -> None:
+    assert "repeats: unknown key" in mistake(tmp_path, "{kind: decode, repeats: 1}")
+
+
+def test_validate_and_a_dry_run_count_the_repeats_of_each_workload(
+    harness: Callable[..., Ran], tmp_path: Path
+) -> None:
+    loaded(tmp_path, FIRST | {"repeats": 1}, {"kind": "decode"}, protocol={"repeats": 3, "new_tokens": 40})
+    assert "ok, 2 cells x 3 repeats, some 1\n" in harness("validate", "small.yaml").out
+    ran = harness("run", "small.yaml", "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
+    prefill, decode = ran.out.splitlines()
+    assert prefill.endswith(" x 1")
+    assert decode.endswith(" x 3")
+    assert " for 4 repeats" in ran.err
+
+
 def test_each_way_of_writing_a_workload_is_the_same_cell(tmp_path: Path) -> None:
     (short,) = plan.cells(loaded(tmp_path, "{kind: depth, depths: [0, 4k], stop_at: 0.5%}"))
     (long,) = plan.cells(loaded(tmp_path, "{kind: depth, depths: [0, 4096], stop_at: 0.005}"))

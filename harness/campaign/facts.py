@@ -18,6 +18,7 @@ from harness.plan import Cell
 from harness.results import Draft
 from harness.stacks.build import key_of
 from harness.stacks.header import runners_folder
+from harness.stacks.interpreter import Interpreter
 from harness.system.variables import redacted
 
 _OURS = re.compile(r"^ *from runners(?:\.(\w+)| import ([\w, ]+))", re.MULTILINE)
@@ -90,12 +91,20 @@ def of_inputs(cell: Cell, inputs: Inputs, begun: Draft) -> Draft:
         "workload": begun["workload"] | {"prompt": inputs.prompt, "prompt_source": inputs.prompt_source},
         "environment": {
             "name": inputs.interpreter.environment.name,
-            "key": key_of(inputs.interpreter.environment),
-            "variables": inputs.interpreter.environment.variables,
+            **_made(inputs.interpreter),
             "lock": list(inputs.interpreter.lock),
             "runner": source_digest(cell.variant.stack),
         },
     }
+
+
+def _made(interpreter: Interpreter) -> Draft:
+    """How an environment was built; of an adopted interpreter, what is not as pinned. Its path is nobody's
+    business."""
+    if adopted := interpreter.adopted:
+        return {"adopted": {"python": adopted.python_version, "pins_not_met": list(adopted.pins_not_met)}}
+    made = interpreter.environment
+    return {"key": key_of(made), "variables": made.variables, "toolkit": made.toolkit or None}
 
 
 def git_commit() -> str | None:

@@ -18,7 +18,8 @@ from harness.models.weights import Ready, WeightsError
 from harness.plan import Cell
 from harness.stacks.limits import Broken
 from harness.stacks.rules import Options, holds
-from harness.theory import footprint
+from harness.theory import footprint, machine_names
+from harness.theory.decoder import Decoder
 from harness.theory.estimate import seconds
 from harness.theory.footprint import BITSANDBYTES, LLAMA_CPP, Engine, LlamaCpp, Model, Torch
 from harness.theory.ggml import element_bytes
@@ -30,6 +31,7 @@ from harness.theory.machine import (
     drives_display,
 )
 from harness.theory.machines import MACHINES
+from harness.theory.names import NotUnderstood
 from harness.theory.packed import Packing, packed_bytes
 from harness.theory.shapes import Shape, kv_elements_per_token, lm_head_params, parameters
 from harness.theory.tensors import Tensor, of_shape
@@ -100,19 +102,22 @@ def device_of(experiment: Experiment) -> Device:
         if gpu["uuid"] == device_id:
             major, _, minor = (gpu["compute_capability"] or "").partition(".")
             capability = (int(major), int(minor)) if major else None
-            reserve = DISPLAY_RESERVE_BYTES if drives_display(gpu["name"]) else DRIVER_RESERVE_BYTES
-            name = f"the {gpu['name']}"
+            reserve = DISPLAY_RESERVE_BYTES if drives_display(gpu["name"] or "") else DRIVER_RESERVE_BYTES
+            name = f"the {gpu['name'] or 'GPU'}"
             return Device(family, name, gpu["memory_bytes"], capability, reserve_bytes=reserve)
     return Device(family, "the GPU", None)
 
 
 def _named(gpu: str | None) -> Device:
-    """The known NVIDIA GPU whose name contains this. Of several, the one with the least memory: a cell must
-    not be forecast to fit where it may not."""
+    """The known NVIDIA GPU of this name, or else whose name contains it. Of several, the one with the least
+    memory: a cell must not be forecast to fit where it may not."""
     if gpu is None:
         return Device("cuda", "the GPU", None)
-    part = gpu.lower().removeprefix("nvidia ")
-    known = [m for m in MACHINES.values() if m.compute_capability and part in m.name.lower()]
+    try:
+        known = [m for m in machine_names.machines(gpu).values() if m.compute_capability]
+    except NotUnderstood:
+        part = gpu.lower().removeprefix("nvidia ")
+        known = [m for m in MACHINES.values() if m.compute_capability and part in m.name.lower()]
     if not known:
         return Device("cuda", f"the {gpu}", None)
     least = min(known, key=lambda found: found.memory_bytes)
@@ -197,8 +202,9 @@ def forecast_cell(
         has = None  # the offloaded part is not counted separately
     fits = None if has is None else memory <= has - device.reserve_bytes
     takes = fill_s = None
-    # On a device where the stack is only functional, bandwidth does not bound the time.
-    timed = bandwidth is not None and device.family not in cell.header.functional
+    # Where the stack is only functional, bandwidth does not bound the time.
+    functional = device.family in cell.header.functional or machine.facts()["emulated"]
+    timed = bandwidth is not None and not functional
     if bandwidth is not None and timed and to_the_end:
         static = n_ctx if options.get("cache") == "static" else None
         takes = seconds(held.weight_bytes, held.kv_bytes_per_token, prompt, new, static, bandwidth)
@@ -219,14 +225,14 @@ def _no_room(device: Device, memory_bytes: int) -> str:
     return f"will not fit: {has}{reserved}"
 
 
-def engine_of(cell: Cell, options: Options, on_gpu: bool, shape: Shape) -> Engine:
+def engine_of(cell: Cell, options: Options, on_gpu: bool, model: Shape | Decoder) -> Engine:
     """The memory model of the cell's stack. `options`: resolved."""
     if cell.header.memory == LLAMA_CPP:
         ubatch = min(int(options.get("n_ubatch") or 512), int(options.get("n_batch") or 512))
         return LlamaCpp(on_gpu, bool(options.get("flash_attn")), ubatch)
     scratch = 0.0
     if on_gpu and cell.header.scratch and holds(cell.header.scratch, options):
-        scratch = footprint.exllama_v2_scratch(shape)
+        scratch = footprint.exllama_v2_scratch(model)
     return Torch(on_gpu, "static" if cell.header.context_of(options) else "dynamic", scratch)
 
 

@@ -16,7 +16,7 @@ from harness.campaign.repeat import Inputs
 from harness.machine import ProbeError
 from harness.machine.matrix import MatrixRate
 from harness.results import Draft
-from harness.stacks.build import Interpreter
+from harness.stacks.interpreter import Interpreter
 from harness.worker import launch
 from runners.protocol import Request
 

@@ -91,6 +91,8 @@ def content_key(
     except NotReady:
         return plan.content_key(cell, options, ("unavailable",), None, slug, device_id)
     built = [f"{name}={value}" for name, value in interpreter.environment.variables.items()]
+    if adopted := interpreter.adopted:
+        built.append(f"adopted, Python {adopted.python_version}")
     stack = [interpreter.environment.name, *built, *interpreter.lock]
     stack += _bounds(cell, mechanism, timeout_s)
     return plan.content_key(cell, options, stack, preparation.fingerprint(cell), slug, device_id)

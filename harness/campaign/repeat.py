@@ -13,7 +13,7 @@ from harness.models.weights import Ready
 from harness.plan import Cell
 from harness.results import Draft, ResultsError, Stored, TokenTimes
 from harness.results.kinds.measured import EndFacts, Mark
-from harness.stacks.build import Interpreter
+from harness.stacks.interpreter import Interpreter
 from harness.stacks.rules import Value
 from harness.system.variables import recorded
 from harness.worker import launch, life

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.config import Prefill, Turns, Windows, Workload
-from harness.theory import demand, floors
+from harness.theory import demand, passes
+from harness.theory.decoder import parameters
 from harness.theory.estimate import CPU_SHARE, START_S
 from harness.theory.footprint import Model
-from harness.theory.shapes import parameters
 
 CHUNK = 512  # tokens at once while filling, as in runners/context.py
 UNTIMED = 3  # passes of a length and depth beside the timed ones: a warm-up, and two of the check
@@ -27,8 +27,8 @@ def seconds(workload: Workload, held: Model, bytes_per_s: float, flops: float) -
     needs = demand.of_bits(held.shape, 8 * held.weight_bytes / count)
     rate = CPU_SHARE * bytes_per_s
 
-    def passing(passes: Iterator[Pass]) -> float:
-        works = (floors.pass_work(needs, n, depth) for n, depth in passes)
+    def passing(several: Iterator[Pass]) -> float:
+        works = (passes.pass_work(needs, n, depth) for n, depth in several)
         return sum(max(read / rate, operations / flops) for read, operations in works)
 
     filling = passing(_filled(workload))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
+from harness.config import yaml_text
 from harness.config.experiment import Exclude, Scalar, Variant
 from harness.config.forms import VariantRow
 from harness.config.frozen import tokens_of
 from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
 from harness.stacks.header import stacks
 from harness.stacks.rules import Option, Options, Value
+from harness.system.wording import shortened
 from harness.theory.packed import FORMATS
 
 EXCLUDED_BY = ("model", "stack", "variant", "workload")  # globs; other keys are values of options
@@ -81,6 +84,30 @@ def _values(given: Any, whole: bool) -> list[Any]:
     """The values of an option; 32k is 32,768 where they are whole numbers."""
     values = given if isinstance(given, list) else [given]
     return [tokens_of(value) for value in values] if whole else values
+
+
+def given_values(stack: str, name: str, text: str) -> list[Scalar]:
+    """The values of an option as a command line has them, parted by commas. Raises ConfigError."""
+    place = f"--option {shortened(f'{name}={text}')}"
+    mistakes = Mistakes(lambda loc: place)
+    option = stacks()[stack].options.get(name)
+    values: list[Any] = []
+    if option is None:
+        mistakes.add((), f"unknown option of {stack}" + suggestion(name, stacks()[stack].options))
+    else:
+        parsed = [yaml_text.parse(each, lambda line: place)[0] for each in text.split(",")]
+        values = _values(parsed, option.type == "int")
+        for wrong in filter(None, (_option_mistake(option, value) for value in values)):
+            mistakes.add((), wrong)
+    mistakes.stop_if_any()
+    return values
+
+
+def varied(variant: Variant, changes: Mapping[str, Scalar]) -> Variant:
+    """The variant with other values of some options, which its name ends with."""
+    name = "-".join([variant.name, *(f"{key}={_word(value)}" for key, value in changes.items())])
+    options = {**variant.options, **changes}
+    return variant.model_copy(update={"name": name[:_MAX_NAME], "options": options})
 
 
 def weights_format(variant: Variant) -> str:

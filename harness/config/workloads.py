@@ -28,6 +28,10 @@ class _Workload(Frozen):
         """Whether it cuts the KV cache to fewer tokens."""
         return False
 
+    def repeated(self, repeats: int) -> int:
+        """How often it runs where the protocol has `repeats`."""
+        return repeats
+
     def resolved(self: _Self, prompt_tokens: int, new_tokens: int) -> _Self:
         """Itself; lengths it does not set come from the protocol."""
         return self.model_copy(update={"prompt_tokens": self.prompt_tokens or prompt_tokens})
@@ -135,8 +139,15 @@ class _Surface(_Workload):
 
     prompt_tokens: Tokens | None = None
     """Tokens of text, repeated as often as needed; by default the protocol's prompt."""
+    repeats: int | None = Field(
+        default=None, ge=1, le=1000, exclude=True
+    )  # as often as it runs, it is the same
+    """Processes per cell at most, where the protocol has more: its rows have an interval without others."""
 
     timed = "rows"
+
+    def repeated(self, repeats: int) -> int:
+        return min(repeats, self.repeats or repeats)
 
 
 def _lengths(given: Any) -> Any:

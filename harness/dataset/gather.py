@@ -91,7 +91,7 @@ class Gathered:
         whose worker keeps copies of the context."""
         found = []
         for cell in self.cells:
-            if not timed(cell) and (each := self._of(cell)) is not None:
+            if not timed(cell) and (each := self.behind(cell)) is not None:
                 samples = self._read(results.memory_series, each)
                 found.append(attribution.row(cell, each.record, self._times(each), samples))
         return found
@@ -99,7 +99,7 @@ class Gathered:
     def study(self, title: str, baseline: Gathered | None = None) -> Study:
         """The Study of these records. `baseline`: other records, compared with cells of the same model, stack
         and variant."""
-        drawn = {cell["name"]: self._of(cell) for cell in self.cells}
+        drawn = {cell["name"]: self.behind(cell) for cell in self.cells}
         memory, prefill = {}, {}
         for name, each in drawn.items():
             if each is None:
@@ -136,14 +136,14 @@ class Gathered:
                 of.setdefault(row["content_key"], []).append(each)
         found = {}
         for cell in self.cells:
-            last = self._of(cell)
+            last = self.behind(cell)
             shown = of.get(cell["content_key"]) or ([last] if last else [])
             read = [self._read(results.prefill_series, each) for each in shown]
             found[cell["content_key"]] = prefills.by_depth([columns for columns in read if columns])
         return found
 
     def _with_prefill(self, cell: Cell) -> Cell:
-        each, depths = self._of(cell), self._passes.get(cell["content_key"])
+        each, depths = self.behind(cell), self._passes.get(cell["content_key"])
         if not depths or each is None:
             return cell
         ceiling = cell["bandwidth_bytes_per_s"]
@@ -157,7 +157,7 @@ class Gathered:
         raised = prefills.faster_than_possible(each.record, depths, ceiling) if reported else []
         return {**cell, "prefill": found, "flags": [*cell["flags"], *(flag.row() for flag in raised)]}
 
-    def _of(self, cell: Cell) -> Stored | None:
+    def behind(self, cell: Cell) -> Stored | None:
         """The record behind a cell's row."""
         return self._by_row.get(cells.identity(cell))
 
@@ -274,4 +274,6 @@ def _versions(record: Record) -> str | None:
     listed = (
         ", ".join(f"{name} {version}" for name, version in versions.items()) if versions else "not loaded"
     )
-    return f"{record['stack']}: {listed}"
+    adopted = (record.get("environment") or {}).get("adopted") or {}
+    pins = "; not pinned" if adopted.get("pins_not_met") else ""
+    return f"{record['stack']}: {listed}{pins}"

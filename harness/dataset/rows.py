@@ -18,7 +18,7 @@ from harness.analysis.records.flags import (
     published,
     same_changes,
 )
-from harness.analysis.records.identity import device, identity, weights
+from harness.analysis.records.identity import device, gpu, identity, weights
 from harness.analysis.records.verdicts import USABLE, notes, verdict
 from harness.analysis.rows import Figures, Flagged, Growth, Limits, Repeat, Sizes
 from harness.analysis.series import drift as drifts
@@ -248,10 +248,8 @@ def peak_rss_bytes(record: Record) -> int | None:
 
 def device_memory_bytes(record: Record) -> int | None:
     """Total memory of the device; a CPU's is the machine's. Null where several GPUs match."""
-    machine, on = record["machine"], device(record)
-    gpus = machine.get("gpus") or []
-    of = [machine] if on == "cpu" else [gpu for gpu in gpus if gpu.get("uuid") == on] or gpus
-    known = of[0].get("memory_bytes") if len(of) == 1 else None
+    of = record["machine"] if device(record) == "cpu" else gpu(record)
+    known = of.get("memory_bytes") if of else None
     return None if known is None else int(known)
 
 

@@ -97,6 +97,7 @@ def build(record: Record) -> str:
     environment = record.get("environment") or {}
     versions = loaded_of(record).get("versions")
     known = [record["stack"], versions, environment.get("lock"), environment.get("variables")]
+    known += filter(None, [environment.get("toolkit")])
     return sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -115,7 +116,7 @@ def _known(row: Row, record: Record, batch: int) -> Test:
         "build_commit": build(record),
         "build_number": 0,
         "cpu_info": machine["cpu"] or "",
-        "gpu_info": ", ".join(gpu["name"] for gpu in used) if on_gpu else "",
+        "gpu_info": ", ".join(gpu["name"] or "unknown" for gpu in used) if on_gpu else "",
         "backends": BACKENDS.get(record["asked"]["device"], "CUDA") if on_gpu else "CPU",
         "model_filename": row["cell"],
         "model_type": f"{row['model']} {row['stack']} {row['variant']}",

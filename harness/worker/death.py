@@ -18,6 +18,12 @@ NO_MEMORY = (
     *("bad_alloc", "insufficient memory", "failed to allocate", "thread creation failed"),
     *("cannot allocate memory", "out of memory", "memoryerror"),
 )
+# ggml ends the process when a call of the GPU fails while decoding, with three lines: what failed, the place,
+# the call (ggml_cuda_error in ggml-cuda.cu; its HIP build says ROCm).
+_GPU_ERROR = re.compile(r"\b(?:CUDA|ROCm) error: ")
+_GPU_ERROR_LINES = 3
+# Not cuBLAS's "the resource allocation failed": it fails so with gigabytes free too (llama.cpp issue 25304).
+_NO_VRAM = "error: out of memory"
 
 
 def cause(status: int | None, log_path: Path, memory_limit: MemoryLimit | None, kills_before: int) -> Died:
@@ -30,12 +36,16 @@ def cause(status: int | None, log_path: Path, memory_limit: MemoryLimit | None, 
     if status == -signal.SIGKILL and oom_kills() > kills_before:
         return Died("oom", "killed by the kernel's out-of-memory killer")
     log = tail(log_path)
+    gpu_error = _gpu_error(log)
+    if gpu_error and _NO_VRAM in gpu_error:
+        return Died("oom", f"out of GPU memory: {gpu_error}")
     if error := _memory_error(log, memory_limit is not None):
         within = f" at {_budget(memory_limit)}" if memory_limit else ""
         return Died("oom", f"out of memory{within}: {error}")
     if status < 0:
         name = signal.Signals(-status).name
-        return Died("crash", f"killed by {name}{_abort_reason(log) if name == 'SIGABRT' else ''}")
+        why = f": {gpu_error}" if gpu_error else _abort_reason(log)
+        return Died("crash", f"killed by {name}{why if name == 'SIGABRT' else ''}")
     return Died("crash", f"exited with {status} without Done or Failed")
 
 
@@ -51,7 +61,21 @@ def oom_kills() -> int:
 
 def _abort_reason(log: list[str]) -> str:
     lines = [line for line in log if "ASSERT" in line or "abort" in line.lower() or "terminate" in line]
-    return ": " + re.sub(r"\S*/", "", lines[-1].strip()) if lines else ""  # drop build folders
+    return ": " + _without_folders(lines[-1].strip()) if lines else ""
+
+
+def _gpu_error(log: list[str]) -> str | None:
+    """The last failed call of a GPU in the log, with its place; null if there is none."""
+    at = max((number for number, line in enumerate(log) if _GPU_ERROR.search(line)), default=None)
+    if at is None:
+        return None
+    lines = [_without_folders(line.strip()) for line in log[at : at + _GPU_ERROR_LINES]]
+    return "; ".join(line for line in lines if line)
+
+
+def _without_folders(text: str) -> str:
+    """Text without the folders of a build or a cache."""
+    return re.sub(r"\S*/", "", text)
 
 
 def _budget(memory_limit: MemoryLimit) -> str:
@@ -63,4 +87,4 @@ def _memory_error(log: list[str], limited: bool) -> str | None:
     Without a memory budget only C++'s bad_alloc counts."""
     words = NO_MEMORY if limited else NO_MEMORY[:1]
     lines = [line.strip() for line in log if any(word in line.lower() for word in words)]
-    return re.sub(r"\S*/", "", lines[-1]) if lines else None
+    return _without_folders(lines[-1]) if lines else None

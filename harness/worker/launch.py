@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from harness.stacks.build import Interpreter
 from harness.stacks.header import runners_folder
+from harness.stacks.interpreter import Interpreter
 from harness.system.variables import for_workers
 from harness.worker import death
 from harness.worker.memory_limit import MemoryLimit
@@ -75,7 +75,7 @@ class Worker:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     pass_fds=ends,
-                    env=worker_variables(request.device, threads),
+                    env=_with_tools(worker_variables(request.device, threads), interpreter.python),
                     start_new_session=True,
                 )
         except BaseException:
@@ -227,6 +227,12 @@ def worker_variables(device: str, threads: int) -> dict[str, str]:
         "GGML_NO_BACKTRACE": "1",  # an abort would attach gdb for seconds
         "HF_HUB_OFFLINE": "1",  # a missing local path otherwise costs ~23 s of retries
     }
+
+
+def _with_tools(variables: dict[str, str], python: Path) -> dict[str, str]:
+    """The commands of the worker's environment first on its PATH: torch runs ninja by name to compile a
+    kernel (torch/utils/cpp_extension.py)."""
+    return variables | {"PATH": os.pathsep.join([str(python.parent), variables.get("PATH", os.defpath)])}
 
 
 def _own_max_rss() -> int:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from harness.machine.sensors import SensorSampler
 from harness.results import FULL
 from harness.results.kinds.measured import Mark
-from harness.stacks.build import Interpreter
+from harness.stacks.interpreter import Interpreter
 from harness.worker.launch import Worker
 from harness.worker.memory_limit import MemoryLimit
 from harness.worker.memory_sampler import MemorySampler, mark, watched, weight_files

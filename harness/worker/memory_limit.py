@@ -50,12 +50,12 @@ class MemoryLimit:
         self._folder: Path | None = None
 
     def __enter__(self) -> MemoryLimit:
-        """Raises OSError if the requested mechanism is not available."""
+        """Raises OSError if the requested mechanism is not available, or this machine ignores it."""
         if sys.platform != "linux":
             raise OSError("memory can be limited only on Linux")
         for mechanism in self._choice:
             if mechanism == RLIMIT_DATA:
-                self.mechanism, self.prefix = mechanism, [*LIMITED, str(self.limit_bytes // 1024)]
+                self.mechanism, self.prefix = mechanism, _limiting(self.limit_bytes // 1024)
                 return self
             for parent in _parents(mechanism, self._cgroups):
                 if folder := _made(parent, mechanism, self.limit_bytes):
@@ -142,6 +142,17 @@ def _made(parent: Path, mechanism: str, limit_bytes: int) -> Path | None:
         _remove(folder)
         raise
     return folder
+
+
+def _limiting(kib: int) -> list[str]:
+    """The prefix of a command limited by RLIMIT_DATA. Raises OSError if such a limit is not kept: qemu-user
+    ignores it without an error (do_prlimit64 in linux-user/syscall.c)."""
+    prefix = [*LIMITED, str(kib)]
+    ran = subprocess.run([*prefix, "/bin/sh", "-c", "ulimit -d"], capture_output=True, text=True, check=False)
+    if (found := ran.stdout.strip()) != str(kib):
+        seen = f"it stays {found}" if found else (ran.stderr.strip().splitlines() or ["no answer"])[-1]
+        raise OSError(f"memory cannot be limited here: RLIMIT_DATA set to {kib} KiB, but {seen}")
+    return prefix
 
 
 def _joining(folder: Path) -> list[str]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -177,17 +178,19 @@ class MemorySampler:
 
 
 @contextlib.contextmanager
-def vram_reader(gpu_uuid: str) -> Iterator[Callable[[], int]]:
-    """Yields a function that reads the device's used memory in bytes (NVML MemoryInfo v2: ~12 us a call).
+def vram_reader(gpu_uuid: str) -> Iterator[Callable[[], Any]]:
+    """Yields a function that reads the device's memory in bytes (NVML MemoryInfo v2: ~12 us a call): its
+    `used` and `free` leave out what the driver reserves, its `total` does not.
 
-    Raises pynvml.NVMLError, on entry and at every reading.
+    Raises pynvml.NVMLError, on entry and at every reading: memory that a GPU shares with its CPU, as GB10's,
+    is not supported, and a whole GPU may not be read in a container that has one MIG instance of it.
     """
     import pynvml
 
     pynvml.nvmlInit()
     try:
         device = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
-        yield lambda: int(pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2).used)
+        yield lambda: pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2)
     finally:
         pynvml.nvmlShutdown()
 
@@ -202,13 +205,13 @@ def watched(gpu_uuid: str | None) -> Iterator[Vram]:
     import pynvml
 
     with contextlib.ExitStack() as opened:
-        read: Callable[[], int] | None = None
+        read: Callable[[], Any] | None = None
         with contextlib.suppress(pynvml.NVMLError):
             read = opened.enter_context(vram_reader(gpu_uuid))
 
         def used() -> int | None:
             try:
-                return read() if read else None
+                return int(read().used) if read else None
             except pynvml.NVMLError:
                 return None
 

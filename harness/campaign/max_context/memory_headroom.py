@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from harness.machine import spill
 from harness.machine.limits import free_memory_bytes
@@ -65,17 +65,36 @@ def headroom_on(device_id: str, family: str, budget_bytes: int | None) -> Iterat
     if not device_id.startswith(launch.NVML_UUIDS):
         raise NoHeadroom(spill.here(family) or f"free memory of a {family} device cannot be read")
     with contextlib.ExitStack() as opened:
-        with _lost():
-            opened.enter_context(vram_reader(device_id))  # NVML, open
+        read = _reader(device_id, opened)
+        limit = _steady(lambda: read().free)
+        yield MemoryHeadroom(limit, False, read().used, spill.here(family), lambda: read().free)
 
-        def free() -> int:
-            with _lost():
-                return int(_memory(device_id).free)
 
-        limit = _steady(free)
+class _Memory(NamedTuple):
+    """Bytes of a device; neither includes the driver's own reserve."""
+
+    free: int
+    used: int
+
+
+def _reader(device_id: str, opened: contextlib.ExitStack) -> Callable[[], _Memory]:
+    """Reads a device's memory while `opened` is open. Raises DeviceLost, and NoHeadroom for a device that
+    does not report its memory."""
+    import pynvml
+
+    with _lost():
+        memory = opened.enter_context(vram_reader(device_id))
+    try:
+        memory()
+    except pynvml.NVMLError as failure:
+        raise NoHeadroom(f"free memory of this GPU cannot be read: NVML: {failure}") from failure
+
+    def read() -> _Memory:
         with _lost():
-            held = int(_memory(device_id).used)
-        yield MemoryHeadroom(limit, False, held, spill.here(family), free)
+            now = memory()
+            return _Memory(int(now.free), int(now.used))
+
+    return read
 
 
 @contextlib.contextmanager
@@ -97,11 +116,3 @@ def _steady(free: Callable[[], int]) -> int:
         if now <= before * (1 + TOLERANCE) or time.monotonic() > until:
             return now
         before = now
-
-
-def _memory(device_id: str) -> Any:
-    """`free` and `used` bytes; neither includes the driver's own reserve."""
-    import pynvml
-
-    device = pynvml.nvmlDeviceGetHandleByUUID(device_id)
-    return pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2)

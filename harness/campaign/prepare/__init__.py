@@ -16,8 +16,8 @@ from harness.models.weights import Ready, WeightsError, WeightsRefused
 from harness.plan import Cell
 from harness.results import Record
 from harness.stacks import build
-from harness.stacks.build import Interpreter
 from harness.stacks.header import Header
+from harness.stacks.interpreter import EnvironmentFailed, Interpreter
 from harness.system.wording import plural
 from harness.theory.packed import Packing
 
@@ -89,7 +89,7 @@ class Preparation:
         environment = environment.with_packages(self._packages)
         try:
             return build.find(environment) or build.create(environment, self.say)
-        except build.EnvironmentFailed as failure:
+        except EnvironmentFailed as failure:
             return NotReady("unavailable", str(failure))
 
     def fingerprint(self, cell: Cell) -> str | None:

@@ -13,8 +13,8 @@ from typing import Any
 from harness.models import checkpoint, gguf_shape, packed, weights
 from harness.models.weights import Ready, WeightsError
 from harness.plan import Cell
-from harness.stacks.build import Interpreter
 from harness.stacks.header import Header
+from harness.stacks.interpreter import Interpreter
 from harness.system.cache import exclusive
 from harness.theory import shapes
 from harness.theory.ggml import element_bytes

@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from harness import machine
 from harness.analysis.records import agreement
 from harness.campaign import facts
 from harness.campaign.prepare import NotReady, Preparation
@@ -25,8 +24,8 @@ from harness.machine.limits import free_memory_bytes
 from harness.models.weights import FULL_TYPES, Ready
 from harness.plan import Cell
 from harness.results import Draft
-from harness.stacks.build import Interpreter
 from harness.stacks.header import references
+from harness.stacks.interpreter import Interpreter
 from harness.system.cache import CacheError
 from harness.theory.ggml import element_bytes
 from harness.worker.memory_sampler import vram_reader
@@ -235,14 +234,13 @@ def _candidates(cells: Sequence[Cell]) -> Iterator[Cell]:
 
 
 def free_bytes(device_id: str) -> int | None:
-    """Free memory of the device; null if NVML does not report it, as for a MIG instance."""
+    """Free memory of the device, without what the driver reserves; null if NVML does not report it."""
     import pynvml
 
     if device_id == "cpu":
         return free_memory_bytes()
-    all_bytes = {gpu["uuid"]: gpu["memory_bytes"] for gpu in machine.facts()["gpus"]}.get(device_id)
     try:
-        with vram_reader(device_id) as used_bytes:
-            return None if all_bytes is None else int(all_bytes) - int(used_bytes())
+        with vram_reader(device_id) as memory:
+            return int(memory().free)
     except pynvml.NVMLError:
         return None

@@ -75,6 +75,32 @@ class Conditions(TypedDict):
 
 
 @with_config(DESCRIBED)
+class Adopted(TypedDict):
+    """The user's own interpreter, where it ran the stack; its path is not recorded."""
+
+    python: NotRequired[Text | None]
+    pins_not_met: NotRequired[list[Text] | None]
+
+
+@with_config(DESCRIBED)
+class Environment(TypedDict):
+    """The Python environment of the stack."""
+
+    name: NotRequired[Text | None]
+    key: NotRequired[Text | None]
+    """hash of all that it was built from; missing where `adopted` is there"""
+    variables: NotRequired[dict[str, Any] | None]
+    """build flags"""
+    toolkit: NotRequired[Text | None]
+    """version of the CUDA toolkit that compiled it"""
+    lock: NotRequired[list[Text] | None]
+    """exact versions"""
+    runner: NotRequired[Text | None]
+    """hash of the runner's source"""
+    adopted: NotRequired[Adopted | None]
+
+
+@with_config(DESCRIBED)
 class Own(TypedDict):
     """Keys of the kinds that a campaign makes."""
 
@@ -86,9 +112,8 @@ class Own(TypedDict):
     harness: NotRequired[Version]
     protocol: NotRequired[Any]
     """as resolved"""
-    environment: NotRequired[Any]
-    """build flags, exact versions (`lock`), hash of the runner's source"""
-    variables: NotRequired[Any]
+    environment: NotRequired[Environment | None]
+    variables: NotRequired[dict[str, Any] | None]
     """environment variables that change speed"""
     conditions: NotRequired[Conditions | None]
     place_in_order: NotRequired[Any]

@@ -27,7 +27,10 @@ class Campaign(TypedDict):
     pair: NotRequired[Text]
     """of `harness ab`: the pair of cells, one of each side"""
     round: NotRequired[Positive]
-    """of `harness ab`: in which the pair was measured once on each side"""
+    """of `harness ab`: in which the pair was measured once on each side; of `harness tune`: in which every
+    remaining setting was measured once"""
+    setting: NotRequired[Text]
+    """of `harness tune`: the options that differ from the defaults"""
 
 
 @with_config(DESCRIBED)
@@ -43,7 +46,7 @@ class Finding(TypedDict):
 
 @with_config(DESCRIBED)
 class Gpu(TypedDict):
-    name: Text
+    name: Text | None
     memory_bytes: Count | None
     uuid: NotRequired[Text | None]
     driver: NotRequired[Text | None]
@@ -63,6 +66,9 @@ class Machine(TypedDict):
     last_level_cache_bytes: Count | None
     page_bytes: NotRequired[Positive | None]
     """size of a memory page; missing in older records"""
+    emulated: NotRequired[Text | None]
+    """how it shows that an emulator runs the machine's programs: their speeds mean nothing, and what would be
+    `ok` is `functional`"""
     gpus: list[Gpu]
 
 
@@ -185,6 +191,8 @@ class StackFacts(TypedDict):
     """layers that should have been quantized and are not"""
     devices: NotRequired[dict[str, Any] | None]
     """by part and device: how many tensors or layers"""
+    graph_splits: NotRequired[dict[str, Count] | None]
+    """parts of llama.cpp's graph of a prompt and of a step, each on one device"""
     options: NotRequired[LoadedOptions | None]
     """as the stack resolved them"""
     settings: NotRequired[Any]

@@ -1,5 +1,6 @@
 # Two commands do all on a fresh machine: `make demo` and `make test`. Each sets up what it needs.
-# `make test` is the first tier of the tests, `make test-rest` the others, `make test-all` both.
+# `make test` is the first tier of the tests, `make test-rest` the second, `make test-long` what takes half an
+# hour by itself, `make test-all` all of them.
 # `make demo-all` is the demo with every stack.
 PYTHON ?= python3
 # A local wheel folder given to pip is passed on to uv, which does not read pip's settings (and parts by commas).
@@ -14,7 +15,7 @@ INSTALL = .venv/bin/uv pip install --no-config --quiet --python .venv/bin/python
 # How properties are tried beyond the first tier: all (thousands of examples, always the same) or random.
 HYPOTHESIS_PROFILE ?= all
 
-.PHONY: setup demo demo-all test test-rest test-all test-stack test-other coverage flake lint docs lock clean
+.PHONY: setup demo demo-all test test-rest test-long test-all test-stack test-other test-gpu coverage flake lint docs lock clean
 
 setup: .venv/.ready
 
@@ -44,9 +45,14 @@ test: .venv/.ready
 test-rest: .venv/.ready
 	-.venv/bin/harness env create
 	HYPOTHESIS_PROFILE=$(HYPOTHESIS_PROFILE) $(PYTEST) --junitxml $(RESULTS)/rest.xml \
-	  -m "slow or stack or browser or network or gpu or hypothesis"
+	  -m "(slow or stack or browser or network or hypothesis) and not long"
 
-test-all: test test-rest
+# What takes many minutes of all CPUs, alone.
+test-long: .venv/.ready
+	-.venv/bin/harness env create llamacpp hf
+	.venv/bin/python -m pytest --durations 20 --junitxml $(RESULTS)/long.xml -m long
+
+test-all: test test-rest test-long
 
 # One stack's tests alone: make test-stack STACK=bnb
 test-stack: .venv/.ready
@@ -56,6 +62,10 @@ test-stack: .venv/.ready
 # What is neither in the first tier nor of a stack.
 test-other: .venv/.ready
 	HYPOTHESIS_PROFILE=$(HYPOTHESIS_PROFILE) $(PYTEST) -m "(slow or browser or network or hypothesis) and not stack"
+
+# What only a GPU can show, with the environments for it that there are.
+test-gpu: .venv/.ready
+	.venv/bin/python -m ci.gpu
 
 # Branch coverage of both tiers, the processes that the tests start included.
 coverage: .venv/.ready

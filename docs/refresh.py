@@ -11,15 +11,17 @@ import ast
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import cli
+from harness import cli, shipped
+from harness.models.known import Known
 from harness.published import TABLES, llama_arithmetic, rtx4090_qwen15
 from harness.results.kinds import schema
-from harness.theory import demand, floors
+from harness.theory import decoder, demand, floors, gguf_types, passes
 from harness.theory.families import SHAPES
 from harness.theory.machines import MACHINES
 
@@ -30,7 +32,8 @@ else:
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-PAGES = [DOCS / name for name in ("theory.md", "cli.md", "architecture.md", "record.md")]
+PAGES = [DOCS / name for name in ("theory.md", "models.md", "cli.md", "architecture.md", "record.md")]
+PUBLIC = ROOT / "tests" / "models"
 SCHEMA = DOCS / "record.schema.json"
 WORDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
 
@@ -45,6 +48,8 @@ def refreshed(page: str) -> str:
         "every_record": lambda: keys(schema.bases(schema.KINDS["reported"])[0]),
         "own_records": lambda: keys(schema.bases(schema.KINDS["measured"])[1]),
         "parts": parts,
+        "published_models": published_models,
+        "published_files": published_files,
         **{name: partial(_own_keys, kind) for name, kind in schema.KINDS.items()},
     }
 
@@ -56,11 +61,63 @@ def refreshed(page: str) -> str:
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", made, page, flags=re.DOTALL)
 
 
+def published_models() -> str:
+    """Parameters of the shipped models, as published and as counted."""
+    published = json.loads((PUBLIC / "published.json").read_text())
+    known, lines = Known(), []
+    for name in shipped.model_names():
+        row, made = published.get(name, {}), known[name]
+        total = decoder.parameters(made)
+        said = row.get("total") or row.get("total_rounded")
+        differs = bool(row.get("total")) and row["total"] != total
+        lines.append(
+            {
+                "model": name,
+                "published": f"{said:,}" if isinstance(said, int) else said,
+                "counted": f"{total:,}",
+                "active, published": row.get("active_rounded"),
+                "active, counted": f"{decoder.active_params(made) / 1e9:.2f}B",
+                "published counts": row.get("counts") if differs else None,
+            }
+        )
+    return markdown(lines)
+
+
+def published_files() -> str:
+    """Files of which the types are known, at most three of each model."""
+    known, lines, seen = Known(), [], Counter()
+    for row in json.loads((PUBLIC / "gguf_files.json").read_text()):
+        if row["file_bytes"] and "differs" not in row and seen[row["model"]] < 3:
+            seen[row["model"]] += 1
+            quant = {"mxfp4": "mxfp4_moe"}.get(row["type"], row["type"])
+            tensors = gguf_types.quantized(known[row["model"]], quant, imatrix=row["imatrix"])
+            size = sum(tensor.bytes for tensor in tensors)
+            lines.append(
+                {
+                    "file": row["file"].rpartition("/")[2],
+                    "bytes": f"{row['file_bytes']:,}",
+                    "tensors, counted": f"{size:,}",
+                    "rest": f"{row['file_bytes'] - size:,}",
+                }
+            )
+    return markdown(lines)
+
+
 def commands() -> str:
     """Each command's summary and arguments, as the parser has them."""
     (subcommands,) = (a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return "\n" + "\n".join(_commands("harness", subcommands)) + "\n"
+
+
+def _commands(above: str, subcommands: Any) -> list[str]:
     parts = []
     for name, parser in subcommands.choices.items():
+        summary = parser.description[0].upper() + parser.description[1:]
+        nested = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+        if nested:
+            parts.append(f"### {above} {name}\n\n{summary}.\n")
+            parts += _commands(f"{above} {name}", nested[0])
+            continue
         rows = [
             {
                 "argument": f"`{_spelling(action)}`",
@@ -69,9 +126,8 @@ def commands() -> str:
             for action in parser._actions
             if not isinstance(action, argparse._HelpAction)
         ]
-        summary = parser.description[0].upper() + parser.description[1:]
-        parts.append(f"### harness {name}\n\n{summary}.\n\n{markdown(rows)}")
-    return "\n" + "\n".join(parts) + "\n"
+        parts.append(f"### {above} {name}\n\n{summary}.\n\n{markdown(rows)}")
+    return parts
 
 
 def _spelling(action: argparse.Action) -> str:
@@ -244,11 +300,11 @@ def draw() -> None:
     ):
         for bits in (16, 8, 4):
             asked = demand.of_bits(SHAPES[name], bits)
-            per_token = [floors.prefill_floor_s(asked, ceiling, n, kv_block=1) / n * 1e3 for n in lengths]
+            per_token = [passes.prefill_floor_s(asked, ceiling, n, kv_block=1) / n * 1e3 for n in lengths]
             (drawn,) = panel.loglog(lengths, per_token, label=f"w{bits}")
-            for knee in floors.prefill_knees(asked, ceiling) or ():
+            for knee in passes.prefill_knees(asked, ceiling) or ():
                 if knee is not None:
-                    at = floors.prefill_floor_s(asked, ceiling, round(knee), kv_block=1) / knee * 1e3
+                    at = passes.prefill_floor_s(asked, ceiling, round(knee), kv_block=1) / knee * 1e3
                     panel.plot([knee], [at], "o", markersize=4, color=drawn.get_color())
         panel.set(title=f"Qwen1.5-32B {title}", xlabel="prompt length, tokens")
         panel.grid(alpha=0.3)
@@ -260,10 +316,10 @@ def draw() -> None:
     chunks = sorted({round(2 ** (i / 4)) for i in range(49)})
     for bits in (16, 8, 4):
         asked = demand.of_bits(SHAPES["qwen1.5-14b"], bits)
-        whole = floors.prefill_floor_s(asked, ceiling, 4096)
-        ratios = [floors.prefill_floor_s(asked, ceiling, 4096, chunk=chunk) / whole for chunk in chunks]
+        whole = passes.prefill_floor_s(asked, ceiling, 4096)
+        ratios = [passes.prefill_floor_s(asked, ceiling, 4096, chunk=chunk) / whole for chunk in chunks]
         (drawn,) = panel.loglog(chunks, ratios, label=f"w{bits}")
-        knees = floors.prefill_knees(asked, ceiling)
+        knees = passes.prefill_knees(asked, ceiling)
         if knees:
             panel.axvline(knees[0], color=drawn.get_color(), linewidth=0.8, linestyle=":")
     panel.set(

@@ -25,9 +25,9 @@ from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
 
 from harness import cli, machine
 from harness.analysis.records.verdicts import USABLE
-from harness.stacks import build
-from harness.stacks.build import Interpreter
+from harness.stacks import adopted, build
 from harness.stacks.header import stacks
+from harness.stacks.interpreter import Interpreter
 from harness.system.cache import cache_folder, made
 from harness.system.variables import recorded
 from harness.theory.families import SHAPES
@@ -149,7 +149,8 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ra
     real processes."""
 
     def run(*arguments: str | Path, **variables: str) -> Ran:
-        machine.facts.cache_clear()  # a new process would look anew
+        for known in (machine.facts, adopted.description):
+            known.cache_clear()  # a new process would look anew
         on_stop = {number: signal.getsignal(number) for number in cli.STOPS}
         out, err = io.StringIO(), io.StringIO()
         with monkeypatch.context() as place:

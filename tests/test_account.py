@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from harness.stacks.build import Interpreter
 from harness.stacks.header import stacks
+from harness.stacks.interpreter import Interpreter
 from harness.theory.families import SHAPES
 from harness.theory.footprint import LlamaCpp, Model
 from harness.theory.shapes import kv_bytes_per_token

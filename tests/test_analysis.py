@@ -42,6 +42,10 @@ def test_the_golden_record_stands():
             },
             "cache: 4 on the CPU",
         ),
+        (
+            {"device": "GPU-1", "loaded__devices": {}, "loaded__graph_splits": {"prompt": 50, "step": 2}},
+            "some operations ran on the CPU: llama.cpp's graph has 50 splits",
+        ),
         ({"loaded__devices": {"parameters": {"cpu": 9, "disk": 2}}}, "parameters: 2 on disk"),
         ({"loaded__devices": {"parameters": {"META": 2}}}, "parameters: 2 on META"),
         (
@@ -78,7 +82,9 @@ def test_what_is_where_it_was_asked_for_is_no_lie():
             "device": "GPU-1",
             "options__gpu_layers": 2,
             "loaded__devices": {"layers": {"CPU": 2}},
+            "loaded__graph_splits": {"prompt": 50, "step": 50},
         },
+        {"device": "GPU-1", "loaded__devices": {}, "loaded__graph_splits": {"prompt": 2, "step": 2}},
         {"loaded__leftovers": [], "done__counters__compilations": 0},
     ):
         assert status(record(**changes)) == ("ok", [])

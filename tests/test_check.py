@@ -20,8 +20,8 @@ from harness.campaign.repeat import Inputs
 from harness.campaign.weights_check.logits import NoLogits, logits_of
 from harness.campaign.weights_check.reference import Reference, free_bytes, precision
 from harness.models import weights
-from harness.stacks.build import Interpreter
 from harness.stacks.header import stacks
+from harness.stacks.interpreter import Interpreter
 from harness.theory.families import SHAPES
 
 

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from harness.models import gguf_split, safetensors_header
 from harness.models.checkpoint import Checkpoint, CheckpointError, read
 from harness.models.safetensors_header import SafetensorsError
-from harness.theory import shapes, tensors
+from harness.theory import demand, shapes, tensors
+from harness.theory.architectures import decoder_of
 from harness.theory.families import SHAPES
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, streamed_bytes
@@ -314,15 +315,74 @@ def test_what_a_header_leaves_out_is_what_llama_cpp_takes_it_for(tmp_path):
     assert read(tmp_path / "model.gguf").shape == replace(TINY, kv_heads=8)
 
 
-def test_a_mixture_of_experts_is_refused(tmp_path):
-    writer = gguf_writer(tmp_path / "said.gguf", TINY)
+def mixture(path: Path, arch: str = "llama", experts: int = 8, used: int = 2) -> Path:
+    """Two layers of a mixture, in one GGUF."""
+    made = decoder_of(
+        {
+            "model_type": "mixtral",
+            "vocab_size": 64,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        }
+    )
+    writer = gguf_writer(path, replace(TINY, arch=arch, layers=2, heads=4))
+    writer.add_expert_count(experts)
+    writer.add_expert_used_count(used)
+    write(writer, tensors.of_shape(made))
+    return path
+
+
+def test_of_a_mixture_a_token_reads_the_experts_that_it_uses(tmp_path):
+    found = read(mixture(tmp_path / "mixture.gguf"))
+    assert found.decoder is not None
+    assert (found.decoder.experts, found.decoder.experts_used) == (8, 2)
+    whole = sum(tensor.bytes for tensor in found.tensors)
+    idle = 2 * 3 * 6 * (32 * 32) * 2
+    embedding = 64 * 32 * 2
+    needs = demand.of_tensors(found.decoder, found.tensors)
+    assert needs.resident_bytes == whole
+    assert needs.weight_bytes_per_token == whole - idle - embedding
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"experts": 4}, "has 8 experts in blk.0.ffn_gate_exps.weight, and its expert_count is 4"),
+        ({"used": 9}, "uses 9 of 8 experts for a token"),
+        ({"arch": "mixtra"}, "is a mixture of experts whose layers of architecture 'mixtra' are not known"),
+        ({"arch": "qwen3mo"}, "are not known; the nearest that is: qwen3moe"),
+    ],
+)
+def test_a_mixture_that_contradicts_itself_or_is_not_known_is_refused(tmp_path, arguments, said):
+    with pytest.raises(CheckpointError, match=said):
+        read(mixture(tmp_path / "mixture.gguf", **arguments))
+
+
+@pytest.mark.parametrize("name", ["attn_k", "attn_v", "attn_output"])
+def test_a_mixture_with_a_matrix_of_other_dimensions_has_no_cache_that_can_be_told(tmp_path, name):
+    whole = mixture(tmp_path / "whole.gguf")
+    stored = [
+        replace(t, dims=(1, *t.dims)[::-1]) if t.name == f"blk.1.{name}.weight" else t
+        for t in read(whole).tensors
+    ]
+    writer = gguf_writer(tmp_path / "odd.gguf", replace(TINY, layers=2, heads=4))
     writer.add_expert_count(8)
-    write(writer, tensors.of_shape(TINY))
+    writer.add_expert_used_count(2)
+    write(writer, stored)
+    with pytest.raises(CheckpointError, match="is a mixture of experts"):
+        read(tmp_path / "odd.gguf")
+
+
+def test_experts_that_nobody_knows_how_to_count_are_refused(tmp_path):
     experts = Tensor("blk.0.ffn_up_exps.weight", "f16", (8, 32, 32), 2 * 8 * 32 * 32)
     write_gguf(tmp_path / "not-said.gguf", extra=(experts,))
-    for name in ("said", "not-said"):
-        with pytest.raises(CheckpointError, match="is a mixture of experts; only dense models are known"):
-            read(tmp_path / f"{name}.gguf")
+    with pytest.raises(CheckpointError, match="and its expert_count is 0"):
+        read(tmp_path / "not-said.gguf")
 
 
 def test_a_gguf_that_is_no_language_model_is_refused(tmp_path):
@@ -801,10 +861,10 @@ def test_a_file_without_a_suffix_is_known_by_its_content(tmp_path):
     assert checkpoint.parameters == shapes.parameters(TINY)
 
 
-def test_experts_are_refused_in_safetensors_too(tmp_path):
+def test_experts_without_a_config_json_are_refused(tmp_path):
     stored = entries(TINY) | {"model.layers.0.mlp.experts.0.up_proj.weight": ("BF16", [32, 32], 2)}
     path = write_safetensors(tmp_path / "model.safetensors", stored)
-    with pytest.raises(CheckpointError, match="is a mixture of experts"):
+    with pytest.raises(CheckpointError, match="nothing says how many of them a token uses"):
         read(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import signal
 import subprocess
@@ -115,6 +116,7 @@ def test_a_published_study_is_a_folder_where_the_user_stands_else_the_shipped_on
 def test_init_says_what_comes_next(monkeypatch, tmp_path, capsys, built, then):
     facts = machine.facts() | {"gpus": []}
     monkeypatch.setattr(init.machine, "facts", lambda: facts)
+    monkeypatch.setattr(init, "visible_gpus", list)
     monkeypatch.setattr(init.build, "find", lambda environment: built)
     assert init.run(argparse.Namespace(file=tmp_path / "c.yaml")) == 0
     assert capsys.readouterr().out.endswith(f"\nnext: {then}harness run {tmp_path / 'c.yaml'}\n")
@@ -234,7 +236,9 @@ def test_env_create_builds_once_and_says_where(harness):
             ("env", "check", "llamacpp", "--device", "tpu"),
             "no environment for device tpu; there are cpu, cuda",
         ),
-        (("run",), "CONFIG"),
+        (("run",), "name a CONFIG; shipped: 4090-qwen15, cpu-qwen15-0.5b"),
+        (("open",), "no page in reports/; harness run quickstart writes one"),
+        (("open", "x.yaml"), "reports/x.html: no such page; harness run x.yaml writes it"),
         (("run", "x", "--fast"), "usage: harness run "),
         (("theory", "qwen1.5-7b", "--fast"), "usage: harness theory "),
         (("theory", "qwen1.5-7b", "--published", "all"), "name no MODEL"),
@@ -412,3 +416,35 @@ def test_synth_makes_a_checkpoint_or_ggufs_of_it(harness, llamacpp_interpreter):
     assert [row["quant"] for row in (q8_0, f16)] == ["q8_0", "f16"]
     assert q8_0["parameters"] == f16["parameters"] == stored["parameters"]
     assert q8_0["bpw"] < 9 < f16["bpw"]
+
+
+def test_without_a_command_it_says_where_the_user_stands(harness, config):
+    machine, measured, then = harness().out.splitlines()
+    assert machine.startswith("machine:  ")
+    assert measured == "measured: nothing yet in this folder"
+    assert then.startswith("next:     harness run quickstart")
+    harness("run", config({}))
+    _, measured, then = harness().out.splitlines()
+    assert re.fullmatch(r"measured: 1 cell of 1 model, last on \d{4}-\d\d-\d\d \(harness list\)", measured)
+    assert then.startswith("next:     harness open")
+
+
+def test_run_without_a_config_offers_those_that_are_here(harness, config):
+    config({})
+    ran = harness("run")
+    assert ran.code == 2
+    assert "here: fake.yaml; shipped: " in ran.err
+
+
+def test_open_shows_the_newest_page_or_that_of_a_config(harness, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr("webbrowser.open", lambda address: shown.append(address) or True)
+    (tmp_path / "reports").mkdir()
+    for age, name in enumerate(("old.html", "new.html")):
+        (tmp_path / "reports" / name).write_text("")
+        os.utime(tmp_path / "reports" / name, (age, age))
+    assert harness("open").code == harness("open", "configs/old.yaml").code == 0
+    assert [address.rpartition("/")[2] for address in shown] == ["new.html", "old.html"]
+    monkeypatch.setattr("webbrowser.open", lambda address: False)
+    ran = harness("open")
+    assert (ran.code, "no browser was found here" in ran.err) == (1, True)

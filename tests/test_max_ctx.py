@@ -146,7 +146,8 @@ def test_a_killed_search_goes_on_from_its_probes(
     background: Callable[..., subprocess.Popen[str]],
     tmp_path: Path,
 ) -> None:
-    path = config({"oom_above_n_ctx": 20000, "load_ms": 400.0, "clock": "real"}, memory_budget="256MiB")
+    busy = {"oom_above_n_ctx": 20000, "load_ms": 400.0, "clock": "real", "B_ms": 2.0}
+    path = config(busy, memory_budget="256MiB")
     process = background("max-ctx", path)
     until = time.monotonic() + 30
     while not (found := list(tmp_path.glob("results/**/probes.jsonl"))) and time.monotonic() < until:
@@ -160,7 +161,9 @@ def test_a_killed_search_goes_on_from_its_probes(
     assert row["verified_n_ctx"] == 19968
     tried = [probe["n_ctx"] for probe in row["probes"]]
     assert tried[: len(before)] == [probe["n_ctx"] for probe in before]
-    assert len(tried) == len(set(tried))
+    # A context that was too slow is tried once more: other processes may have disturbed it.
+    answered = [probe["n_ctx"] for probe in row["probes"] if not (probe["held"] and probe["fits"] is False)]
+    assert len(answered) == len(set(answered))
     assert {"ok", "interrupted"} == {record.record["outcome"] for record in kept(tmp_path)}
     assert no_cgroup_is_left()
 

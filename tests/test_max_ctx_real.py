@@ -14,7 +14,7 @@ import pytest
 from conftest import HARNESS
 
 from harness import results
-from harness.stacks.build import Interpreter
+from harness.stacks.interpreter import Interpreter
 from harness.worker import launch
 from harness.worker.memory_limit import MemoryLimit
 from runners.protocol import Done, Request

@@ -15,8 +15,8 @@ import pytest
 from test_launch import request_of
 
 from harness.machine.spill import UNIFIED, spills
-from harness.stacks.build import Interpreter
 from harness.stacks.header import stacks
+from harness.stacks.interpreter import Interpreter
 from harness.worker import launch
 from harness.worker.memory_limit import CGROUP_V2, RLIMIT_DATA, MemoryLimit, mechanism_here
 from runners.protocol import Died, Done, Event, Failed
@@ -198,6 +198,45 @@ def test_a_worker_that_ends_for_want_of_memory_is_out_of_memory(tmp_path, words,
 
 
 @pytest.mark.parametrize(
+    ("error", "outcome", "reason"),
+    [
+        ("CUDA error: out of memory", "oom", "out of GPU memory: CUDA error: out of memory; "),
+        ("ROCm error: out of memory", "oom", "out of GPU memory: ROCm error: out of memory; "),
+        (
+            "CUDA error: an illegal memory access was encountered",
+            "crash",
+            "killed by SIGABRT: CUDA error: an illegal memory access was encountered; ",
+        ),
+        (
+            "CUDA error: the resource allocation failed",
+            "crash",
+            "killed by SIGABRT: CUDA error: the resource allocation failed; ",
+        ),
+    ],
+)
+def test_a_gpu_call_that_ends_llama_cpp_while_decoding_is_quoted_with_its_place(
+    tmp_path, error, outcome, reason
+):
+    """As ggml_cuda_error prints it, after what was said about an allocation that was tried again."""
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!/bin/sh
+echo "CUDA error: an earlier one"
+echo "{error}"
+echo "  current device: 0, in function alloc at /tmp/build/ggml/src/ggml-cuda/ggml-cuda.cu:512"
+echo "  cuMemCreate(&handle, reserve_size, &prop, 0)"
+echo "/tmp/build/ggml/src/ggml-cuda/ggml-cuda.cu:98: CUDA error"
+kill -ABRT $$
+"""
+    )
+    python.chmod(0o755)
+    interpreter = Interpreter(stacks()["fake"].environments["cpu"], python, ())
+    (died,) = launch.run_job(request_of(), interpreter, tmp_path, 600)
+    place = "current device: 0, in function alloc at ggml-cuda.cu:512; "
+    assert died == Died(outcome, f"{reason}{place}cuMemCreate(&handle, reserve_size, &prop, 0)")
+
+
+@pytest.mark.parametrize(
     ("family", "variables", "version", "system", "why"),
     [
         ("cpu", {UNIFIED: "1"}, "Linux microsoft-standard-WSL2", "Linux", None),
@@ -216,6 +255,19 @@ def test_a_worker_that_ends_for_want_of_memory_is_out_of_memory(tmp_path, words,
 def test_where_memory_of_a_device_may_spill_it_is_said_why(family, variables, version, system, why):
     found = spills(family, variables, version, system)
     assert found is None if why is None else why in str(found)
+
+
+def test_a_limit_that_the_machine_ignores_is_refused(tmp_path, monkeypatch):
+    """As qemu-user does it: no error, and no limit."""
+    shell = tmp_path / "sh"
+    shell.write_text("#!/bin/sh\necho unlimited\n")
+    shell.chmod(0o755)
+    monkeypatch.setattr("harness.worker.memory_limit.LIMITED", [str(shell)])
+    with (
+        pytest.raises(OSError, match="RLIMIT_DATA set to 1024 KiB, but it stays unlimited"),
+        MemoryLimit(1 << 20, RLIMIT_DATA),
+    ):
+        pass
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> None:

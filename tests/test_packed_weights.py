@@ -20,8 +20,8 @@ from harness.models import checkpoint, packed, weights
 from harness.models.config_json import PACKING_FILES
 from harness.models.weights import WeightsError
 from harness.theory import shapes
+from harness.theory.config_values import ConfigJsonError
 from harness.theory.families import SHAPES
-from harness.theory.hf_config import ConfigJsonError
 from harness.theory.packed import Packing, linears, packed_bytes
 from harness.theory.packed_config import packing_in, packing_of
 from harness.theory.tensors import of_shape

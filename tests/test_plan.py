@@ -43,11 +43,11 @@ def test_options_are_resolved_for_the_machine_and_the_workload():
 
 
 def test_every_round_has_every_cell_once_and_the_seed_decides_the_order():
-    cells = quickstart()
+    cells = [cell for cell in quickstart() if cell.workload.kind == "decode"]
     order = plan.order(cells, 3, seed=0)
     assert order == plan.order(cells, 3, seed=0)
-    for start in (0, 5, 10):
-        assert sorted(c.id for c, _ in order[start : start + 5]) == sorted(c.id for c in cells)
+    for start in (0, 3, 6):
+        assert sorted(c.id for c, _ in order[start : start + 3]) == sorted(c.id for c in cells)
     assert len({tuple(c.id for c, _ in plan.order(cells, 1, seed)) for seed in range(20)}) > 1
 
 

@@ -173,9 +173,12 @@ def test_a_dry_run_sums_up_the_time_of_all_repeats(harness, tmp_path):
 
 def test_the_time_is_that_of_every_repeat_and_of_waiting_for_it_to_cool():
     pi = configs.load(PROFILES / "rpi4-4gb.yaml", [])
-    assert dry_run.duration_of([600, 300], pi) == "about 30 min for 4 repeats and up to 8 min to cool down"
+    assert (
+        dry_run.duration_of([(600, 2), (300, 2)], pi)
+        == "about 30 min for 4 repeats and up to 8 min to cool down"
+    )
     warm = configs.load(PROFILES / "rpi4-4gb.yaml", ["cool_down=null", "repeats=1"])
-    assert dry_run.duration_of([60], warm) == "about 60 s for 1 repeat"
+    assert dry_run.duration_of([(60, 1)], warm) == "about 60 s for 1 repeat"
 
 
 def test_a_run_knows_beforehand_how_long_it_takes_where_it_was_measured_before(tmp_path):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from test_convert import LLAMA3
 
-from harness.stacks.build import Interpreter
 from harness.stacks.header import stacks
+from harness.stacks.interpreter import Interpreter
 from harness.worker import launch
 from runners.protocol import Done, Request, Tokens
 

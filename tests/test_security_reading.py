@@ -25,8 +25,8 @@ from harness.logs.table import Options
 from harness.results import NO_TOKENS, ResultsError, Stored
 from harness.results.files import read_columns
 from harness.stacks import build
-from harness.stacks.build import EnvironmentFailed
 from harness.stacks.header import Environment, stacks
+from harness.stacks.interpreter import EnvironmentFailed
 from harness.system import files
 
 

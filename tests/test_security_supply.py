@@ -16,8 +16,8 @@ from test_env_build import RUNNER, source, wheel
 from test_launch import request_of
 
 from harness.stacks import build
-from harness.stacks.build import EnvironmentFailed
 from harness.stacks.header import Environment, parse, stacks
+from harness.stacks.interpreter import EnvironmentFailed
 from harness.system import variables
 from harness.worker import launch
 
@@ -153,7 +153,14 @@ def test_no_credential_is_in_the_records_of_a_campaign(harness, config, tmp_path
 
 
 def test_a_worker_gets_what_it_needs_and_no_credential(fake_interpreter, tmp_path, monkeypatch):
-    for name, value in (CREDENTIALS | UNKNOWN | {"ONEDNN_MAX_CPU_ISA": "AVX2", "SOMETHING": "else"}).items():
+    of_kernels = {
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "GPTQMODEL_MARLIN_USE_FP32": "1",
+        "GPTQ_TORCH_LOOKAHEAD": "1",
+        "AWQ_BATCH_SIZE": "2",
+        "TRITON_CACHE_DIR": "/x",
+    }
+    for name, value in (CREDENTIALS | UNKNOWN | of_kernels | {"SOMETHING": "else"}).items():
         monkeypatch.setenv(name, value)
     worker = launch.Worker(request_of(hang_at_token=1), fake_interpreter, tmp_path)
     try:
@@ -161,7 +168,8 @@ def test_a_worker_gets_what_it_needs_and_no_credential(fake_interpreter, tmp_pat
             time.sleep(0.01)
     finally:
         worker.stop()
-    assert has.items() >= {"ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}.items()
+    assert has.items() >= (of_kernels | {"OMP_NUM_THREADS": "1"}).items()
+    assert variables.recorded(has).items() >= of_kernels.items()
     assert {"PATH", "HOME"} <= has.keys()
     assert not has.keys() & {*CREDENTIALS, *UNKNOWN, "SOMETHING"}
 
@@ -177,7 +185,7 @@ def test_the_build_of_a_package_sees_no_credential(tiny, tmp_path, monkeypatch):
 # Code that comes with a checkpoint
 
 
-@pytest.mark.parametrize("command", ["run", "check-weights", "max-ctx", "ab"])
+@pytest.mark.parametrize("command", ["run", "check-weights", "max-ctx", "ab", "tune"])
 def test_a_config_alone_does_not_make_a_checkpoints_code_run(harness, tmp_path, command):
     (tmp_path / "theirs.yaml").write_text(
         "device: cpu\nprotocol: {new_tokens: 8, repeats: 1}\nmodels: [{name: m, weights: ./m}]\n"

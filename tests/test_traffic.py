@@ -50,6 +50,28 @@ def row(made: dict[str, Any], ms: np.ndarray, ceiling: float | None = None) -> d
     return rows.row(made, TokenTimes.of_columns(columns), "x", ceiling)
 
 
+@pytest.mark.parametrize(("number", "sheet"), [(0, "GeForce RTX 3090"), (1, "H100 SXM"), (2, None)])
+def test_the_data_sheet_is_that_of_the_gpu_which_was_measured_and_not_of_another_here(number, sheet):
+    made = record(device=f"GPU-{number}")
+    names = ["NVIDIA GeForce RTX 3090", "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 3090 Laptop GPU"]
+    made["machine"]["gpus"] = [
+        {"uuid": f"GPU-{i}", "name": name, "memory_bytes": 24 << 30} for i, name in enumerate(names)
+    ]
+    found = traffic.data_sheet(made)
+    assert (found and found.name) == sheet
+    assert rows.device_memory_bytes(made) == 24 << 30
+    made["machine"]["gpus"][number] |= {"name": None, "memory_bytes": None}
+    assert wrong_with(made) is None
+    assert (traffic.data_sheet(made), rows.device_memory_bytes(made)) == (None, None)
+
+
+def test_which_of_several_gpus_a_family_of_devices_means_is_not_known():
+    made = record(device="vulkan")
+    assert traffic.data_sheet(made).name == "GeForce RTX 4090"
+    made["machine"]["gpus"] *= 2
+    assert traffic.data_sheet(made) is None
+
+
 def honest(kv_read: str, host_ms: float, window: int = 0, seed: int = 0) -> np.ndarray:
     """Latencies in ms of a device that reads at its data sheet's rate, and of a host that may be slower."""
     n = np.arange(PROMPT, PROMPT + NEW, dtype=float)

@@ -29,8 +29,8 @@ import psutil
 
 from benchmarks.fidelity import compared, ours, tools
 from harness.stacks import build
-from harness.stacks.build import Interpreter
 from harness.stacks.header import stacks
+from harness.stacks.interpreter import Interpreter
 from harness.worker import launch
 
 TARGET = 0.02

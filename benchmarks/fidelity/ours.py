@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.stacks.build import Interpreter
 from harness.stacks.header import stacks
+from harness.stacks.interpreter import Interpreter
 from harness.worker import launch
 from runners.protocol import Died, Done, Failed, Loaded, Request, Rows, Tokens
 

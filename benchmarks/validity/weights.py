@@ -34,8 +34,8 @@ from row import Row
 from harness.analysis.records import agreement, own_weights
 from harness.models import checkpoint
 from harness.stacks import build
-from harness.stacks.build import Interpreter
 from harness.stacks.header import stacks
+from harness.stacks.interpreter import Interpreter
 from harness.theory.shapes import Shape
 from harness.worker import launch
 from runners.protocol import Request

@@ -28,26 +28,34 @@ COMMANDS = {
     "list": "list the records of a results folder",
     "memory": "show the memory use of each cell of a results folder, part by part",
     "validate": "check a config and print its cells",
+    "recommend": "say which stack and quantization to run on a machine: predicted, ranked, proved",
     "init": "write a first config for this machine",
     "synth": "make random weights with the exact shape of a model, and print their path",
-    "env": "list, create or check the environments of the stacks",
+    "env": "list, create or check the environments of the stacks, or adopt an interpreter",
     "theory": "compute what the hardware allows, before running anything",
     "report": "write one HTML page, or print tables, from results folders",
+    "open": "open the page of the last run, or of a config, in the browser",
     "compare": "report changes between two sets of runs that exceed run-to-run noise",
     "ab": "measure two configs in turns in one campaign, until the change between them is known",
+    "tune": "find the options with which one stack runs one model fastest on this machine",
     "history": "show every cell over time, and step changes of its figures",
     "export": "export the ok repeats of a results folder in the formats of other tools",
     "fit": "fit a latency log of any tool: line, confidence interval, shape, warnings",
     "machine": "describe this machine and its peak rates",
     "doctor": "list conditions on this machine that disturb measurements",
+    "completion": "print the script that completes commands and names in bash, zsh or fish",
 }
 RESUMABLE = ("run", "max-ctx")
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return its exit code; without one, say where the user stands."""
     argv = sys.argv[1:] if argv is None else argv
+    if not argv:
+        from harness.cli import start
+
+        return start.show()
     # Options of `harness` itself take no value, so the first word is the command.
     named = [word for word in argv if not word.startswith("-")][:1]
     arguments, unknown = parser(named).parse_known_args(argv)

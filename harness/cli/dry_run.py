@@ -20,7 +20,9 @@ from harness.models import checkpoint, packed, weights
 from harness.models.weights import Ready
 from harness.plan import Cell
 from harness.results import ResultsError
-from harness.stacks import build
+from harness.stacks import adopted, build
+from harness.stacks.header import Header
+from harness.stacks.interpreter import EnvironmentFailed
 from harness.system.wording import plural
 from harness.theory.shapes import Shape, parameters
 
@@ -39,24 +41,29 @@ def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
     lines = [here.line(cell) for cell in cells]
     if as_json:
         print(json.dumps(lines, indent=1))
-    for line in [] if as_json else lines:
+    repeats = [cell.workload.repeated(experiment.protocol.repeats) for cell in cells]
+    for line, times in [] if as_json else zip(lines, repeats, strict=True):
         disk, memory, seconds = line["disk_bytes"], line["memory_bytes"], line["seconds"]
         parts = [
             line["cell"],
             line["weights"],
             "disk ?" if disk is None else f"disk {disk / 1e9:.1f} GB",
             "memory ?" if memory is None else f"memory {memory / 1e9:.1f} GB",
-            "time ?" if seconds is None else f"about {_duration(seconds)} x {experiment.protocol.repeats}",
+            "time ?" if seconds is None else f"about {_duration(seconds)} x {times}",
         ]
         if line["fill_seconds"]:
             parts[-1] += f", {_duration(line['fill_seconds'])} of them filling"
         print("  ".join(parts + ([f"({line['note']})"] if line["note"] else [])))
-    seconds = [line["seconds"] for line in lines if line["seconds"] is not None]
-    takes = f", {duration_of(seconds, experiment)}" if seconds else ""
-    if seconds and here.bandwidth:
+    timed = [
+        (s, times) for line, times in zip(lines, repeats, strict=True) if (s := line["seconds"]) is not None
+    ]
+    takes = f", {duration_of(timed, experiment)}" if timed else ""
+    if timed and here.bandwidth:
         takes += f", at {here.bandwidth / 1e9:.1f} GB/s, measured now"
     if to_write := sum(line["disk_bytes"] or 0 for line in lines):
         takes += f"; {to_write / 1e9:.1f} GB of weights to make or fetch"
+    for interpreter in dict.fromkeys(line["interpreter"] for line in lines if line["interpreter"]):
+        say(interpreter)
     say(f"{plural(len(lines), 'cell')}{takes}")
     counts = {what: sum(bool(line[what]) for line in lines) for what in NOT_OK_AS}
     if not any(counts.values()):
@@ -78,22 +85,24 @@ def estimate(experiment: Experiment, cells: Sequence[Cell], root: Path) -> str |
         return None
     bandwidth, source = known
     threads = experiment.protocol.threads or machine.physical_cores()
-    seconds = []
+    timed = []
     for cell in cells:
         with contextlib.suppress(weights.WeightsError):  # such a cell runs no repeat
             found = forecast.forecast_cell(cell, forecast.local_weights(cell), device, threads, bandwidth)
-            seconds += [] if found.seconds is None or found.failures else [found.seconds]
-    if not seconds:
+            if found.seconds is not None and not found.failures:
+                timed.append((found.seconds, cell.workload.repeated(experiment.protocol.repeats)))
+    if not timed:
         return None
-    takes = f"{duration_of(seconds, experiment)} if nothing is measured yet"
+    takes = f"{duration_of(timed, experiment)} if nothing is measured yet"
     return f"{takes}, at {bandwidth / 1e9:.1f} GB/s, {source}; excludes preparation"
 
 
-def duration_of(seconds: Sequence[float], experiment: Experiment) -> str:
-    """The time of all repeats, in words. `seconds`: of one repeat of each cell."""
-    repeats, cooling = experiment.protocol.repeats, experiment.protocol.cool_down
-    count = len(seconds) * repeats
-    time = f"about {_duration(sum(seconds) * repeats)} for {plural(count, 'repeat')}"
+def duration_of(timed: Sequence[tuple[float, int]], experiment: Experiment) -> str:
+    """The time of all repeats, in words. `timed`: seconds of one repeat of each cell, and its repeats."""
+    cooling = experiment.protocol.cool_down
+    count = sum(repeats for _, repeats in timed)
+    total = sum(seconds * repeats for seconds, repeats in timed)
+    time = f"about {_duration(total)} for {plural(count, 'repeat')}"
     return f"{time} and up to {_duration(count * cooling.at_most_s)} to cool down" if cooling else time
 
 
@@ -109,6 +118,19 @@ def _known_bandwidth(results_here: Path) -> tuple[float, str] | None:
                 return seen, "measured here before"
     board = traffic.board(machine.facts()["cpu"])
     return (board.bandwidth_bytes_per_s, f"as specified for a {board.name}") if board else None
+
+
+def _interpreter(header: Header, family: str) -> str | None:
+    """The interpreter that a stack would use, in words; null where it has none for this device."""
+    environment = header.environment_for(family)
+    if environment is None:
+        return None
+    try:
+        adopted.find(environment)
+    except EnvironmentFailed as failure:
+        return str(failure)
+    found = build.find(environment)
+    return f"{environment.title}: {f'{found.words}, {found.python}' if found else 'will be built'}"
 
 
 @dataclass(frozen=True)
@@ -169,6 +191,7 @@ class Here:
             "will_be_refused": refused,
             "will_not_fit": None if found.fits is None else not found.fits,
             "unavailable": self.device.absent,
+            "interpreter": None if device.absent else _interpreter(cell.header, device.family),
             "note": "; ".join(notes) or None,
         }
 

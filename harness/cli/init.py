@@ -12,6 +12,7 @@ from harness.cli.exits import OK, Mistake
 from harness.machine import Facts
 from harness.stacks import build
 from harness.stacks.header import stacks
+from harness.system.gpus import Gpu, visible_gpus
 from harness.system.wording import plural
 
 ROOM_FOR_1_8B = 8e9  # bytes: 3.7 GB of 16-bit weights, the context, and the overhead of CUDA and torch
@@ -61,7 +62,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the config and print the machine found. Never overwrites a file."""
     path = arguments.file
-    facts = machine.facts()
+    facts: Facts = {**machine.facts(), "gpus": visible_gpus()}
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text(facts, str(path)))
@@ -79,13 +80,18 @@ def run(arguments: argparse.Namespace) -> int:
 def found(facts: Facts) -> str:
     """The machine in one line."""
     memory = f"{facts['memory_bytes'] / 1e9:.1f} GB of memory"
-    gpus = [f"{gpu['name']} ({gpu['memory_bytes'] / 1e9:.1f} GB)" for gpu in facts["gpus"]]
+    gpus = [_in_words(gpu) for gpu in facts["gpus"]]
     cpu = f"{facts['cpu']}, {plural(facts['physical_cores'], 'core')}, {memory}"
     return f"{cpu}; {', '.join(gpus) or 'no NVIDIA GPU'}"
 
 
+def _in_words(gpu: Gpu) -> str:
+    memory = gpu["memory_bytes"]
+    return f"{gpu['name'] or 'a GPU'} ({f'{memory / 1e9:.1f} GB' if memory else 'memory unknown'})"
+
+
 def text(facts: Facts, name: str) -> str:
-    """The config for a machine with these facts: for its first NVIDIA GPU, else its CPU. `name`: the file."""
+    """The config for a machine with these facts: for its first GPU, else its CPU. `name`: the file."""
     known = {"schema": shipped.schema(), "found": found(facts), "create": _create(facts), "name": name}
     if not facts["gpus"]:
         threads = facts["physical_cores"]
@@ -94,8 +100,10 @@ def text(facts: Facts, name: str) -> str:
         return _FILE.format(**known, device="cpu", protocol=protocol, shape="qwen1.5-0.5b", variants=_CPU)
     gpu = facts["gpus"][0]
     dtype = "bf16" if float(gpu["compute_capability"] or 0) >= BF16_SINCE else "fp16"
-    device = f"cuda\ngpu: {json.dumps(gpu['name'])}  # run only where the GPU's name contains this"
-    shape = "qwen1.5-1.8b" if gpu["memory_bytes"] >= ROOM_FOR_1_8B else "qwen1.5-0.5b"
+    device = "cuda"
+    if gpu["name"]:
+        device += f"\ngpu: {json.dumps(gpu['name'])}  # run only where the GPU's name contains this"
+    shape = "qwen1.5-1.8b" if (gpu["memory_bytes"] or 0) >= ROOM_FOR_1_8B else "qwen1.5-0.5b"
     return _FILE.format(**known, device=device, protocol="", shape=shape, variants=_GPU.format(dtype=dtype))
 
 

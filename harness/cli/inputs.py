@@ -19,9 +19,10 @@ CONFIG = "a YAML file, or the name of a shipped config such as quickstart"
 WAIT = "wait while another campaign uses this device (default: refuse to start)"
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
+def add_config(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """Add a config, and --set."""
-    parser.add_argument("config", type=shipped.config, metavar="CONFIG", help=CONFIG)
+    count = None if required else "?"
+    parser.add_argument("config", nargs=count, type=shipped.config, metavar="CONFIG", help=CONFIG)
     parser.add_argument(
         "--set",
         action="append",
@@ -31,9 +32,9 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_cells(parser: argparse.ArgumentParser) -> None:
+def add_cells(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """Add a config, which of its cells, and where their records are kept."""
-    add_config(parser)
+    add_config(parser, required)
     add_chosen(parser)
 
 

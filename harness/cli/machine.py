@@ -11,21 +11,24 @@ from typing import Any
 from harness import machine
 from harness.campaign import DeviceBusy, probes
 from harness.campaign.device_lock import device_lock
-from harness.cli.exits import NOT_OK, OK, say
+from harness.cli.exits import NOT_OK, OK, Mistake, say
 from harness.cli.inputs import add_json
 from harness.cli.progress import Progress
 from harness.machine import ProbeError
+from harness.machine.limits import usable_memory_bytes
 from harness.stacks import build
-from harness.stacks.build import Interpreter
 from harness.stacks.header import references, stacks
+from harness.stacks.interpreter import Interpreter
+from harness.system.gpus import visible_gpus
 from harness.system.wording import plural
+from harness.theory.machine import Figure, Machine
 
 Row = dict[str, Any]
 Rate = Mapping[str, object]
 
 FACTS = (
     *("architecture", "physical_cores", "logical_cpus", "usable_cpus", "last_level_cache_bytes"),
-    *("os", "virtualized", "driver", "compute_capability"),
+    *("os", "virtualized", "emulated", "driver", "compute_capability"),
 )
 RATES = (
     *("read_bytes_per_s", "read_kernel", "read_kernels", "working_set_bytes"),
@@ -79,8 +82,26 @@ def cpu() -> Row:
     return row
 
 
+def this_cpu() -> Machine:
+    """The CPU of this machine as the theory takes one: usable memory, and bandwidth and matrix rate measured
+    now. Raises Mistake."""
+    try:
+        row = cpu()
+    except ProbeError as failure:
+        raise Mistake(str(failure)) from failure
+    except DeviceBusy as busy:
+        raise Mistake(f"{str(busy).partition(';')[0]}; this machine cannot be measured now") from busy
+    return Machine(
+        name=row["name"],
+        memory=Figure(usable_memory_bytes(), "the operating system, within the limits of this container"),
+        bandwidth=Figure(row["read_bytes_per_s"], f"measured now: {row['read_kernel']}"),
+        rates={"measured": Figure(row["matrix_flops_per_s"], f"measured now: {row['matrix_kernel']}")},
+        rate="measured",
+    )
+
+
 def _devices() -> Iterator[Row]:
-    """One row per device, without rates. `device`: as in a record; `family`: as in a config."""
+    """One row per visible device, without rates. `device`: as in a record; `family`: as in a config."""
     empty: Row = dict.fromkeys(("device", "family", "name", "memory_bytes", *FACTS, *RATES, "note"))
     facts = machine.facts()
     known: Mapping[str, object] = facts
@@ -91,11 +112,12 @@ def _devices() -> Iterator[Row]:
         "os": f"{facts['os']} {facts['kernel']}",
     }
     yield empty | {key: known[key] for key in empty if key in known} | system
-    for gpu in facts["gpus"]:
+    gpus = visible_gpus()
+    for gpu in gpus:
         seen: Row = {"device": gpu["uuid"], "family": "cuda", "name": gpu["name"]}
         seen |= {"driver": gpu["driver"], "compute_capability": gpu["compute_capability"]}
         yield empty | seen | {"memory_bytes": gpu["memory_bytes"]}
-    if facts["gpus"]:
+    if gpus:
         return
     for family in ("metal", "hip", "vulkan"):
         try:
@@ -155,6 +177,8 @@ def _lines(row: Row) -> Iterator[str]:
         cache = row["last_level_cache_bytes"]
         yield f"  {cores}, last-level cache {f'{cache / 2**20:.0f} MiB' if cache else 'unknown'}, {memory}"
         yield f"  {row['os']}{', in a virtual machine' if row['virtualized'] else ''}"
+        if row["emulated"]:
+            yield f"  emulated ({row['emulated']}): its speeds mean nothing"
     else:
         yield f"GPU: {row['name'] or row['family']}, {row['device']}"
         capability = f", compute capability {row['compute_capability']}" if row["compute_capability"] else ""

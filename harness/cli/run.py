@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import campaign, config, plan
+from harness import campaign, config, plan, shipped
 from harness.analysis.records.verdicts import USABLE
 from harness.campaign import forecast
 from harness.cli import cells_table, dry_run
@@ -22,7 +22,7 @@ from harness.results import ResultsError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    add_cells(parser)
+    add_cells(parser, required=False)
     parser.add_argument(
         "--fresh", action="store_true", help="measure every cell again, also those already measured"
     )
@@ -43,8 +43,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _offer() -> str:
+    """The configs that there are, for a command line without one."""
+    here = sorted({str(path) for pattern in ("*.yaml", "configs/*.yaml") for path in Path().glob(pattern)})
+    own = f"here: {', '.join(here)}; " if here else ""
+    return f"name a CONFIG; {own}shipped: {', '.join(shipped.config_names())}; or write one: harness init"
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Measure a config, print the table (or JSON), write the page."""
+    if arguments.config is None:
+        raise Mistake(_offer())
     experiment = config.load(arguments.config, arguments.set)
     cells = chosen(plan.cells(experiment), arguments)
     if arguments.skip_known_failures:

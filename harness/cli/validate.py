@@ -20,8 +20,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the cells, and which can never run. Raises ConfigError."""
     experiment = config.load(arguments.config, arguments.set, look_for_weights=True)
     cells = plan.cells(experiment)
-    repeats = plural(experiment.protocol.repeats, "repeat")
-    print(f"{arguments.config}: ok, {plural(len(cells), 'cell')} x {repeats}")
+    repeats = {cell.workload.repeated(experiment.protocol.repeats) for cell in cells}
+    times = plural(max(repeats), "repeat")
+    fewer = f", some {min(repeats)}" if len(repeats) > 1 else ""
+    print(f"{arguments.config}: ok, {plural(len(cells), 'cell')} x {times}{fewer}")
     for cell in cells:
         print(f"  {cell.id}{_never(cell)}")
     return OK

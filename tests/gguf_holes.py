@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy
 from test_checkpoint import write
 
 from harness.theory import decoder, tensors
@@ -237,6 +238,12 @@ def _states(config: Mapping[str, Any], hidden: int) -> dict[str, int]:
 def write_hole(path: Path, config: Mapping[str, Any]) -> Decoder:
     """A file in 16 bits without a vocabulary. Returns what the config describes."""
     model = decoder.made(decoder_of(config))
+    write(header_of(path, model, config), tensors.of_shape(model))
+    return model
+
+
+def header_of(path: Path, model: Decoder, config: Mapping[str, Any]) -> gguf.GGUFWriter:
+    """A writer with all keys and no tensors."""
     writer = gguf.GGUFWriter(path, model.arch)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_tokenizer_model("none")
@@ -248,5 +255,25 @@ def write_hole(path: Path, config: Mapping[str, Any]) -> Decoder:
         else:
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
             add(f"{model.arch}.{key}", value)
-    write(writer, tensors.of_shape(model))
+    return writer
+
+
+def write_random(path: Path, config: Mapping[str, Any]) -> Decoder:
+    """A file in 16 bits with random values, small enough for every activation to stay finite."""
+    model = decoder.made(decoder_of(config))
+    random = numpy.random.default_rng(0)
+    with_keys = header_of(path, model, config)
+    for tensor in tensors.of_shape(model):
+        values = random.standard_normal(tensor.dims, numpy.float32) * tensor.dims[-1] ** -0.5
+        if "ssm_a" in tensor.name:
+            values = -0.1 - abs(values)  # a state that decays
+        elif len(tensor.dims) == 1 and "norm" in tensor.name:
+            values += 1
+        with_keys.add_tensor(
+            tensor.name, values.astype(numpy.float16 if tensor.type == "f16" else numpy.float32)
+        )
+    with_keys.write_header_to_file()
+    with_keys.write_kv_data_to_file()
+    with_keys.write_tensors_to_file()
+    with_keys.close()
     return model

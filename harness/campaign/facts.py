@@ -20,6 +20,7 @@ from harness.stacks.build import key_of
 from harness.stacks.header import runners_folder
 from harness.stacks.interpreter import Interpreter
 from harness.system.variables import redacted
+from harness.theory import recorded
 
 _OURS = re.compile(r"^ *from runners(?:\.(\w+)| import ([\w, ]+))", re.MULTILINE)
 
@@ -79,6 +80,7 @@ def of_inputs(cell: Cell, inputs: Inputs, begun: Draft) -> Draft:
             "revision": ready.revision,
             "header": ready.sizes,
             "attention": ready.attention,
+            "decoder": recorded.facts(ready.decoder) if ready.decoder else None,
             "packing": asdict(ready.packing) if ready.packing else None,
             "shards": ready.shards,
             "file_bytes": ready.file_bytes,

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import machine, plan
 from harness.campaign import work
+from harness.campaign.held import dense, engine_of, held_model, made_of, packing_of, step_bytes
 from harness.config import Decode, Experiment
 from harness.machine.limits import free_memory_bytes
-from harness.models import checkpoint, packed, weights
-from harness.models.gguf_shape import shape_of
+from harness.models import packed, weights
 from harness.models.hub_weights import in_hub_cache
 from harness.models.weights import Ready, WeightsError
 from harness.plan import Cell
 from harness.stacks.limits import Broken
-from harness.stacks.rules import Options, holds
 from harness.theory import footprint, machine_names
-from harness.theory.decoder import Decoder
 from harness.theory.estimate import seconds
-from harness.theory.footprint import BITSANDBYTES, LLAMA_CPP, Engine, LlamaCpp, Model, Torch
-from harness.theory.ggml import element_bytes
-from harness.theory.loaded import ELEMENT_BYTES, loaded_bytes
 from harness.theory.machine import (
     DISPLAY_RESERVE_BYTES,
     DRIVER_RESERVE_BYTES,
@@ -32,9 +26,6 @@ from harness.theory.machine import (
 )
 from harness.theory.machines import MACHINES
 from harness.theory.names import NotUnderstood
-from harness.theory.packed import Packing, packed_bytes
-from harness.theory.shapes import Shape, kv_elements_per_token, lm_head_params, parameters
-from harness.theory.tensors import Tensor, of_shape
 
 
 @dataclass(frozen=True)
@@ -179,7 +170,7 @@ def forecast_cell(
 ) -> Forecast:
     """Forecast a cell. `ready`: its weights, if they are on this machine. `bandwidth`: bytes/s the device
     reads, to estimate the time; `flops`: FLOP/s that it computes, for a workload of timed rows."""
-    capability, shape = device.compute_capability, _shape(cell, ready)
+    capability, shape = device.compute_capability, dense(made_of(cell, ready))
     packing = packing_of(cell, shape, ready)
     shards = ready.shards if ready and ready.packing == packing else None
     broken = plan.known_failures(cell, threads, device.family, capability, shape, packing, shards)
@@ -207,7 +198,7 @@ def forecast_cell(
     timed = bandwidth is not None and not functional
     if bandwidth is not None and timed and to_the_end:
         static = n_ctx if options.get("cache") == "static" else None
-        takes = seconds(held.weight_bytes, held.kv_bytes_per_token, prompt, new, static, bandwidth)
+        takes = seconds(step_bytes(held, ready), held.kv_bytes_per_token, prompt, new, static, bandwidth)
     if bandwidth is not None and timed and flops and cell.workload.timed == "rows":
         takes, fill_s = work.seconds(cell.workload, held, bandwidth, flops) or (None, None)
     no_room = None if has is None or fits else _no_room(device, has)
@@ -225,17 +216,6 @@ def _no_room(device: Device, memory_bytes: int) -> str:
     return f"will not fit: {has}{reserved}"
 
 
-def engine_of(cell: Cell, options: Options, on_gpu: bool, model: Shape | Decoder) -> Engine:
-    """The memory model of the cell's stack. `options`: resolved."""
-    if cell.header.memory == LLAMA_CPP:
-        ubatch = min(int(options.get("n_ubatch") or 512), int(options.get("n_batch") or 512))
-        return LlamaCpp(on_gpu, bool(options.get("flash_attn")), ubatch)
-    scratch = 0.0
-    if on_gpu and cell.header.scratch and holds(cell.header.scratch, options):
-        scratch = footprint.exllama_v2_scratch(model)
-    return Torch(on_gpu, "static" if cell.header.context_of(options) else "dynamic", scratch)
-
-
 def _over_budget(device: Device, weights_bytes: float | None) -> str | None:
     """Why the memory budget is unavailable on this machine or too small for the weights; null otherwise."""
     budget, free = device.memory_bytes, device.free_bytes
@@ -246,83 +226,3 @@ def _over_budget(device: Device, weights_bytes: float | None) -> str | None:
     if weights_bytes is not None and weights_bytes > budget:
         return f"the weights take {weights_bytes / 1e6:.1f} MB and the memory budget is {budget / 1e6:.1f} MB"
     return None
-
-
-def _kv_element_bytes(options: Options) -> float:
-    """Mean bytes per K or V element; 16 bits if the stack has no option for it."""
-    if "dtype" in options:
-        return ELEMENT_BYTES[str(options["dtype"])]
-    types = (str(options.get(name, "f16")) for name in ("type_k", "type_v"))
-    return sum(map(element_bytes, types)) / 2
-
-
-def _shape(cell: Cell, ready: Ready | None) -> Shape | None:
-    if cell.model.shape or ready is None:
-        return cell.model.shape
-    if ready.header:
-        return shape_of(ready.header)
-    return checkpoint.read(ready.path, needs_shape=False).shape if ready.format == "hf" else None
-
-
-def packing_of(cell: Cell, shape: Shape | None, ready: Ready | None) -> Packing | None:
-    """How the cell's weights are packed, or will be packed when they are made."""
-    if ready and ready.packing:
-        return ready.packing
-    made_here = ready is not None or (cell.source is not None and cell.source.kind == "synthetic")
-    if cell.packing and made_here and shape:
-        with contextlib.suppress(WeightsError):  # reported when the weights are packed
-            return packed.grouped(cell.packing, shape)
-    return cell.packing
-
-
-def held_model(cell: Cell, ready: Ready | None, options: Options) -> Model | None:
-    """The weights and KV cache as the cell's stack holds them; null if neither shape nor weights are known,
-    or if its header names no memory model. `options`: resolved."""
-    shape = _shape(cell, ready)
-    if cell.header.memory is None or (ready is None and shape is None):
-        return None
-    known = ready.attention if ready else None
-    loaded = bytes_of_shape(cell, shape) if shape else None
-    if ready:
-        loaded = _bytes_of(cell, ready) or loaded
-    if loaded is None or (shape is None and known is None):
-        return None
-    # Of an unknown architecture only the attention is known; its buffers are not counted.
-    shape = shape or Shape("", 0, 0, 0, 0, 0, 0, 0)
-    if known:
-        layers, kv_heads, head_dim = known["layers"], known["kv_heads"], known["head_dim"]
-        shape = replace(shape, layers=layers, kv_heads=kv_heads, head_dim=head_dim)
-    embedding = 0.0
-    if ready and not ready.sizes["tied"]:
-        embedding = loaded * ready.sizes["input_embedding_bytes"] / ready.sizes["model_bytes"]
-    elif ready is None and not shape.tied:
-        embedding = loaded * lm_head_params(shape) / parameters(shape)
-    return Model(shape, loaded, embedding, kv_elements_per_token(shape) * _kv_element_bytes(options))
-
-
-def bytes_of_shape(cell: Cell, shape: Shape) -> float:
-    """Bytes of the weights of a shape in the format the cell's stack loads."""
-    if packing := packing_of(cell, shape, None):
-        return sum(packed_bytes(of_shape(shape), packing).values())
-    if cell.weights_format == "hf":
-        return _as_loaded(cell, of_shape(shape))
-    return weights.synthetic_bytes(shape, cell.quant or weights.SOURCE_QUANT)
-
-
-def _bytes_of(cell: Cell, ready: Ready) -> float | None:
-    """As bytes_of_shape, for weights on this machine; null if they will be packed first."""
-    if cell.packing and not ready.packing:
-        return None
-    if cell.weights_format == "hf" and ready.quant in weights.FULL_TYPES:
-        return _as_loaded(cell, checkpoint.read(ready.path, needs_shape=False).loaded)
-    if cell.weights_format != "gguf" or cell.quant in (None, ready.quant):
-        return float(ready.sizes["model_bytes"])
-    return weights.quantized_bytes(ready.header, str(cell.quant)) if ready.header else None
-
-
-def _as_loaded(cell: Cell, tensors: Sequence[Tensor]) -> float:
-    options = cell.options(1)
-    if "dtype" not in options:
-        return float(sum(tensor.bytes for tensor in tensors))
-    quant = cell.quant if cell.header.memory == BITSANDBYTES else None
-    return loaded_bytes(tensors, str(options["dtype"]), quant, bool(options.get("double_quant")))

@@ -14,6 +14,7 @@ from harness import machine, results
 from harness.analysis.records import traffic
 from harness.campaign import forecast
 from harness.campaign.device_lock import is_busy
+from harness.campaign.held import bytes_of_shape, packing_of
 from harness.cli.exits import NOT_OK, OK, say
 from harness.config import Experiment
 from harness.models import checkpoint, packed, weights
@@ -213,7 +214,7 @@ class Here:
         if not shape or (name and not cell.quant):
             return Source(place)
         stored = name or cell.packing  # else a checkpoint of 16 bits
-        return Source(place, forecast.bytes_of_shape(cell, shape) if stored else 2 * parameters(shape))
+        return Source(place, bytes_of_shape(cell, shape) if stored else 2 * parameters(shape))
 
     def _given(self, cell: Cell, words: str, ready: Ready) -> Source:
         """Existing weights, and the files that are made from them."""
@@ -241,9 +242,9 @@ class Here:
             steps.append(
                 ("synthesize checkpoint", folder, parameters(shape) * weights.CHECKPOINT_ELEMENT_BYTES)
             )
-        if packing := forecast.packing_of(cell, shape, None):
+        if packing := packing_of(cell, shape, None):
             path = packed.packed_path(name, packing)
-            steps.append((f"pack {packing.words}", path, forecast.bytes_of_shape(cell, shape)))
+            steps.append((f"pack {packing.words}", path, bytes_of_shape(cell, shape)))
         if cell.weights_format == "gguf":
             environment = cell.header.environment_for(self.device.family)
             built = build.find(environment) if environment else None

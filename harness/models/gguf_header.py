@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from harness.theory import ggml
-from harness.theory.tensors import Sizes, bytes_by_type
+from harness.theory.tensors import Sizes, bytes_by_type, read_in_part
 from harness.theory.tensors import Tensor as Listed
 
 # Bytes of each metadata scalar, by its type number, with struct's code.
@@ -107,6 +107,7 @@ class GgufHeader:
             "bytes_by_type": by_type,
             "input_embedding_bytes": embedding.bytes if embedding else 0,
             "tied": "output.weight" not in self.tensors,
+            **read_in_part(self.listed()),  # type: ignore[typeddict-item]
         }
 
     def attention(self) -> dict[str, int] | None:

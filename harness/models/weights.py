@@ -10,16 +10,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from harness.models import checkpoint, gguf_header
+from harness.models import checkpoint, gguf_decoder, gguf_header
 from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
 from harness.models.config_json import PACKING_FILES
 from harness.models.gguf_shape import is_mixture
 from harness.models.sampled import sampled
 from harness.system.cache import cache_folder
 from harness.theory import gguf_types
+from harness.theory.decoder import Decoder, parameters
 from harness.theory.packed import KINDS, Packing
-from harness.theory.shapes import Shape, attention, parameters
-from harness.theory.tensors import Sizes, bytes_by_type
+from harness.theory.shapes import Shape, attention
+from harness.theory.tensors import Sizes, bytes_by_type, read_in_part
 
 # Bump when runners/synthetic.py makes other values for the same shape and seed.
 # 2: a Hugging Face checkpoint, from which GGUF files are converted; 1 was a GGUF.
@@ -47,7 +48,8 @@ class Ready:
     or how it is quantized, in words (gptq-int4). `tokenizer`: the file that the prompt is tokenized by, a
     GGUF with a vocabulary or a tokenizer.json. `sizes`: as loaded. `attention`: layers, kv_heads, head_dim;
     null if unknown. `revision`: the commit on the hub. `header`: of a GGUF. `packing`: of GPTQ and AWQ.
-    `shards`: files that the weights are in; `file_bytes`: all of them.
+    `shards`: files that the weights are in; `file_bytes`: all of them. `decoder`: of a known model that is
+    not dense, whose `attention` is null.
     """
 
     path: Path
@@ -65,6 +67,7 @@ class Ready:
     packing: Packing | None = None
     shards: int = 1
     file_bytes: int | None = None
+    decoder: Decoder | None = None
 
 
 def synthetic_name(shape: Shape, seed: int) -> str:
@@ -100,8 +103,6 @@ def local(path: Path) -> Ready:
     try:
         if path.is_dir():
             found = checkpoint.read(path, needs_shape=False)
-            if found.decoder and found.decoder.experts:
-                raise _is_mixture(path)
             return _gguf(found.path) if found.format == "gguf" else _checkpoint(found)
         if path.suffix in (".safetensors", ".json"):
             path.stat()
@@ -109,14 +110,16 @@ def local(path: Path) -> Ready:
         return _gguf(path)
     except (CheckpointError, gguf_header.GgufError) as damage:
         raise WeightsError(str(damage)) from damage
+    except gguf_decoder.Contradiction as wrong:
+        raise WeightsError(f"{path}: {wrong}") from wrong
     except OSError as refusal:
         raise WeightsError(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
 
 
-def _is_mixture(path: Path) -> WeightsRefused:
+def _unknown_mixture(path: Path, architecture: str) -> WeightsRefused:
     return WeightsRefused(
-        f"{path}: is a mixture of experts, of which a token reads only some; the harness does not count those"
-        " bytes in a run yet, so every limit would be wrong: name a dense model (harness theory knows both)"
+        f"{path}: is {architecture}, a mixture of experts whose layers are not known here: the bytes that a"
+        " token reads cannot be counted, and every limit would be wrong"
     )
 
 
@@ -127,8 +130,9 @@ def _gguf(path: Path) -> Ready:
     header = gguf_header.read(path)
     if header.metadata.get("split.count", 0) > 1:
         raise WeightsError(f"{path}: is one part of a split model; merge it first (llama-gguf-split --merge)")
-    if is_mixture(header):
-        raise _is_mixture(path)
+    made = _not_dense(gguf_decoder.decoder_of(header))
+    if made is None and is_mixture(header):
+        raise _unknown_mixture(path, header.architecture)
     return Ready(
         path=path,
         format="gguf",
@@ -139,10 +143,15 @@ def _gguf(path: Path) -> Ready:
         vocab_size=header.vocab_size,
         tokenizer=path if header.has_vocabulary else None,
         sizes=header.weights(),
-        attention=header.attention(),
+        attention=None if made else header.attention(),
         header=header,
         file_bytes=status.st_size,
+        decoder=made,
     )
+
+
+def _not_dense(made: Decoder | None) -> Decoder | None:
+    return made if made and made.shape is None else None
 
 
 def _checkpoint(found: Checkpoint) -> Ready:
@@ -152,7 +161,7 @@ def _checkpoint(found: Checkpoint) -> Ready:
         raise WeightsError(f"{found.path.parent}: has a config.json and no weights")
     if not any((found.path / name).is_file() for name in (SINGLE, INDEX)):
         raise WeightsError(f"{found.path}: has no {SINGLE} and no {INDEX}")
-    shape, tokenizer = found.shape, found.path / _TOKENIZER
+    made, shape, tokenizer = found.decoder, found.shape, found.path / _TOKENIZER
     embedding = next((t for t in found.tensors if t.part == "embedding" and len(t.dims) == 2), None)
     return Ready(
         path=found.path,
@@ -161,13 +170,14 @@ def _checkpoint(found: Checkpoint) -> Ready:
         architecture=found.architecture,
         quant=found.packing.words if found.packing else found.quantization or _widest_type(found),
         synthetic=found.synthetic,
-        vocab_size=shape.vocab_size if shape else embedding.dims[0] if embedding else None,
+        vocab_size=made.vocab_size if made else embedding.dims[0] if embedding else None,
         tokenizer=tokenizer if tokenizer.exists() else None,
         sizes=_sizes(found),
         attention=attention(shape) if shape else None,
         packing=found.packing,
         shards=len(found.files),
         file_bytes=sum(path.stat().st_size for path in found.files),
+        decoder=_not_dense(made),
     )
 
 
@@ -175,7 +185,7 @@ def _sizes(found: Checkpoint) -> Sizes:
     """As GgufHeader.weights, for the tensors that transformers loads; packed tensors by kind."""
     kept = found.loaded
     packed = any(tensor.type not in FLOATS for tensor in kept)
-    if packed and found.shape is None:
+    if packed and found.decoder is None:
         raise WeightsError(f"{found.path}: is packed, and the sizes of its architecture are not known")
     by_type = bytes_by_type(
         replace(tensor, type=kind) if (kind := tensor.name.rpartition(".")[2]) in KINDS else tensor
@@ -183,12 +193,13 @@ def _sizes(found: Checkpoint) -> Sizes:
     )
     return {
         "model_bytes": sum(by_type.values()),
-        "parameters": parameters(found.shape)
-        if packed and found.shape
+        "parameters": parameters(found.decoder)
+        if packed and found.decoder
         else sum(tensor.elements for tensor in kept),
         "bytes_by_type": by_type,
         "input_embedding_bytes": sum(tensor.bytes for tensor in kept if tensor.part == "embedding"),
         "tied": found.tied,
+        **read_in_part(kept),  # type: ignore[typeddict-item]
     }
 
 
@@ -215,13 +226,15 @@ def _fingerprint(found: Checkpoint) -> str:
     return f"{known.hexdigest()[:16]}-{digest([sampled(found.files), sampled(others)])}"
 
 
-def synthetic_bytes(shape: Shape, quant: str) -> int:
+def synthetic_bytes(shape: Shape | Decoder, quant: str) -> int:
     """Bytes of the tensors of a synthetic file, which stands in for a published one."""
     return gguf_types.model_bytes(shape, quant, as_published=True)
 
 
 def quantized_bytes(header: gguf_header.GgufHeader, quant: str) -> int:
-    """Bytes of the tensors of a dense model's file once llama.cpp has quantized it."""
+    """Bytes of the tensors of a model's file once llama.cpp has quantized it."""
+    if decoder := _not_dense(gguf_decoder.decoder_of(header)):
+        return gguf_types.model_bytes(decoder, quant)
     heads = header.integer(f"{header.architecture}.attention.head_count") or 1
     attention = header.attention() or {"layers": 0, "kv_heads": heads}
     n_gqa = heads // attention["kv_heads"]

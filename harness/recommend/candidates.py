@@ -9,6 +9,7 @@ from harness import plan
 from harness.analysis.records import traffic
 from harness.campaign import forecast
 from harness.campaign.forecast import Device
+from harness.campaign.held import engine_of, held_model
 from harness.config import Decode, Experiment, Model, Protocol
 from harness.config.mistakes import Mistakes
 from harness.config.variants import expanded
@@ -116,10 +117,10 @@ def _candidate(cell: Cell, shape: Shape, place: Place, context: int) -> Candidat
     device = place.device
     expected = forecast.forecast_cell(cell, None, device, place.threads)
     options = cell.options(place.threads)
-    held = forecast.held_model(cell, None, options)
+    held = held_model(cell, None, options)
     if expected.broken or held is None:
         return None
-    engine = forecast.engine_of(cell, options, device.family != "cpu", shape)
+    engine = engine_of(cell, options, device.family != "cpu", shape)
     available = float(device.memory_bytes or 0) - device.reserve_bytes
     uncapped = footprint.longest(engine, held, available)
     group = kinds.group(cell.header, cell.variant.name, options)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from harness.theory import decoder, ggml
 from harness.theory.decoder import Decoder
@@ -54,13 +54,17 @@ class Tensor:
 
 
 class Sizes(TypedDict):
-    """What determines the bytes of a decode step; an untied model reads one row of the input embedding."""
+    """What determines the bytes of a decode step; an untied model reads one row of the input embedding.
+    `expert_bytes`: of all experts; `table_bytes`: of other tables with a row for each token. Both only where
+    there are any."""
 
     model_bytes: int
     parameters: int
     bytes_by_type: dict[str, int]
     input_embedding_bytes: int
     tied: bool
+    expert_bytes: NotRequired[int]
+    table_bytes: NotRequired[int]
 
 
 class Typed(Protocol):
@@ -101,6 +105,24 @@ def streamed_bytes(tensor: Tensor, tied: bool, expert_share: float = 1.0) -> int
     if tensor.part != "embedding" and decoder.is_table(tensor.name):
         return 0
     return round(tensor.bytes * expert_share) if is_of_experts(tensor.name) else tensor.bytes
+
+
+class Stored(Typed, Protocol):
+    """A tensor with a name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def read_in_part(tensors: Iterable[Stored]) -> dict[str, int]:
+    """`expert_bytes` and `table_bytes` of a model's sizes."""
+    found = {"expert_bytes": 0, "table_bytes": 0}
+    for tensor in tensors:
+        if is_of_experts(tensor.name):
+            found["expert_bytes"] += tensor.bytes
+        elif decoder.is_table(tensor.name) and _part(tensor.name) != "embedding":
+            found["table_bytes"] += tensor.bytes
+    return {key: size for key, size in found.items() if size}
 
 
 def bytes_by_part(tensors: Iterable[Tensor]) -> dict[str, dict[str, int]]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from harness.analysis.records import identity
 from harness.analysis.records.flags import Limit
 from harness.results.kinds import Record, loaded_of
-from harness.results.kinds.parts import Attention, Header, StackFacts
-from harness.theory import demand, floors, machine_names, shapes
+from harness.results.kinds.parts import Attention, DecoderFacts, Header, StackFacts
+from harness.theory import demand, floors, machine_names, recorded, shapes
 from harness.theory.ggml import element_bytes
+from harness.theory.loaded import ELEMENT_BYTES
 from harness.theory.machine import Machine
 from harness.theory.machines import MACHINES
 from harness.theory.rows import is_quantized, knees
@@ -45,19 +47,28 @@ def nominal_bits(quant: str | None) -> int | None:
 
 
 def weight_bytes_per_token(record: Record) -> int | None:
-    """Bytes of weights that one decode step reads: all but an untied input embedding, where it reads one row.
+    """Bytes of weights that one decode step reads: all but an untied input embedding, where it reads one row,
+    and of experts those that a token uses.
 
     From bits per weight and shape where only those are known.
     """
     weights, shape, bits = _weights(record), _shape(record), bpw(record)
     if (size := weights.get("model_bytes")) is None:
         return round(demand.of_bits(shape, bits).weight_bytes_per_token) if shape and bits else None
-    return size if weights.get("tied", True) else size - (weights["input_embedding_bytes"] or 0)
+    if not weights.get("tied", True):
+        size -= weights["input_embedding_bytes"] or 0
+    if decoder := _decoder(record):
+        size -= weights.get("table_bytes", 0)
+        idle = 1 - decoder["experts_used"] / decoder["experts"] if decoder["experts"] else 0.0
+        size -= round(weights.get("expert_bytes", 0) * idle)
+    return size
 
 
 def kv_bytes_per_token(record: Record) -> float | None:
-    """Bytes of KV cache per token: as the stack reports, else 2 * layers * kv_heads * head_dim * element
-    bytes, with the types of K and V."""
+    """Bytes of KV cache per token, before any window is full: as the stack reports, else 2 * layers *
+    kv_heads * head_dim * element bytes, with the types of K and V."""
+    if known := _known_step(record):
+        return known.kv_bytes_per_token
     reported = loaded_of(record).get("kv_bytes_per_token")
     if reported is not None:
         return float(reported)
@@ -66,9 +77,7 @@ def kv_bytes_per_token(record: Record) -> float | None:
         attention = shapes.attention(shape)
     if not attention:
         return None
-    options = record.get("options", {})
-    element = element_bytes(options.get("type_k", "f16")) + element_bytes(options.get("type_v", "f16"))
-    return float(attention["layers"] * attention["kv_heads"] * attention["head_dim"] * element)
+    return float(attention["layers"] * attention["kv_heads"] * attention["head_dim"] * sum(_kv_types(record)))
 
 
 def probed_bytes_per_s(records: Iterable[Record]) -> list[float]:
@@ -107,6 +116,8 @@ def board(cpu: str | None) -> Machine | None:
 
 def prefill_demand(record: Record) -> floors.Demand | None:
     """Bytes and FLOP of its model by shape and bits per weight; null where those are not known."""
+    if known := _known_step(record):
+        return known
     shape, bits = _shape(record), bpw(record)
     return demand.of_bits(shape, bits) if shape and bits else None
 
@@ -183,7 +194,7 @@ def _share(record: Record, ceiling: float | None, cached: int) -> float | None:
     on_cpu = record.get("device") == "cpu"
     if ceiling is None or step is None or steps < 1 or "last_token_ns" not in timing or not on_cpu:
         return None
-    read = step.weight_bytes_per_token + step.kv_bytes_per_token * _mean_attended(record, step) - cached
+    read = step.weight_bytes_per_token + _mean_kv_bytes(record, step) - cached
     seconds = (timing["last_token_ns"] - timing["first_token_ns"]) / 1e9 / steps
     return float(read / seconds / ceiling)
 
@@ -198,6 +209,8 @@ def _step(record: Record) -> floors.Demand | None:
     weights = weight_bytes_per_token(record)
     if weights is None:
         return None
+    if known := _known_step(record):
+        return replace(known, reaches=tuple(replace(reach, flops=0.0) for reach in known.reaches))
     return floors.Demand(0, 0, weights, 0, 0, (floors.Reach(kv_bytes_per_token(record) or 0),))
 
 
@@ -214,22 +227,35 @@ def _reading(record: Record) -> tuple[str, int]:
 def _slope_ms(record: Record, step: floors.Demand, ceiling: floors.Ceiling, kv_read: str) -> float | None:
     """The least ms that a token of context adds, with the cache read as `kv_read`.
 
-    Null where latency has no such slope: a static cache, or a run past its sliding window.
+    Null where latency has no one slope: a static cache, or a run past a sliding window.
     """
     declared, length = _reading(record)
     past = declared == "window" and record["workload"]["prompt_tokens"] + record["tokens"] > length
     if declared == "full" or past or not step.kv_bytes_per_token:
         return None
+    ends = record["workload"]["prompt_tokens"] + record["tokens"]
+    if any(reach.window and reach.window < ends for reach in step.reaches):
+        return None
     W = floors.W_tokens_per_s(step, ceiling, kv_read)
     return 1e3 / W if W else None
 
 
-def _mean_attended(record: Record, step: floors.Demand) -> float:
-    """Mean tokens of KV cache that a decode step attends to."""
+def _mean_kv_bytes(record: Record, step: floors.Demand) -> float:
+    """Mean bytes of KV cache that a decode step attends to, and of states that it reads and writes."""
+    means = (reach.kv_bytes * _mean_attended(record, reach) for reach in step.reaches)
+    return sum(means) + floors.MOVED_STATE * step.state_bytes
+
+
+def _mean_attended(record: Record, reach: floors.Reach) -> float:
+    """Mean tokens that the decode steps attend to."""
     kv_read, length = _reading(record)
     first = record["workload"]["prompt_tokens"] + 1
     last = first + record["tokens"] - 2
-    most = floors.attended(step.reaches[0], last, kv_read, length)
+    if reach.chunked:
+        return sum(floors.attended(reach, n, kv_read, length) for n in range(first, last + 1)) / (
+            last - first + 1
+        )
+    most = floors.attended(reach, last, kv_read, length)
     if kv_read == "full" or most <= first:
         return most
     growing = (first + most) / 2 * (most - first + 1)
@@ -243,6 +269,36 @@ def _weights(record: Record) -> StackFacts | Header:
     if "tied" in loaded and loaded.get("model_bytes") is not None:
         return loaded
     return record["model"]["weights"].get("header") or loaded
+
+
+def _known_step(record: Record) -> floors.Demand | None:
+    """Of a model that is not dense; null for others, and where its bytes are not known."""
+    decoder, weights = _decoder(record), weight_bytes_per_token(record)
+    if decoder is None or weights is None:
+        return None
+    bits = bpw(record) or 16
+    k_bytes, v_bytes = _kv_types(record)
+    return recorded.demand_of(
+        decoder,
+        weights,
+        decoder["lm_head_params"] * bits / 8,
+        _weights(record).get("expert_bytes", 0),
+        k_bytes,
+        v_bytes,
+        latent=record["model"]["weights"].get("format") == "gguf",
+    )
+
+
+def _kv_types(record: Record) -> tuple[float, float]:
+    """Bytes of an element of K and of V; 16 bits if the stack has no option for it."""
+    options = record.get("options", {})
+    if dtype := options.get("dtype"):
+        return (ELEMENT_BYTES[dtype],) * 2
+    return element_bytes(options.get("type_k", "f16")), element_bytes(options.get("type_v", "f16"))
+
+
+def _decoder(record: Record) -> DecoderFacts | None:
+    return record["model"]["weights"].get("decoder")
 
 
 def _shape(record: Record) -> Shape | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.campaign.forecast import engine_of, held_model
+from harness.campaign.held import engine_of, held_model
 from harness.campaign.max_context.search import Need, Space, predicted
 from harness.campaign.repeat import Inputs
 from harness.plan import Cell

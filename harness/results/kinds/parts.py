@@ -103,8 +103,41 @@ class Header(TypedDict):
     parameters: Count
     input_embedding_bytes: Count
     tied: Switch
+    expert_bytes: NotRequired[Count]
+    """of all experts"""
+    table_bytes: NotRequired[Count]
+    """of other tables with a row for each token"""
     bytes_by_type: NotRequired[dict[str, Count]]
     """of GPTQ and AWQ by `qweight`, `qzeros`, `scales`, `g_idx` and the types of the rest"""
+
+
+@with_config(DESCRIBED)
+class Kept(TypedDict):
+    """What layers of one kind keep of earlier tokens (harness/theory/layers.py, Cache)."""
+
+    layers: Count
+    k: Count
+    v: Count
+    products: Count
+    window: Extent | None
+    chunked: Switch
+    borrowed: Switch
+    expanded: Count
+    state: Count
+
+
+@with_config(DESCRIBED)
+class DecoderFacts(TypedDict):
+    """A model that is not dense: what a token reads of it."""
+
+    architecture: Text
+    experts: Count
+    experts_used: Count
+    """by a token, in a layer"""
+    layer_params: Count
+    """that a token is computed with"""
+    lm_head_params: Count
+    caches: list[Kept]
 
 
 @with_config(DESCRIBED)
@@ -124,6 +157,8 @@ class Weights(TypedDict):
     """of all shards"""
     header: NotRequired[Header | None]
     attention: NotRequired[Attention | None]
+    decoder: NotRequired[DecoderFacts | None]
+    """null for a dense model"""
     fingerprint: NotRequired[Any]
     architecture: NotRequired[Any]
     format: NotRequired[Any]
@@ -179,6 +214,8 @@ class StackFacts(TypedDict):
     parameters: NotRequired[Count | None]
     input_embedding_bytes: NotRequired[Count | None]
     tied: NotRequired[Switch]
+    expert_bytes: NotRequired[Count]
+    table_bytes: NotRequired[Count]
     versions: NotRequired[dict[str, Text]]
     """exact versions"""
     quant: NotRequired[Text | None]

@@ -242,10 +242,15 @@ def write_hole(path: Path, config: Mapping[str, Any]) -> Decoder:
     return model
 
 
-def header_of(path: Path, model: Decoder, config: Mapping[str, Any]) -> gguf.GGUFWriter:
+def header_of(
+    path: Path,
+    model: Decoder,
+    config: Mapping[str, Any],
+    file_type: gguf.LlamaFileType = gguf.LlamaFileType.MOSTLY_F16,
+) -> gguf.GGUFWriter:
     """A writer with all keys and no tensors."""
     writer = gguf.GGUFWriter(path, model.arch)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_file_type(file_type)
     writer.add_tokenizer_model("none")
     for key, value in keys(config, model).items():
         if value is None:

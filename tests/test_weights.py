@@ -414,10 +414,10 @@ def test_a_7b_in_4_bits_takes_what_is_known_of_it():
     assert np.isclose(loaded_bytes(of_shape(shape), "bf16", "nf4") / 1e9, 6.1, atol=0.1)
 
 
-def test_a_mixture_of_experts_in_a_gguf_is_refused_before_it_is_measured(
+def test_a_mixture_whose_keys_contradict_each_other_is_refused_before_it_is_measured(
     harness, llamacpp_interpreter, tmp_path
 ):
-    """A token reads a part of it: all of it as read would be several times what memory gives."""
+    """What a token reads of it is not known: all of it as read would be several times what memory gives."""
     writer = gguf_writer(tmp_path / "mixture.gguf", TINY)
     writer.add_expert_count(8)
     write(writer, of_shape(TINY))
@@ -432,6 +432,6 @@ def test_a_mixture_of_experts_in_a_gguf_is_refused_before_it_is_measured(
     assert ran.code == 1
     (row,) = ran.json
     assert row["status"] == "refused"
-    assert "is a mixture of experts, of which a token reads only some" in " ".join(row["reasons"])
-    assert "is a mixture of experts" in harness("run", path, "--dry-run").out
+    assert "uses 0 of 8 experts for a token" in " ".join(row["reasons"])
+    assert "uses 0 of 8 experts" in harness("run", path, "--dry-run").out
     assert [check["verdict"] for check in harness("check-weights", path, "--json").json] == ["failed"]

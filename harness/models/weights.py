@@ -111,7 +111,7 @@ def local(path: Path) -> Ready:
     except (CheckpointError, gguf_header.GgufError) as damage:
         raise WeightsError(str(damage)) from damage
     except gguf_decoder.Contradiction as wrong:
-        raise WeightsError(f"{path}: {wrong}") from wrong
+        raise WeightsRefused(f"{path}: {wrong}") from wrong
     except OSError as refusal:
         raise WeightsError(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
 

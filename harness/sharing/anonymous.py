@@ -19,7 +19,7 @@ from harness.system.variables import redacted
 
 REMOVED, PATH = "(removed)", "(path)"
 DEEPEST = 100
-LEAST_NAME = 3  # characters: a shorter name stands within too many words
+LEAST_GIVEN, LEAST_LEARNED = 2, 3  # characters of a name: a shorter one may be any word
 # Names that many machines share, and words that records are made of.
 _COMMON = {
     *(
@@ -67,7 +67,7 @@ _SERIAL = re.compile(
 )
 _NAMED = re.compile(r"(?<!\w)(?:host|user|login)[ _-]?name\s{0,3}[:=]\s{0,3}([\w.-]+)", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?<![\w.+-])([\w.+-]+)@([\w-][\w.-]*)")
-_FILE_URL = re.compile(r"file:(?=/)")
+_FILE_URL = re.compile(r"file:/{0,2}(?=/)")
 _HOME = re.compile(r"/(?:home|Users)/([^\s/'\"<>|;,:()\[\]{}]+)")
 # A path in the middle of a word, as in -I/home/me/include, is found by the folders that hold homes.
 _IN_HOME = re.compile(r"/(?:home|Users|root)/[^\s'\"<>|;,:()\[\]{}]*")
@@ -81,14 +81,16 @@ class Anonymizer:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         found = {name.strip() for name in names} - {""}
-        self._names = {name for name in found if _is_name(name)}
+        self._names = {name for name in found if _is_name(name, LEAST_GIVEN)}
 
     def learn(self, record: Any) -> None:
         """Learn the names of home folders, of user@host, and labelled ones."""
         for text in _texts(record):
             for pattern in (_HOME, _SERIAL, _NAMED, _ADDRESS):
                 for match in pattern.finditer(text):
-                    self._names |= {word for word in match.groups() if _is_name(word) and "." not in word}
+                    self._names |= {
+                        word for word in match.groups() if _is_name(word, LEAST_LEARNED) and "." not in word
+                    }
 
     def value(self, value: Any) -> Any:
         """A copy of parsed JSON without what identifies a person; keys such as `host_name` go with what they
@@ -131,9 +133,9 @@ class Anonymizer:
         )
 
 
-def _is_name(word: str) -> bool:
+def _is_name(word: str, least: int) -> bool:
     known = {*_COMMON, *OUTCOMES, *KINDS, *stacks()}
-    return len(word) >= LEAST_NAME and word.lower() not in known and not word.isdigit()
+    return len(word) >= least and word.lower() not in known and not word.isdigit()
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -10,14 +10,10 @@ import re
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness.results import ResultsError
 from harness.system.files import open_regular, read_regular
 from harness.system.wording import shortened
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SUFFIX = ".tar.zst"
 MANIFEST, RECORD = "manifest.json", "record.json"
@@ -98,15 +94,9 @@ def _decompressed(packed: bytes) -> memoryview:
                 found += piece
                 if len(found) > MOST_BYTES:
                     raise Tampered(f"it unpacks to more than {MOST_BYTES >> 20} MiB")
-    except (OSError, MemoryError, _arrow_error()) as damage:
+    except (OSError, MemoryError, pa.ArrowException) as damage:
         raise Tampered(f"it is cut off or damaged: {shortened(str(damage))}") from damage
     return memoryview(found)
-
-
-def _arrow_error() -> type[pa.ArrowException]:
-    import pyarrow as pa
-
-    return pa.ArrowException
 
 
 def _members(data: memoryview) -> dict[str, bytes]:

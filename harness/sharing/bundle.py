@@ -46,8 +46,8 @@ def made(stored: Sequence[Stored], anonymizer: Anonymizer) -> bytes:
         anonymizer.learn(each.record)
     try:
         records, unknown = _anonymous([each.record for each in stored], anonymizer)
-    except ValueError as wrong:
-        raise ResultsError(f"a record cannot be shared: it is {wrong}") from wrong
+    except ValueError as damage:
+        raise ResultsError(f"a record cannot be shared: it is {damage}") from damage
     members: dict[str, bytes] = {MANIFEST: b""}
     with tempfile.TemporaryDirectory() as folder:
         for number, (each, record) in enumerate(zip(stored, records, strict=True), start=1):
@@ -65,30 +65,16 @@ def made(stored: Sequence[Stored], anonymizer: Anonymizer) -> bytes:
     return archive.packed(members)
 
 
-def _anonymous(records: Sequence[Record], anonymizer: Anonymizer) -> tuple[list[dict[str, Any]], list[str]]:
-    """The records without what identifies a person, and their content keys that cannot be recomputed.
-
-    A key is made of facts that are gone now, such as a path: every record of that key gets the one of the
-    facts as they are shared.
-    """
-    shared = [cast(dict[str, Any], anonymizer.value(record)) for record in records]
-    known: dict[str, str] = {}
-    for record, after in zip(records, shared, strict=True):
-        if record["content_key"] in (found := keys.recomputed(record)):
-            at = found.index(record["content_key"])
-            known[record["content_key"]] = _as_shared(after, at)
-    for after in shared:
-        after["content_key"] = known.get(after["content_key"], after["content_key"])
-        if after["kind"] == "checked":
-            spoken = after["check"]["speaks_for"]
-            after["check"]["speaks_for"] = [known.get(key, key) for key in spoken]
-    ours = {after["content_key"] for after in shared if after["kind"] != "reported"}
-    return shared, sorted(ours - set(known.values()))
-
-
-def _as_shared(record: dict[str, Any], at: int) -> str:
-    found = keys.recomputed(cast(Record, record))
-    return found[at] if at < len(found) else found[0]
+def _anonymous(records: Sequence[Record], anonymizer: Anonymizer) -> tuple[list[Record], list[str]]:
+    """The records without what identifies a person, and their content keys that cannot be recomputed."""
+    after = [cast(Record, anonymizer.value(record)) for record in records]
+    known = keys.by_own(records, after)
+    for record, shared in zip(records, after, strict=True):
+        shared["content_key"] = known.get(record["content_key"], shared["content_key"])
+        if shared["kind"] == "checked":
+            shared["check"]["speaks_for"] = [known.get(key, key) for key in record["check"]["speaks_for"]]
+    unknown = {each["content_key"] for each in after if keys.shared(each) not in (None, each["content_key"])}
+    return after, sorted(unknown)
 
 
 def _members(

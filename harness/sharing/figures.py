@@ -38,6 +38,7 @@ def of(stored: Sequence[Stored], gathered: Gathered) -> list[Figures]:
 def _figures(each: Stored, rows: Mapping[Any, Any]) -> Figures:
     kind = each.record["kind"]
     row: Mapping[str, Any]
+    names: Sequence[str]
     if kind == "searched":
         row, names = searches.row(each.record), OF_SEARCHES
     elif kind == "checked":

@@ -1,73 +1,59 @@
-"""Content keys recomputed from what a record says: who changes a fact must change its key. Pure."""
+"""The content key of a shared record: made of what the record says, so that everybody can compute it. Pure.
+
+A campaign's own key is made of paths, UUIDs and sources of weights, which a bundle does not have.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import product
+import hashlib
+import json
+from collections.abc import Sequence
 from typing import Any
 
-from harness import plan
-from harness.config.sizes import size_bytes
 from harness.results.kinds import Record
 
-_SOURCE = (
+_WEIGHTS = (
     "kind",
     "seed",
-    "path",
     "repo",
-    "file",
     "revision",
-)  # of a config's weights; the rest was found later
-_FOUND = ("prompt", "prompt_source")
+    "fingerprint",
+    "quant",
+    "format",
+    "synthetic",
+    "header",
+    "packing",
+)
+_ENVIRONMENT = ("name", "variables", "toolkit", "lock", "adopted")
 
 
-def recomputed(record: Record) -> list[str]:
-    """The keys that its facts may have; empty where they are too few: before it was ready, an adopted
-    interpreter, an older harness. Several, since a record does not say which file a config named."""
-    environment = record.get("environment")
-    if record["kind"] not in ("measured", "searched") or not environment or environment.get("adopted"):
-        return []
-    model, workload = record["model"], dict(record["workload"])
-    if not isinstance(model["weights"].get("seed"), int) or "options" not in record:
-        return []
-    bounded = record["kind"] == "searched" or bool(record.get("memory_budget"))
-    protocol = record.get("protocol") or {}
-    stack = [environment.get("name"), *(f"{k}={v}" for k, v in (environment.get("variables") or {}).items())]
-    stack += environment.get("lock") or []
-    if bounded:
-        stack.append(str((record.get("memory_budget") or {}).get("means")))
-    if record["kind"] == "searched":
-        stack.append(f"{protocol.get('timeout_s', 0):g} s a probe")
-    budget = protocol.get("memory_budget")
-    lengths = {name: value for name, value in workload.items() if name not in _FOUND}
-    without = {name: value for name, value in lengths.items() if name != "new_tokens"}
-    return [
-        plan.key_of(
-            record["cell"],
-            {
-                "model": {"name": model["name"], "shape": model.get("shape"), "weights": weights},
-                "stack": record["stack"],
-                "options": record["asked"].get("options"),
-                "workload": asked,
-            },
-            record["options"],
-            stack,
-            model["weights"].get("fingerprint"),
-            record["machine"]["slug"],
-            record.get("device", ""),
-            size_bytes(budget) if budget else None,
-        )
-        for weights, asked in product(_weights(record), (lengths, without))
+def shared(record: Record) -> str | None:
+    """The key of its cell, options, build, versions, weights, machine and device; null where they are not
+    known: it never got ready to run, or it is a check or a published figure."""
+    environment: dict[str, Any] = dict(record.get("environment") or {})
+    if record["kind"] not in ("measured", "searched") or not environment or "options" not in record:
+        return None
+    protocol: dict[str, Any] = record.get("protocol") or {}
+    weights: dict[str, Any] = dict(record["model"]["weights"])
+    budget: dict[str, Any] = dict(record.get("memory_budget") or {})
+    facts = [
+        *(record["cell"], record["stack"], record["variant"], record["asked"].get("options")),
+        *(record["options"], record.get("threads"), record["model"]["name"], record["model"].get("shape")),
+        [weights.get(name) for name in _WEIGHTS],
+        [environment.get(name) for name in _ENVIRONMENT],
+        *(record["workload"], record["machine"]["slug"], record.get("device")),
+        *(protocol.get("memory_budget"), budget.get("means")),
+        protocol.get("timeout_s") if record["kind"] == "searched" else None,
     ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:20]
 
 
-def _weights(record: Record) -> Iterator[dict[str, Any]]:
-    """The weights as the config may have named them."""
-    known: dict[str, Any] = dict(record["model"]["weights"])
-    source = {name: known.get(name) for name in _SOURCE}
-    yield source | {"file": None}
-    if known["kind"] != "hub" or not isinstance(known.get("file"), str):
-        return
-    name, quant = known["file"].rpartition("/")[2], str(known.get("quant"))
-    for file, revision in product((name, name.replace(quant, "{quant}")), (None, known.get("revision"))):
-        yield source | {"file": file, "revision": revision}
+def by_own(records: Sequence[Record], after: Sequence[Record]) -> dict[str, str]:
+    """The shared key for each content key of some records; `after`: the same records as they are shared. None
+    for a key whose records have several shared keys, or share theirs with another."""
+    found: dict[str, set[str]] = {}
+    for record, anonymous in zip(records, after, strict=True):
+        if (key := shared(anonymous)) is not None:
+            found.setdefault(record["content_key"], set()).add(key)
+    once = {own: keys.pop() for own, keys in found.items() if len(keys) == 1}
+    return {own: key for own, key in once.items() if [*once.values()].count(key) == 1}

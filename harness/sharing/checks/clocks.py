@@ -21,6 +21,7 @@ from harness.sharing.checks.evidence import Evidence
 AFTER_S, BEFORE_S = 0.25, 5.0
 SHARE = 0.02
 SAMPLES_LATE_NS = 1_000_000_000  # of a sampler on a busy machine, besides its interval
+STEPS_SHARE, STEPS_MS = 1e-3, 0.05  # rounding
 CPU_SHARE, CPU_FLOOR_S = 1.25, 0.05  # CPU time per thread: helper threads, and the resolution of the counter
 LEVEL = 1.5  # times: the same work before, in and after the timed part
 LEVEL_TOKENS = 8  # of which medians are compared
@@ -33,7 +34,8 @@ def check(evidence: Evidence) -> Iterator[str]:
         return
     yield from _wall(evidence)
     yield from _samples(evidence)
-    if evidence.finished:
+    if evidence.usable:
+        yield from _steps(evidence)
         yield from _cpu_time(evidence)
         yield from _level(evidence)
         yield from _resolution(evidence)
@@ -53,7 +55,8 @@ def _series(evidence: Evidence) -> Iterator[str]:
         yield "the positions of its tokens do not follow each other"
     if evidence.is_reported:
         return
-    timing, stamps = record["timing"], times.stamps_ns()
+    timing: Any = record["timing"]
+    stamps = times.stamps_ns()
     for name, stamp in (("first", stamps[0]), ("last", stamps[-1])):
         if timing.get(f"{name}_token_ns") != stamp:
             claimed = (timing.get(f"{name}_token_ns") or 0) / 1e6
@@ -105,6 +108,15 @@ def _interval_ms(record: Record, what: str) -> int:
     if what == "sensors":
         return record["sensors"]["interval_ms"] if "sensors" in record else 1000
     return int((record.get("protocol") or {}).get("sample_interval_ms", 200))
+
+
+def _steps(evidence: Evidence) -> Iterator[str]:
+    """The stack's runner times its steps, and our work between them, by the clock of the stamps."""
+    counters = done_of(evidence.record).get("counters") or {}
+    parts = [counters.get(name) for name in ("steps_ms", "sampling_ms")]
+    between_ms = float(evidence.times.ms[1:].sum())
+    if None not in parts and between_ms * (1 + STEPS_SHARE) + STEPS_MS < (alone := sum(map(float, parts))):  # type: ignore[arg-type]
+        yield f"its tokens after the first took {between_ms:.1f} ms, but its steps alone {alone:.1f}"
 
 
 def _cpu_time(evidence: Evidence) -> Iterator[str]:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from harness import results
+from harness.analysis.records.verdicts import USABLE, verdict
 from harness.results import Stored, TokenTimes
 from harness.results.files import read_columns
 from harness.results.kinds import Record, done_of
@@ -37,10 +38,11 @@ class Evidence:
         """Whether it is a published figure, which was not measured by this harness."""
         return self.record["kind"] == "reported"
 
-    @property
-    def finished(self) -> bool:
-        """Whether its worker came to its end and measured something."""
-        return bool(self.record["outcome"] == "ok" and done_of(self.record))
+    @cached_property
+    def usable(self) -> bool:
+        """Whether it was measured here and is valid: a disturbed one may have any times."""
+        judged = verdict(self.record, has_series=True, times=self.times, table=self.table)
+        return not self.is_reported and judged.status in USABLE and bool(done_of(self.record))
 
     @cached_property
     def timed_ns(self) -> int:

@@ -100,7 +100,8 @@ def _devices(record: Record) -> Iterator[str]:
 
 def _weights(record: Record) -> Iterator[str]:
     weights, loaded = record["model"]["weights"], loaded_of(record)
-    header, shape = weights.get("header") or {}, record["model"].get("shape")
+    header: Mapping[str, Any] = weights.get("header") or {}
+    shape = record["model"].get("shape")
     by_type, size = header.get("bytes_by_type"), header.get("model_bytes")
     if by_type and size is not None and sum(by_type.values()) != size:
         yield f"its weights have {size:,} bytes, but by type they are {sum(by_type.values()):,}"
@@ -145,9 +146,9 @@ def _normal(name: str, version: str) -> tuple[str, str]:
 
 def _counts(record: Record) -> Iterator[str]:
     counters: Mapping[str, Any] = done_of(record).get("counters") or {}
-    prompt, decoded = counters.get("prompt_evaluated"), counters.get("decode_evaluated")
-    both = counters.get("evaluated_tokens")
-    if None not in (prompt, decoded, both) and prompt + decoded != both:
+    names = ("prompt_evaluated", "decode_evaluated", "evaluated_tokens")
+    prompt, decoded, both = (counters.get(name) for name in names)
+    if isinstance(prompt, int) and isinstance(decoded, int) and both not in (None, prompt + decoded):
         yield f"{both} tokens were evaluated, but {prompt} of the prompt and {decoded} after it"
     if decoded is not None and record["tokens"] and decoded != record["tokens"] - 1:
         yield f"the stack decoded {decoded} tokens after the first, but it claims {record['tokens'] - 1}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.analysis.records import energy, sensor_summary, throttling
+from harness.machine.sensors.source import EnergyCounter
 from harness.results.kinds import done_of, memory_of
 from harness.sharing.checks.evidence import Columns, Evidence
 
@@ -75,7 +76,9 @@ def _sensors(evidence: Evidence) -> Iterator[str]:
     if (of := claimed["energy"]) is None or during is None:
         return
     # The range of a counter is not recorded: one that wrapped around cannot be counted again.
-    domains = {column: {"name": each["name"], "range_uj": None} for column, each in of["domains"].items()}
+    domains: dict[str, EnergyCounter] = {
+        column: {"name": each["name"], "range_uj": None} for column, each in of["domains"].items()
+    }
     found: Any = energy.measured(columns, domains, during) if set(domains) <= set(columns) else None
     if found is None or any(not math.isclose(found[name], of[name], abs_tol=1e-3) for name in _ENERGY):  # type: ignore[literal-required]
         yield "its energy is not that of its samples"

@@ -40,9 +40,9 @@ def _keys(found: Sequence[Evidence], unknown: Sequence[object]) -> Iterator[Find
         record, key = each.record, each.record["content_key"]
         if each.is_reported:
             continue
-        again = keys.recomputed(record)
-        if again and key not in again and key not in unknown:
-            yield index, f"its content key {key} is not that of its facts, which give {again[0]}"
+        again = keys.shared(record)
+        if again not in (None, key) and key not in unknown:
+            yield index, f"its content key {key} is not that of its facts, which give {again}"
         if "options" in record and record["kind"] == "measured":
             facts = _facts(record)
             first = known.setdefault(key, facts)

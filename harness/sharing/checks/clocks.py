@@ -24,7 +24,8 @@ SAMPLES_LATE_NS = 1_000_000_000  # of a sampler on a busy machine, besides its i
 STEPS_SHARE, STEPS_MS = 1e-3, 0.05  # rounding
 CPU_SHARE, CPU_FLOOR_S = 1.25, 0.05  # CPU time per thread: helper threads, and the resolution of the counter
 LEVEL = 1.5  # times: the same work before, in and after the timed part
-LEVEL_TOKENS = 8  # of which medians are compared
+LEVEL_TOKENS = 64  # whose median is compared: after a stall, several tokens may come at once
+LEAST_TOKENS = 8
 
 
 def check(evidence: Evidence) -> Iterator[str]:
@@ -146,12 +147,12 @@ def _are_times(window: Any) -> bool:
 def _level(evidence: Evidence) -> Iterator[str]:
     """The first decode steps against the same work in the warm-up and, if there is one, after the run."""
     windows = windows_ns(evidence.record)
-    gaps = evidence.times.gaps_ns[1:]
-    if not windows or len(gaps) < LEVEL_TOKENS or evidence.record["workload"]["kind"] != "decode":
+    gaps = evidence.times.gaps_ns[1 : 1 + LEVEL_TOKENS]
+    if not windows or len(gaps) < LEAST_TOKENS or evidence.record["workload"]["kind"] != "decode":
         return
-    ratios = [float(np.median(gaps[: len(window)]) / np.median(window)) for window in windows]
+    ratios = [float(np.median(gaps) / np.median(window)) for window in windows]
     if min(ratios) > LEVEL or max(ratios) < 1 / LEVEL:
-        here, there = (np.median(each) / 1e6 for each in (gaps[: len(windows[-1])], windows[-1]))
+        here, there = (np.median(each) / 1e6 for each in (gaps, windows[-1]))
         yield f"its first tokens took {here:.3f} ms each, but the same work beside them {there:.3f}"
 
 
@@ -159,7 +160,7 @@ def _resolution(evidence: Evidence) -> Iterator[str]:
     """All times of a process are of one clock, which has one resolution."""
     windows = [ns for window in windows_ns(evidence.record) for ns in window]
     series = evidence.times.gaps_ns[1:]
-    if len(windows) < LEVEL_TOKENS or len(series) < LEVEL_TOKENS:
+    if len(windows) < LEAST_TOKENS or len(series) < LEAST_TOKENS:
         return
     coarse, fine = int(np.gcd.reduce(series)), int(np.gcd.reduce(np.array(windows)))
     if coarse > fine:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from gguf_holes import header_of
 
-from harness.models.known import config_of
+from harness.config.known import config_of
 from harness.theory import decoder
 from harness.theory.architectures import decoder_of
 from harness.theory.gguf_types import quantized

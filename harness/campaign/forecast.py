@@ -129,6 +129,8 @@ def local_weights(cell: Cell) -> Ready | None:
     if source.kind == "synthetic":
         if cell.packing and cell.model.shape:
             packed.grouped(cell.packing, cell.model.shape)
+        if cell.model.described:
+            weights.check_synthetic(cell.model.described, cell.weights_format)
         return None
     ready = weights.local(Path(str(source.path))) if source.kind == "path" else in_hub_cache(source)
     if ready is not None:

@@ -48,8 +48,8 @@ def _kv_element_bytes(options: Options) -> float:
 
 def made_of(cell: Cell, ready: Ready | None) -> Shape | Decoder | None:
     """The model, by its config or its weights."""
-    if cell.model.shape or ready is None:
-        return cell.model.shape
+    if cell.model.made or ready is None:
+        return cell.model.made
     if ready.decoder or ready.header:
         return ready.decoder or (shape_of(ready.header) if ready.header else None)
     return checkpoint.read(ready.path, needs_shape=False).shape if ready.format == "hf" else None

@@ -10,15 +10,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from harness.models import checkpoint, gguf_decoder, gguf_header
+from harness.config.known import Described
+from harness.models import checkpoint, gguf_decoder, gguf_header, layout
 from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
 from harness.models.config_json import PACKING_FILES
 from harness.models.gguf_shape import is_mixture
+from harness.models.layout import Layout, NoLayout
 from harness.models.sampled import sampled
 from harness.system.cache import cache_folder
 from harness.theory import gguf_types
 from harness.theory.decoder import Decoder, parameters
-from harness.theory.packed import KINDS, Packing
+from harness.theory.packed import FORMATS, KINDS, Packing
 from harness.theory.shapes import Shape, attention
 from harness.theory.tensors import Sizes, bytes_by_type, read_in_part
 
@@ -34,6 +36,10 @@ _TOKENIZER = "tokenizer.json"
 
 class WeightsError(RuntimeError):
     """The weights of a cell are unavailable; the message is one sentence."""
+
+
+class WeightsUnavailable(WeightsError):
+    """The model cannot be had in the stack's format."""
 
 
 class WeightsRefused(WeightsError):
@@ -70,14 +76,48 @@ class Ready:
     decoder: Decoder | None = None
 
 
-def synthetic_name(shape: Shape, seed: int) -> str:
-    """The identity of a synthetic model: shape, seed and generator version."""
-    return "synthetic-" + digest({"shape": asdict(shape), "seed": seed, "synthesis": SYNTHESIS})
+def synthetic_name(model: Shape | Described, seed: int) -> str:
+    """The identity of a synthetic model: shape or config.json, seed and generator version."""
+    known = (
+        {"shape": asdict(model)} if isinstance(model, Shape) else {"config": layout_of(model.config).config}
+    )
+    return "synthetic-" + digest({**known, "seed": seed, "synthesis": SYNTHESIS})
 
 
-def checkpoint_path(shape: Shape, seed: int) -> Path:
+def checkpoint_path(model: Shape | Described, seed: int) -> Path:
     """The cache folder of a synthetic checkpoint."""
-    return cache_folder() / "weights" / synthetic_name(shape, seed).rpartition("-")[2] / "hf"
+    return named_folder(synthetic_name(model, seed))
+
+
+def named_folder(name: str) -> Path:
+    """The same, by its identity."""
+    return cache_folder() / "weights" / name.rpartition("-")[2] / "hf"
+
+
+def layout_of(config: Mapping[str, object]) -> Layout:
+    """Raises WeightsUnavailable."""
+    try:
+        return layout.of(config)
+    except NoLayout as why:
+        raise WeightsUnavailable(str(why)) from why
+
+
+def gguf_layout_of(config: Mapping[str, object]) -> Layout:
+    """The same for a GGUF. Raises WeightsUnavailable, also if llama.cpp would compute another model."""
+    try:
+        layout.check_gguf(config)
+    except NoLayout as why:
+        raise WeightsUnavailable(f"its GGUF would be another model: {why}") from why
+    return layout_of(config)
+
+
+def check_synthetic(model: Described, form: str) -> None:
+    """Raises WeightsUnavailable for a model that cannot be synthesized in a stack's format."""
+    if form in FORMATS:
+        raise WeightsUnavailable(
+            f"only dense models are packed as {form} here; this one is {model.decoder.arch}"
+        )
+    (gguf_layout_of if form == "gguf" else layout_of)(model.config)
 
 
 def converted_path(source: str, quant: str, quantizer: str) -> Path:
@@ -227,8 +267,8 @@ def _fingerprint(found: Checkpoint) -> str:
 
 
 def synthetic_bytes(shape: Shape | Decoder, quant: str) -> int:
-    """Bytes of the tensors of a synthetic file, which stands in for a published one."""
-    return gguf_types.model_bytes(shape, quant, as_published=True)
+    """Bytes of the tensors of a synthetic file; a dense one stands in for a published one."""
+    return gguf_types.model_bytes(shape, quant, as_published=isinstance(shape, Shape))
 
 
 def quantized_bytes(header: gguf_header.GgufHeader, quant: str) -> int:
@@ -252,15 +292,23 @@ def check_quantizable(ready: Ready, quant: str) -> None:
 
 def check_convertible(ready: Ready) -> None:
     """Raises WeightsError for a checkpoint that is quantized already, or of an architecture not known."""
-    if ready.attention is None:
+    if ready.attention is None and (ready.decoder is None or ready.architecture not in layout.KINDS):
         raise WeightsError(f"{ready.path}: is {ready.architecture}, which is not converted to GGUF here")
     if ready.quant not in FULL_TYPES:
         stored = ready.quant or "of an unknown type"
         raise WeightsError(f"{ready.path}: is {stored}; only 16- and 32-bit weights are converted to GGUF")
 
 
-def check_shape(ready: Ready, shape: Shape) -> None:
+def check_shape(ready: Ready, made: Shape | Decoder) -> None:
     """Raises WeightsError for weights that do not match the shape in the config."""
+    if not isinstance(made, Shape):
+        for key in ("count", "hidden_size", "experts", "experts_used"):
+            given, named = getattr(ready.decoder, key, None), getattr(made, key)
+            if ready.decoder and given != named:
+                what = key.replace("_", " ").replace("count", "layers")
+                raise WeightsError(f"{ready.path}: has {what} {given}, but the config's shape has {named}")
+        return
+    shape = made
     named = attention(shape)
     for key, value in (ready.attention or {}).items():
         if value != named[key]:

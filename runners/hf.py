@@ -135,18 +135,24 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
             if "custom code" not in str(refusal):
                 raise
             raise ValueError(f"{path}: contains Python code; it runs only with {TRUSTED}") from refusal
-        model, found = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation=options["attn"],
-            device_map={"": device},
-            use_safetensors=True,  # a pickle may run code
-            local_files_only=True,
-            trust_remote_code=trusted,
-            output_loading_info=True,
-            **more,
-        )
+        try:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation=options["attn"],
+                device_map={"": device},
+                use_safetensors=True,  # a pickle may run code
+                local_files_only=True,
+                trust_remote_code=trusted,
+                output_loading_info=True,
+                **more,
+            )
+        except ValueError as refusal:
+            if "scaled_dot_product_attention" not in str(refusal):
+                raise
+            kind = config.model_type
+            raise ValueError(f"{path}: transformers has no sdpa for {kind}; set attn: eager") from refusal
     if missing := sorted(found["missing_keys"]):
         raise ValueError(f"{path}: has no {missing[0]}, which its config.json requires")
     if odd := sorted(str(key[0]) for key in found["mismatched_keys"]):

@@ -76,9 +76,7 @@ class TransformersCache:
         if not self.tokens():
             return []
         if not all(hasattr(layer, "keys") for layer in self._cache.layers):
-            raise ValueError(
-                "a context with states, which do not grow with its tokens, cannot be kept or cut"
-            )
+            raise ValueError("a context with states that do not grow with its tokens cannot be kept or cut")
         return [(layer.keys, layer.values) for layer in self._cache.layers]
 
     @torch.inference_mode()

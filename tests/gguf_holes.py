@@ -14,6 +14,7 @@ from harness.models import gguf_metadata
 from harness.theory import decoder, tensors
 from harness.theory.architectures import decoder_of
 from harness.theory.decoder import Decoder
+from runners import gguf_file
 
 BASE = {
     "vocab_size": 320,
@@ -164,14 +165,7 @@ def header_of(
     writer = gguf.GGUFWriter(path, model.arch)
     writer.add_file_type(file_type)
     writer.add_tokenizer_model("none")
-    for key, value in gguf_metadata.keys(config, model).items():
-        if isinstance(value, str):
-            writer.add_string(f"{model.arch}.{key}", value)
-        elif isinstance(value, list):
-            writer.add_array(f"{model.arch}.{key}", value)
-        else:
-            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-            add(f"{model.arch}.{key}", value)
+    gguf_file.add_keys(writer, model.arch, gguf_metadata.keys(config, model))
     return writer
 
 

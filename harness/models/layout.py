@@ -235,7 +235,7 @@ def of(config: Config) -> Layout:
         key: value for key, value in text.items() if key not in _LEFT_OUT and not key.startswith("harness_")
     }
     return Layout(
-        config={"architectures": [family.causal], **kept, "torch_dtype": "bfloat16"},
+        config={"architectures": [family.causal], "pad_token_id": None, **kept, "torch_dtype": "bfloat16"},
         architecture=model.arch,
         metadata=gguf_metadata.keys(text, model),
         rows=rows,

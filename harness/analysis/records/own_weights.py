@@ -23,7 +23,7 @@ CACHE_TYPES = ("type_k", "type_v")
 # weights (docs/measuring.md): 16-bit arithmetic 0.015, blocks of 32 0.055, of 256 0.12.
 SIXTEEN_BITS = 0.06
 ARITHMETIC: tuple[tuple[str, float], ...] = (
-    (r"q(8_0|5_[01]|4_[01])|iq4_nl|mxfp4", 0.1),
+    (r"q(8_0|5_[01]|4_[01])|iq4_nl|mxfp4(_moe)?", 0.1),
     (r"(q|iq|tq)\d.*", 0.2),
     (r"int8", 0.15),
     (r".*", SIXTEEN_BITS),

@@ -19,7 +19,7 @@ def notes(record: Record) -> list[Flag]:
     if record["model"]["weights"].get("synthetic"):
         detail = (
             f"random routers chose a layer's busiest expert {busiest(found):.1f} times as often as its mean;"
-            " trained ones choose less evenly on real text, which matters where experts are cached or offloaded"
+            " trained ones are less even on real text, which matters where experts are cached or offloaded"
         )
         raised.append(Flag("synthetic_routing", detail, invalidates=None))
     used, expected = distinct(found), expected_distinct(found)

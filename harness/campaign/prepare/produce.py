@@ -92,6 +92,8 @@ class Producer:
     ) -> tuple[Shape, Packing, Path]:
         """The model's shape, the packing with its group size, and the folder that `packed` writes. Raises
         WeightsError."""
+        if given is None:
+            _described(cell)  # which refuses what is not dense
         shape = checkpoint.read(given.path).shape if given and given.attention else cell.model.shape
         if shape is None:
             kind = given.architecture if given else "without a shape"

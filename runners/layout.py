@@ -41,6 +41,8 @@ class Row:
         dims = self.dims[1:] if self.by_expert else self.dims
         if self.how == "convolution":
             return (dims[0], 1, dims[1])
+        if self.how == "row":
+            return (1, *dims)
         if self.how == "transposed":
             return (dims[0], dims[2], dims[1])
         if self.how in ("even", "odd"):  # a bias has no input

@@ -38,8 +38,8 @@ class Choices:
 
     def step(self, token: int, position: int) -> None:
         """Evaluate one token. Raises RuntimeError."""
-        batch = lib.llama_batch_get_one((lib.llama_token * 1)(token), 1)
-        if lib.llama_decode(self._context, batch):
+        ids = (lib.llama_token * 1)(token)  # the batch holds a bare pointer to it
+        if lib.llama_decode(self._context, lib.llama_batch_get_one(ids, 1)):
             raise RuntimeError(f"llama_decode failed at token {position + 1} of the routing's pass")
 
     def highest(self, vocab_size: int) -> int:

@@ -9,21 +9,21 @@ from runners.protocol import Session
 MOST_TOKENS = 64  # decode steps that are counted
 
 
-def count(
+def counted(
     session: Session,
     prompt: list[int],
     new_tokens: int,
     does_not_fit: tuple[type[BaseException], ...],
-) -> dict[str, Any] | None:
-    """What the session's `routing` says of the run's first tokens; null for a stack that has none, a model
-    without experts, and where the pass does not fit beside the run's own context."""
+) -> dict[str, Any]:
+    """`routing`: what the session's own method says of the run's first tokens. Empty for a stack without one,
+    for a model without experts, and where the pass does not fit beside the run's own context."""
     if not hasattr(session, "routing"):
-        return None
+        return {}
     try:
-        found: dict[str, Any] | None = session.routing(prompt, min(new_tokens, MOST_TOKENS))
+        found = session.routing(prompt, min(new_tokens, MOST_TOKENS))
     except does_not_fit:
-        return None
-    return found
+        return {}
+    return {"routing": found} if found else {}
 
 
 def facts(experts: int, ids: list[int], counts: list[list[int]]) -> dict[str, Any]:

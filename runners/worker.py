@@ -189,8 +189,7 @@ def decode(
     }
     measured = {**timing, **ended, "warmup": warmup, **used, **after_all(), **more}
     if not growth:  # after all figures: it takes a little memory of its own
-        emit(Phase("routing", clock()))
-        measured["routing"] = routing.count(session, prompt, new_tokens, does_not_fit)
+        measured |= routing.counted(session, prompt, new_tokens, does_not_fit)
     emit(Done(measured))
 
 

@@ -20,6 +20,8 @@ _LFM2 = {"conv_L_cache": 3, "tie_embedding": True, "layer_types": ["conv", "full
 _FINE = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256}
 _KINDS: dict[str, dict[str, Any]] = {
     "qwen3_moe": _FINE | {"head_dim": 64, "norm_topk_prob": True, "rope_theta": 1e6},
+    "qwen2_moe": _FINE | {"shared_expert_intermediate_size": 256},
+    "olmoe": {"num_experts": 16, "num_experts_per_tok": 4, "num_key_value_heads": 8},
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "gemma3_text": {
         "head_dim": 64,
@@ -40,7 +42,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "lfm2_moe": _LFM2 | _FINE | {"num_dense_layers": 1, "norm_topk_prob": True},
 }
 KINDS = tuple(_KINDS)
-MIXTURES = ("qwen3_moe", "mixtral", "gpt_oss", "lfm2_moe")
+MIXTURES = ("qwen3_moe", "qwen2_moe", "olmoe", "mixtral", "gpt_oss", "lfm2_moe")
 
 
 def config(kind: str, **changes: Any) -> dict[str, Any]:

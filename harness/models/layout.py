@@ -31,7 +31,7 @@ class Row:
 
     `how` its values lie there: `same`; `plus_one` (the GGUF has one more); `rotated` (rows of `heads` heads
     in another order); `convolution` (an axis of one more); `transposed` (each expert's); `even` and `odd`
-    (columns of a matrix that holds two, transposed).
+    (columns of a matrix that holds two, transposed); `row` (a matrix of one).
     """
 
     name: str
@@ -111,6 +111,14 @@ def _qwen3_moe(config: Config, model: Decoder) -> Iterator[str]:
     yield from _scaling(config)
 
 
+def _not_normalized(config: Config, model: Decoder) -> Iterator[str]:
+    if config.get("norm_topk_prob"):
+        yield f"llama.cpp's {model.arch} does not normalize experts' weights; norm_topk_prob is true"
+    if config.get("clip_qkv"):
+        yield f"llama.cpp's {model.arch} has no clip_qkv; this model has one"
+    yield from _scaling(config)
+
+
 def _gemma3(config: Config, model: Decoder) -> Iterator[str]:
     scale, head_dim = config.get("query_pre_attn_scalar") or 256, head_dim_of(config)
     # llama.cpp knows the 27B by its 62 layers (src/models/gemma3.cpp).
@@ -171,6 +179,17 @@ _LFM2_WHOLE = {
 }
 _FAMILIES: dict[str, _Family] = {
     "qwen3_moe": _Family("Qwen3MoeForCausalLM", gguf=_qwen3_moe),
+    "qwen2_moe": _Family(
+        "Qwen2MoeForCausalLM",
+        {
+            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+            "ffn_up_shexp": "mlp.shared_expert.up_proj",
+            "ffn_down_shexp": "mlp.shared_expert.down_proj",
+        },
+        {"ffn_gate_inp_shexp.weight": ("mlp.shared_expert_gate.weight", "row")},
+        gguf=_not_normalized,
+    ),
+    "olmoe": _Family("OlmoeForCausalLM", gguf=_not_normalized),
     "mixtral": _Family(
         "MixtralForCausalLM",
         {

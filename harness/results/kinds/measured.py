@@ -136,8 +136,8 @@ class EndFacts(TypedDict):
     """facts of `loaded` that differ after the run"""
     control: NotRequired[Control | None]
     """missing in older records, and of a workload that grows; null below 512 tokens"""
-    routing: NotRequired[Routing | None]
-    """null for a model without experts, and a stack that does not tell"""
+    routing: NotRequired[Routing]
+    """missing for a model without experts, and of a stack that does not tell"""
     surface: NotRequired[Surface]
     """of a workload whose result is a table"""
     warmup: NotRequired[Any]

@@ -199,14 +199,15 @@ class Here:
 
     def _source(self, cell: Cell) -> Source:
         source, made = cell.source, cell.model.made
+        model = cell.model.described or cell.model.shape
         try:
             ready = forecast.local_weights(cell)
         except weights.WeightsError as missing:
             return Source("none available", 0, lacks=[str(missing)])
         if cell.weights_format == "none" or source is None:
             return Source("no weights", 0)
-        if source.kind == "synthetic" and made:
-            name = weights.synthetic_name(cell.model.described or made, source.seed)
+        if source.kind == "synthetic" and made and model:
+            name = weights.synthetic_name(model, source.seed)
             words, disk = self._made(cell, name, made, source.seed)
             return Source(words or "synthetic, nothing more to make", disk)
         name = source.path or source.file or ""

@@ -83,10 +83,9 @@ def _sizes(config: Mapping[str, Any], model: Decoder) -> dict[str, Value | None]
         ffn = config["shared_intermediate_size"]
     if model.arch == "lfm2":
         ffn = model.ffn
-    epsilon = next(
-        (get(key) for key in ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon") if get(key)),
-        _EPSILON.get(config["model_type"], 1e-5),
-    )
+    epsilon: float = _EPSILON.get(config["model_type"], 1e-5)
+    for key in ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon"):
+        epsilon = get(key) or epsilon
     return {
         "vocab_size": model.vocab_size,
         "context_length": model.context,

@@ -15,7 +15,6 @@ from test_same_model import (
     NEW_TOKENS,
     PROMPT,
     check_up_to_a_near_tie,
-    generated,
     logits,
     relative_error,
     stack,
@@ -27,6 +26,7 @@ from harness.models import gguf_header, layout
 from harness.theory.architectures import decoder_of
 from harness.theory.gguf_types import model_bytes, quantized
 
+SOME = ("qwen3_moe", "gemma3_text", "gpt_oss", "lfm2")  # that differ most
 __all__ = ["logits", "stack"]  # fixtures
 
 
@@ -46,12 +46,24 @@ def made(stack: Callable, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     return run
 
 
+def generated(stack: Callable, name: str, path: Path) -> tuple[list[int], dict[str, Any]]:
+    """The ids, and the facts of the end."""
+    warmup = {"window_tokens": 2, "max_windows": 1, "tolerance": 1.0}
+    workload = {"prompt": PROMPT, "new_tokens": NEW_TOKENS, "warmup": warmup}
+    return stack(name, "generate", path, workloads=[workload])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_stacks_compute_the_same_logits_past_any_window(
     kind: str, made: Callable, logits: Callable, stack: Callable
 ) -> None:
     source, target = made(kind, "f32")
-    ids = generated(stack, "llamacpp", target)
+    (ids, ours), (other_ids, theirs) = (
+        generated(stack, *each) for each in (("llamacpp", target), ("hf", source))
+    )
+    if kind in MIXTURES and ids == other_ids:  # else a near tie led one of them elsewhere
+        experts, same = (np.array(facts["routing"]["layers"]) for facts in (ours, theirs))
+        assert np.abs(experts - same).sum() <= 0.02 * experts.sum()
     windows = [[len(PROMPT), len(PROMPT) + NEW_TOKENS]]
     exact, found = (logits(s, p, PROMPT + ids, windows) for s, p in (("hf", source), ("llamacpp", target)))
     assert relative_error(found, exact) < 1e-3
@@ -89,7 +101,7 @@ def ran(harness: Callable[..., Ran], tmp_path: Path, kind: str, variants: str, *
     return records
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME)
 def test_a_config_json_is_measured_in_both_stacks_from_one_model(
     kind: str, harness: Callable[..., Ran], hf_interpreter: Any, llamacpp_interpreter: Any, tmp_path: Path
 ) -> None:
@@ -108,14 +120,9 @@ def test_a_config_json_is_measured_in_both_stacks_from_one_model(
         assert routing["tokens"] == 40
         assert routing["experts"] == model.experts
         assert {sum(layer) for layer in routing["layers"]} == {40 * model.experts_used}
-    if kind in MIXTURES:  # the same experts, up to those that are nearly equal
-        counts = {record["variant"]: np.array(record["done"]["routing"]["layers"]) for record in records}
-        exact, found = counts.pop(next(name for name in counts if "fp32" in name)), counts["f16"]
-        assert exact.shape == found.shape
-        assert np.abs(exact - found).sum() <= 0.2 * exact.sum()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME)
 def test_check_weights_finds_the_stacks_to_agree_and_the_file_to_be_right(
     kind: str, harness: Callable[..., Ran], hf_interpreter: Any, llamacpp_interpreter: Any, tmp_path: Path
 ) -> None:

@@ -15,8 +15,8 @@ from harness.models import gguf_header
 from harness.stacks.header import stacks
 from harness.stacks.interpreter import Interpreter
 from harness.theory import ggml
-from harness.theory.families import SHAPES
 from harness.theory.choices import OF_MIXTURES
+from harness.theory.families import SHAPES
 from harness.theory.gguf_types import ALL_QUANTS, QUANTS, Mix, quantized, retyped
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor

@@ -14,7 +14,7 @@ from tiny_models import KINDS
 from harness.analysis.records import routing
 from harness.config import load
 from harness.config.known import Described, config_of
-from harness.models import layout, weights
+from harness.models import layout, synthetic, weights
 from harness.theory import decoder
 from harness.theory.architectures import decoder_of
 from runners.layout import Back, Row, backwards, parts, rows_of, stored, turned, values
@@ -118,16 +118,16 @@ def test_values_do_not_depend_on_shards_or_the_other_tensors(tmp_path: Path) -> 
 def test_what_llama_cpp_computes_otherwise_has_no_gguf(kind: str, changes: dict[str, Any], why: str) -> None:
     model = tiny_models.config(kind, **changes)
     described = Described(model, decoder_of(model))
-    weights.check_synthetic(described, "hf")
+    synthetic.check_synthetic(described, "hf")
     with pytest.raises(weights.WeightsUnavailable, match=why):
-        weights.check_synthetic(described, "gguf")
+        synthetic.check_synthetic(described, "gguf")
 
 
 def test_a_kind_without_a_layout_is_unavailable_in_every_format() -> None:
     model = config_of("deepseek-v2-lite")
     for form in ("hf", "gguf"):
         with pytest.raises(weights.WeightsUnavailable, match="deepseek_v2 is neither synthesized"):
-            weights.check_synthetic(Described(model, decoder_of(model)), form)
+            synthetic.check_synthetic(Described(model, decoder_of(model)), form)
 
 
 @pytest.mark.parametrize(

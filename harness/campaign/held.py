@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.models import checkpoint, packed, weights
+from harness.models import checkpoint, packed, synthetic, weights
 from harness.models.gguf_shape import shape_of
 from harness.models.weights import Ready, WeightsError
 from harness.plan import Cell
@@ -101,7 +101,7 @@ def bytes_of_shape(cell: Cell, made: Shape | Decoder) -> float:
         return sum(packed_bytes(of_shape(made), packing).values())
     if cell.weights_format == "hf":
         return _as_loaded(cell, of_shape(made))
-    return weights.synthetic_bytes(made, cell.quant or weights.SOURCE_QUANT)
+    return synthetic.synthetic_bytes(made, cell.quant or weights.SOURCE_QUANT)
 
 
 def _bytes_of(cell: Cell, ready: Ready) -> float | None:

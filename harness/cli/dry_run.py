@@ -17,7 +17,7 @@ from harness.campaign.device_lock import is_busy
 from harness.campaign.held import bytes_of_shape, dense, packing_of
 from harness.cli.exits import NOT_OK, OK, say
 from harness.config import Experiment
-from harness.models import checkpoint, packed, weights
+from harness.models import checkpoint, packed, synthetic, weights
 from harness.models.weights import Ready
 from harness.plan import Cell
 from harness.results import ResultsError
@@ -207,7 +207,7 @@ class Here:
         if cell.weights_format == "none" or source is None:
             return Source("no weights", 0)
         if source.kind == "synthetic" and made and model:
-            name = weights.synthetic_name(model, source.seed)
+            name = synthetic.synthetic_name(model, source.seed)
             words, disk = self._made(cell, name, made, source.seed)
             return Source(words or "synthetic, nothing more to make", disk)
         name = source.path or source.file or ""
@@ -241,9 +241,9 @@ class Here:
         """
         steps: list[tuple[str, Path, float]] = []
         if seed is not None:
-            folder = weights.named_folder(name)
+            folder = synthetic.named_folder(name)
             steps.append(
-                ("synthesize checkpoint", folder, parameters(made) * weights.CHECKPOINT_ELEMENT_BYTES)
+                ("synthesize checkpoint", folder, parameters(made) * synthetic.CHECKPOINT_ELEMENT_BYTES)
             )
         if packing := packing_of(cell, dense(made), None):
             path = packed.packed_path(name, packing)
@@ -257,7 +257,7 @@ class Here:
             for kind in dict.fromkeys((source, quant)):
                 path = weights.converted_path(name, kind, quantizer)
                 word = "convert" if kind == source else "quantize"
-                steps.append((f"{word} {kind}", path, weights.synthetic_bytes(made, kind)))
+                steps.append((f"{word} {kind}", path, synthetic.synthetic_bytes(made, kind)))
         missing: list[tuple[str, Path, float]] = []
         for step in reversed(steps):  # an existing file needs none of the steps before it
             if step[1].exists() or step[1] in self._planned:

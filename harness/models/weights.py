@@ -7,30 +7,24 @@ import json
 import shutil
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.config.known import Described
 from harness.models import checkpoint, gguf_decoder, gguf_header, layout
 from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
 from harness.models.config_json import PACKING_FILES
 from harness.models.gguf_shape import is_mixture
-from harness.models.layout import Layout, NoLayout
 from harness.models.sampled import sampled
 from harness.system.cache import cache_folder
 from harness.theory import gguf_types
 from harness.theory.decoder import Decoder, parameters
-from harness.theory.packed import FORMATS, KINDS, Packing
+from harness.theory.packed import KINDS, Packing
 from harness.theory.shapes import Shape, attention
 from harness.theory.tensors import Sizes, bytes_by_type, read_in_part
 
-# Bump when runners/synthetic.py makes other values for the same shape and seed.
-# 2: a Hugging Face checkpoint, from which GGUF files are converted; 1 was a GGUF.
-SYNTHESIS = 2
 CONVERSION = 1  # bump when runners/llamacpp_convert.py makes other files of the same checkpoint
 SOURCE_QUANT = "f16"  # checkpoints are converted to it, and every other type is quantized from it
 FULL_TYPES = ("f32", "f16", "bf16")  # weights of these can be converted and quantized to anything
-CHECKPOINT_ELEMENT_BYTES = 2  # a synthetic one is bf16
 _TOKENIZER = "tokenizer.json"
 
 
@@ -74,50 +68,6 @@ class Ready:
     shards: int = 1
     file_bytes: int | None = None
     decoder: Decoder | None = None
-
-
-def synthetic_name(model: Shape | Described, seed: int) -> str:
-    """The identity of a synthetic model: shape or config.json, seed and generator version."""
-    known = (
-        {"shape": asdict(model)} if isinstance(model, Shape) else {"config": layout_of(model.config).config}
-    )
-    return "synthetic-" + digest({**known, "seed": seed, "synthesis": SYNTHESIS})
-
-
-def checkpoint_path(model: Shape | Described, seed: int) -> Path:
-    """The cache folder of a synthetic checkpoint."""
-    return named_folder(synthetic_name(model, seed))
-
-
-def named_folder(name: str) -> Path:
-    """The same, by its identity."""
-    return cache_folder() / "weights" / name.rpartition("-")[2] / "hf"
-
-
-def layout_of(config: Mapping[str, object]) -> Layout:
-    """Raises WeightsUnavailable."""
-    try:
-        return layout.of(config)
-    except NoLayout as why:
-        raise WeightsUnavailable(str(why)) from why
-
-
-def gguf_layout_of(config: Mapping[str, object]) -> Layout:
-    """The same for a GGUF. Raises WeightsUnavailable, also if llama.cpp would compute another model."""
-    try:
-        layout.check_gguf(config)
-    except NoLayout as why:
-        raise WeightsUnavailable(f"its GGUF would be another model: {why}") from why
-    return layout_of(config)
-
-
-def check_synthetic(model: Described, form: str) -> None:
-    """Raises WeightsUnavailable for a model that cannot be synthesized in a stack's format."""
-    if form in FORMATS:
-        raise WeightsUnavailable(
-            f"only dense models are packed as {form} here; this one is {model.decoder.arch}"
-        )
-    (gguf_layout_of if form == "gguf" else layout_of)(model.config)
 
 
 def converted_path(source: str, quant: str, quantizer: str) -> Path:
@@ -264,11 +214,6 @@ def _fingerprint(found: Checkpoint) -> str:
         status = path.stat()
         known.update(f"{path.name} {status.st_size} {status.st_mtime_ns} ".encode())
     return f"{known.hexdigest()[:16]}-{digest([sampled(found.files), sampled(others)])}"
-
-
-def synthetic_bytes(shape: Shape | Decoder, quant: str) -> int:
-    """Bytes of the tensors of a synthetic file; a dense one stands in for a published one."""
-    return gguf_types.model_bytes(shape, quant, as_published=isinstance(shape, Shape))
 
 
 def quantized_bytes(header: gguf_header.GgufHeader, quant: str) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.known import Described
-from harness.models import checkpoint, gguf_shape, packed, weights
+from harness.models import checkpoint, gguf_shape, packed, synthetic, weights
 from harness.models.checkpoint import CONFIG
 from harness.models.layout import Layout
 from harness.models.weights import Ready, WeightsError
@@ -46,13 +46,13 @@ class Producer:
     def checkpoint(self, cell: Cell) -> Ready:
         """The synthetic checkpoint of a cell's model. Raises WeightsError, CacheError."""
         model, seed = _described(cell), _seed(cell)
-        target = weights.checkpoint_path(model, seed)
+        target = synthetic.checkpoint_path(model, seed)
         if ready := weights.cached(target):
             return ready
         made = model.decoder if isinstance(model, Described) else model
-        expected = parameters(made) * weights.CHECKPOINT_ELEMENT_BYTES
+        expected = parameters(made) * synthetic.CHECKPOINT_ELEMENT_BYTES
         options = {"seed": seed, "threads": self.threads}
-        laid = weights.layout_of(model.config) if isinstance(model, Described) else None
+        laid = synthetic.layout_of(model.config) if isinstance(model, Described) else None
         return self._make(cell, "synthesize", options, None, target, expected, layout=laid)
 
     def gguf(self, cell: Cell, given: Ready | None) -> Ready:
@@ -110,7 +110,7 @@ class Producer:
         target = packed.unpacked_path(ready.fingerprint)
         made = weights.cached(target)
         if made is None:
-            expected = ready.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
+            expected = ready.sizes["parameters"] * synthetic.CHECKPOINT_ELEMENT_BYTES
             options = {"threads": self.threads}
             made = self._make(cell, "unpack", options, ready.path, target, expected)
         return replace(made, tokenizer=ready.tokenizer, revision=ready.revision)
@@ -134,7 +134,7 @@ class Producer:
             if shape is None:
                 raise WeightsError(f"{given.path}: is {given.architecture}, which is not dequantized here")
         target = weights.dequantized_path(given.fingerprint, {"stack": cell.variant.stack, **options})
-        expected = given.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
+        expected = given.sizes["parameters"] * synthetic.CHECKPOINT_ELEMENT_BYTES
         return self._make(cell, "dequantize", options, given.path, target, expected, files, shape, laid)
 
     def differences(self, cell: Cell, folder: Path, original: Path) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class Producer:
 
 def synthetic_name(cell: Cell) -> str:
     """The name of the synthetic checkpoint of a cell's model, unique to it. Raises WeightsError."""
-    return weights.synthetic_name(_described(cell), _seed(cell))
+    return synthetic.synthetic_name(_described(cell), _seed(cell))
 
 
 def _seed(cell: Cell) -> int:
@@ -256,10 +256,10 @@ def _described(cell: Cell) -> Shape | Described:
     if model is None:
         raise WeightsError(f"model {cell.model.name} has no shape to synthesize")
     if isinstance(model, Described):
-        weights.check_synthetic(model, cell.weights_format)
+        synthetic.check_synthetic(model, cell.weights_format)
     return model
 
 
 def _gguf_layout(given: Ready) -> Layout:
     """Of a checkpoint. Raises WeightsUnavailable."""
-    return weights.gguf_layout_of(json_file.object_of(given.path / CONFIG, json_file.CONFIG_JSON_BYTES))
+    return synthetic.gguf_layout_of(json_file.object_of(given.path / CONFIG, json_file.CONFIG_JSON_BYTES))

@@ -11,6 +11,7 @@ import pytest
 import tiny_models
 from tiny_models import KINDS
 
+from harness import plan
 from harness.analysis.records import routing
 from harness.config import load
 from harness.config.known import Described, config_of
@@ -155,6 +156,24 @@ def test_a_mistaken_config_json_is_one_sentence_with_its_line(
     assert str(found.value).count("\n") == 0
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": ["yarn"]},
+        {"rope_theta": "many"},
+        {"rope_parameters": {"full_attention": 3}},
+        {"rms_norm_eps": "small"},
+        {"partial_rotary_factor": 7},
+        {"rope_scaling": {"rope_type": "linear", "factor": "two"}},
+    ],
+)
+def test_values_of_a_config_json_that_make_no_sense_are_a_sentence(changes: dict[str, Any]) -> None:
+    model = tiny_models.config("mixtral", **changes)
+    key = next(iter(changes))
+    with pytest.raises(weights.WeightsUnavailable, match=f"{key}|factor"):
+        synthetic.check_synthetic(Described(model, decoder_of(model)), "gguf")
+
+
 def test_a_config_names_a_known_model_or_a_config_json(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     tiny_models.written(tmp_path / "mine", "mixtral").rename(tmp_path / "mine/config.json")
@@ -165,6 +184,10 @@ def test_a_config_names_a_known_model_or_a_config_json(tmp_path: Path) -> None:
     assert [model.name for model in models] == ["qwen3-30b-a3b", "mine", "tinyllama-1.1b", "qwen3-0.6b"]
     assert [model.made.arch for model in models if model.made] == ["qwen3moe", "llama", "llama", "qwen3"]
     assert [model.described is not None for model in models] == [True, True, False, False]
+    before = [cell.id for cell in plan.cells(load(tmp_path / "one.yaml"))]
+    tiny_models.written(tmp_path / "mine", "mixtral", hidden_size=512).rename(tmp_path / "mine/config.json")
+    after = [cell.id for cell in plan.cells(load(tmp_path / "one.yaml"))]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True, True]
 
 
 def test_of_one_repeated_token_the_experts_are_said_to_be_pinned() -> None:

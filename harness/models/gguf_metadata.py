@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from harness.theory.config_values import MOST_THETA, MOST_TOKENS, count, mapping, number
 from harness.theory.decoder import Decoder
 
 Value = int | float | str | list[int]
@@ -27,11 +28,11 @@ _GATING |= dict.fromkeys(("lfm2_moe", "minimax_m2", "nemotron_h"), 2)
 
 def keys(config: Mapping[str, Any], model: Decoder) -> dict[str, Value]:
     """Without the architecture in front, nor what the file itself says: its name and type. `config`: of the
-    text model."""
+    text model, which `model` describes. Raises ConfigJsonError."""
     found: dict[str, Value | None] = {**_sizes(config, model), **_rotary(config, model)}
     if model.experts:
         found |= _experts(config, model)
-    if window := config.get("sliding_window"):
+    if window := count(config, "sliding_window", MOST_TOKENS, default=0, least=0):
         found["attention.sliding_window"] = window
     if model.arch == "deepseek2":
         found |= {
@@ -48,15 +49,21 @@ def keys(config: Mapping[str, Any], model: Decoder) -> dict[str, Value]:
 
 def rotary_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """How positions are rotated: rope_type, rope_theta and what else config.json says, in transformers 4's
-    keys or in 5's; of layers without a window, if those differ."""
-    given = config.get("rope_parameters") or {}
-    given = given.get("full_attention", given)
-    scaling = config.get("rope_scaling") or given
+    keys or in 5's; of layers without a window, if those differ. Raises ConfigJsonError."""
+    given = mapping(config.get("rope_parameters") or {}, "rope_parameters")
+    given = mapping(given.get("full_attention", given), "rope_parameters.full_attention")
+    scaling = mapping(config.get("rope_scaling") or given, "rope_scaling")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    theta = given.get("rope_theta") or config.get("rope_theta")
-    theta = theta or _THETA.get(str(config.get("model_type")), 10_000.0)
-    partial = given.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-    return {**scaling, "rope_type": kind, "rope_theta": float(theta), "partial_rotary_factor": partial}
+    usual = _THETA.get(str(config.get("model_type")), 10_000.0)
+    theta, partial = (
+        number(given if given.get(key) is not None else config, key, below, default)
+        for key, below, default in (("rope_theta", MOST_THETA, usual), ("partial_rotary_factor", 1.01, 1.0))
+    )
+    factor = number(scaling, "factor", 1e6, default=1.0)
+    found = {"rope_type": kind, "rope_theta": theta, "partial_rotary_factor": partial, "factor": factor}
+    original = "original_max_position_embeddings"
+    known = scaling if scaling.get(original) is not None else config
+    return found | {original: count(known, original, MOST_TOKENS, default=0, least=0)}
 
 
 def head_dim_of(config: Mapping[str, Any]) -> int:
@@ -85,7 +92,7 @@ def _sizes(config: Mapping[str, Any], model: Decoder) -> dict[str, Value | None]
         ffn = model.ffn
     epsilon: float = _EPSILON.get(config["model_type"], 1e-5)
     for key in ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon"):
-        epsilon = get(key) or epsilon
+        epsilon = number(config, key, 1.0, default=epsilon)
     return {
         "vocab_size": model.vocab_size,
         "context_length": model.context,
@@ -111,12 +118,10 @@ def _rotary(config: Mapping[str, Any], model: Decoder) -> dict[str, Value | None
         "rope.dimension_sections": [head_dim // 8] * 4,
         "rope.freq_base": known["rope_theta"],
     }
-    if known["rope_type"] in ("linear", "yarn") and known.get("factor"):
+    if known["rope_type"] in ("linear", "yarn"):
         found["rope.scaling.type"] = known["rope_type"]
-        found["rope.scaling.factor"] = float(known["factor"])
-    original = known.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-    if model.arch == "phi3":
-        original = original or 4096
+        found["rope.scaling.factor"] = known["factor"]
+    original = known["original_max_position_embeddings"] or (4096 if model.arch == "phi3" else 0)
     if original and (known["rope_type"] == "yarn" or model.arch == "phi3"):
         found["rope.scaling.original_context_length"] = original
     return found

@@ -12,6 +12,7 @@ from harness.models.layout import Layout, NoLayout
 from harness.models.weights import WeightsUnavailable, digest
 from harness.system.cache import cache_folder
 from harness.theory import gguf_types
+from harness.theory.config_values import ConfigJsonError
 from harness.theory.decoder import Decoder
 from harness.theory.packed import FORMATS
 from harness.theory.shapes import Shape
@@ -44,7 +45,7 @@ def layout_of(config: Mapping[str, object]) -> Layout:
     """Raises WeightsUnavailable."""
     try:
         return layout.of(config)
-    except NoLayout as why:
+    except (NoLayout, ConfigJsonError) as why:
         raise WeightsUnavailable(str(why)) from why
 
 
@@ -52,6 +53,8 @@ def gguf_layout_of(config: Mapping[str, object]) -> Layout:
     """The same for a GGUF. Raises WeightsUnavailable, also if llama.cpp would compute another model."""
     try:
         layout.check_gguf(config)
+    except ConfigJsonError as why:
+        raise WeightsUnavailable(str(why)) from why
     except NoLayout as why:
         raise WeightsUnavailable(f"its GGUF would be another model: {why}") from why
     return layout_of(config)

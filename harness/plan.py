@@ -237,8 +237,10 @@ def _id(model: Model, variant: Variant, workload: Workload) -> str:
 def _request(model: Model, variant: Variant, workload: Workload) -> dict[str, object]:
     # Only the weights of its format: a new path for one format must not change the cells of the others.
     given = model.weights_for(weights_format(variant)) or model.weights
+    chosen = model.model_copy(update={"weights": given})
+    described = {"described": model.described.config} if model.described else {}
     return {
-        "model": model.model_copy(update={"weights": given}).model_dump(mode="json", exclude={"of_format"}),
+        "model": chosen.model_dump(mode="json", exclude={"of_format", "described"}) | described,
         "stack": variant.stack,
         "options": variant.options,
         "workload": workload.model_dump(mode="json"),

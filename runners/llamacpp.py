@@ -108,12 +108,32 @@
 # flag = "--cache-type-v {}"
 # help = "type of the V cache; a quantized one needs flash_attn"
 #
+# # llama.cpp's library has it on, its programs off.
+# [tool.harness.options.swa_full]
+# type = "bool"
+# default = false
+# flag = { on = "--swa-full" }
+# help = "let layers with a sliding window cache the whole context, so that it can be cut to an earlier token"
+#
 # [tool.harness.options.gpu_layers]
 # type = "int"
 # minimum = -1
 # default = -1
 # flag = { "-1" = "", "" = "--gpu-layers {}" }  # its own default: all that fit
 # help = "layers on the GPU, -1 for all; always none on the device cpu"
+#
+# [tool.harness.options.n_cpu_moe]
+# type = "int"
+# minimum = 0
+# maximum = 10000
+# default = 0
+# flag = { "0" = "", "" = "--n-cpu-moe {}" }
+# help = "layers, from the first on, whose experts stay on the CPU while the rest is on the GPU"
+#
+# [tool.harness.options.override_tensor]
+# type = "string"
+# flag = "--override-tensor {}"
+# help = "PATTERN=BUFFER,...: where tensors with such names go, ffn_down_exps=CPU; default: to their layer"
 #
 # [tool.harness.options.mmap]
 # type = "bool"
@@ -183,7 +203,7 @@ from typing import Any
 import numpy as np
 
 from runners import llamacpp_routing, routing, windows
-from runners.llamacpp_account import CHUNK, account
+from runners.llamacpp_account import CHUNK, account, tensor_bytes
 from runners.llamacpp_context import LlamaContext, evaluated_in
 from runners.llamacpp_convert import convert
 from runners.llamacpp_dequantize import dequantize
@@ -201,6 +221,7 @@ from runners.llamacpp_lib import (
     system_info,
     versions,
 )
+from runners.llamacpp_placement import overrides, placed
 from runners.llamacpp_weights import quantize
 from runners.protocol import Request, Say
 
@@ -398,6 +419,8 @@ class LlamaSession(LlamaContext):
         """Resolved: as llama.cpp has it after loading, `n_ctx` rounded up to a multiple of 256."""
         options, context, model = self._request.options, self._context, self._model
         on_gpu = sum(count for device, count in LOG.layers.items() if device != "CPU")
+        wanted = overrides(options)
+        sizes = tensor_bytes(Path(self._request.model["path"])) if wanted else {}
         return {
             "versions": _all_versions(),
             "quant": quant_of(model),
@@ -408,6 +431,7 @@ class LlamaSession(LlamaContext):
                 "rotated_kv": LOG.rotated,
             },
             "devices": {"layers": dict(LOG.layers), "kv": dict(LOG.kv_layers), "present": devices()},
+            "placement": placed(wanted, sizes, LOG.overridden),
             "graph_splits": LOG.splits,
             "warnings": list(LOG.warnings),
             "options": {
@@ -422,6 +446,9 @@ class LlamaSession(LlamaContext):
                 "gpu_layers": on_gpu,
                 "mmap": any("Mapped" in name for name in LOG.memory["model"]),
                 "repack": options["repack"],
+                "swa_full": options["swa_full"],
+                "n_seq_max": lib.llama_n_seq_max(context),
+                "kv_unified": LOG.kv_unified,
             },
             "system_info": system_info(),
             "kv_read": "padded256",

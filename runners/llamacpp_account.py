@@ -135,17 +135,25 @@ class _Reading(ctypes.Structure):
     _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]
 
 
-def _by_device(path: Path) -> dict[str, int]:
-    """Bytes of the model's tensors by the device of their layer. The input embedding is always in main
-    memory; a tied one is also on the output's device."""
+def tensor_bytes(path: Path) -> dict[str, int]:
+    """Bytes of the tensors of a file and its further parts, by name."""
     sizes: dict[str, int] = {}
     for part_of_it in path.parent.glob(re.sub(r"-00001-of-(?=\d+\.gguf$)", "-*-of-", glob.escape(path.name))):
         sizes |= _tensors(part_of_it)
+    return sizes
+
+
+def _by_device(path: Path) -> dict[str, int]:
+    """Bytes of the model's tensors by the device of their layer, or by the buffer type that an override gave
+    them. The input embedding is always in main memory; a tied one is also on the output's device."""
+    sizes = tensor_bytes(path)
     found: dict[str, int] = {}
     for name, size in sizes.items():
         part, *layer = name.split(".")
         places = {LOG.assigned[int(layer[0]) if part == "blk" else -1]}
-        if part == "token_embd":
+        if name in LOG.overridden:
+            places = {LOG.overridden[name]}
+        elif part == "token_embd":
             places = {MAIN_MEMORY, *(places if "output.weight" not in sizes else ())}
         for device in places:
             found[device] = found.get(device, 0) + size

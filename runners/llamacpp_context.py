@@ -25,6 +25,14 @@ class LlamaContext:
     def truncate(self, tokens: int) -> None:
         """Forget all but the first `tokens`. Raises RuntimeError if this model's cache cannot."""
         lib.llama_synchronize(self._context)
+        # A layer with a window has dropped what is before it, and llama.cpp would go on without.
+        window = lib.llama_model_n_swa(lib.llama_get_model(self._context))
+        oldest = lib.llama_memory_seq_pos_min(self._memory, 0)
+        if window and tokens < self.held() and oldest > max(0, tokens - window):
+            raise RuntimeError(
+                f"the cache of layers with a window begins at token {oldest + 1}: to go back to {tokens}, "
+                "set swa_full: true"
+            )
         if not lib.llama_memory_seq_rm(self._memory, 0, tokens, -1):
             raise RuntimeError("llama.cpp cannot remove the end of this model's cache")
 

@@ -21,6 +21,7 @@ import llama_cpp
 import llama_cpp.llama_cpp as lib
 from llama_cpp._ggml import libggml
 
+from runners.llamacpp_placement import array_of, overrides
 from runners.protocol import Request
 
 # llama.cpp's file types and KV types by the names we use. The binding lacks GGML_TYPE_BF16: 30 in ggml.h.
@@ -42,19 +43,25 @@ _DEVICE_TYPES = ("cpu", "gpu", "integrated gpu", "accelerator", "meta")  # enum 
 # enum ggml_log_level in ggml.h; the binding's own table is out of date
 _DEBUG, _WARN, _ERROR, _CONTINUED = 1, 3, 4, 5
 
-_BUFFER = re.compile(r"(\S+) +(model|KV|output|compute) buffer size = +([\d.]+) MiB")
+_BUFFER = re.compile(r"(\S+) +(model|KV|RS|output|compute) buffer size = +([\d.]+) MiB")
 _KV = re.compile(r"llama_kv_cache: size = +([\d.]+) MiB .*, K \((\w+)\): .*, V \((\w+)\): ")
-_KV_LAYER = re.compile(r"llama_kv_cache: layer +\d+: dev = (\S+)")
+_STATES = re.compile(r"llama_memory_recurrent: size = +([\d.]+) MiB")
+_KV_LAYER = re.compile(r"llama_(?:kv_cache:|memory_recurrent,) layer +\d+: dev = (\S+)")
 _LAYER = re.compile(r"load_tensors: layer +\d+ assigned to device ([^,]+),")
 _TENSORS = re.compile(r"llama_model_loader: - type +(\S+): +(\d+) tensors")
+_OVERRIDDEN = re.compile(r"tensor (\S+) \(\d+ MiB \S+\) buffer type overridden to (\S+)")
 _REPACKED = re.compile(r"repack tensor \S+ with (\S+)")
 _FLASH = re.compile(r"llama_context: flash_attn += (\w+)")
+_UNIFIED = re.compile(r"kv_unified += (\w+)")
 _ROTATED = re.compile(r"attn_rot_([kv]) = (\d)")
 _SPLITS = re.compile(r"sched_reserve: graph.* splits = (\d+)(?: / (\d+))?,")
 _CONVERTED = re.compile(r"no FlashAttention vector kernel compiled for K/V types (\w+)-(\w+)")
 _NO_ROOM = re.compile(
     r"(unable|failed) to (allocate|reserve)|could not reserve|[Oo]ut of memory|bad_alloc|[Cc]annot allocate"
 )
+
+
+_PARTS = {"KV": "kv", "RS": "kv"}  # states of recurrent layers count with the KV cache
 
 
 class DoesNotFit(Exception):
@@ -79,6 +86,7 @@ class Log:
         self.assigned: list[str] = []  # the device of each layer, and last that of the output
         self.tensors: dict[str, int] = {}
         self.repacked: Counter[str] = Counter()
+        self.overridden: dict[str, str] = {}  # by tensor, the buffer type that an override gave it
         self.forget_context()
 
     def forget_context(self) -> None:
@@ -89,6 +97,7 @@ class Log:
         self.kv_types: tuple[str | None, str | None] = None, None
         self.flash_attn: str | None = None
         self.rotated: dict[str, bool] = {}
+        self.kv_unified: bool | None = None
         self.splits: dict[str, int] | None = None  # of the graph of a prompt, and of a decode step
         self._errors: list[str] = []
 
@@ -147,11 +156,15 @@ class Log:
         elif "sched_reserve: reserving" in line:
             self.memory["compute"] = {}  # a later reservation replaces the previous one
         elif found := _BUFFER.search(line):
-            part = self.memory.setdefault(found[2].lower(), {})
+            part = self.memory.setdefault(_PARTS.get(found[2], found[2]), {})
             part[found[1]] = part.get(found[1], 0) + round(float(found[3]) * 2**20)
         elif found := _KV.search(line):
             self.kv_bytes += round(float(found[1]) * 2**20)
             self.kv_types = found[2], found[3]
+        elif found := _STATES.search(line):
+            self.kv_bytes += round(float(found[1]) * 2**20)
+        elif found := _OVERRIDDEN.search(line):
+            self.overridden[found[1]] = found[2]
         elif found := _LAYER.search(line):
             self.assigned.append(found[1])
         elif found := _KV_LAYER.search(line):
@@ -160,6 +173,8 @@ class Log:
             self.tensors[found[1]] = int(found[2])
         elif found := _SPLITS.search(line):
             self.splits = {"prompt": int(found[1]), "step": int(found[2] or found[1])}
+        elif found := _UNIFIED.search(line):
+            self.kv_unified = found[1] == "true"
         elif found := _FLASH.search(line):
             self.flash_attn = found[1]
         else:
@@ -168,6 +183,7 @@ class Log:
 
 LOG = Log()
 lib.llama_backend_init()
+_KEPT: list[Any] = []  # llama.cpp holds a bare pointer to them as long as a model lives
 
 
 def load_model(path: Path, device: str, **params: Any) -> int:
@@ -193,9 +209,15 @@ def load_model(path: Path, device: str, **params: Any) -> int:
 
 
 def model_params(request: Request) -> dict[str, Any]:
-    """Fields of llama_model_params, by the request's options."""
-    on_gpu = {} if request.device == "cpu" else {"n_gpu_layers": request.options["gpu_layers"]}
-    return {"use_extra_bufts": request.options["repack"], **on_gpu}
+    """Fields of llama_model_params, by the request's options. Raises ValueError for an unknown buffer
+    type."""
+    found = {"use_extra_bufts": request.options["repack"]}
+    if request.device != "cpu":
+        found["n_gpu_layers"] = request.options["gpu_layers"]
+    if wanted := overrides(request.options):
+        _KEPT.append(array_of(wanted))
+        found["tensor_buft_overrides"] = ctypes.addressof(_KEPT[-1])
+    return found
 
 
 def make_context(model: int, options: dict[str, Any], outputs: int = 0, on_node: Any = None) -> int:
@@ -214,6 +236,7 @@ def make_context(model: int, options: dict[str, Any], outputs: int = 0, on_node:
     )
     params.type_k = KV_TYPES[options["type_k"]]
     params.type_v = KV_TYPES[options["type_v"]]
+    params.swa_full = options["swa_full"]
     params.no_perf = False  # llama.cpp's own clock, to check ours against
     context = lib.llama_init_from_model(model, params)
     if not context:

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf_holes
 import pytest
 
-from harness.theory import gguf_types
+from harness.theory import decoder, gguf_types
+from harness.theory.architectures import decoder_of
+from harness.theory.compute_buffer import compute_bytes
 from harness.theory.families import SHAPES
 from harness.theory.footprint import Engine, LlamaCpp, Model, Torch, exllama_v2_scratch, longest
 from harness.theory.loaded import loaded_bytes
@@ -88,3 +92,16 @@ def test_the_longest_contexts_searched_on_a_cpu_are_predicted_within_a_granule_a
     found = longest(LlamaCpp(on_gpu=False), model, 2**30)
     assert found is not None
     assert abs(found - searched) <= 256 + 0.01 * searched
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v2, lite", "qwen3_moe", "falcon_h1", "qwen3_next", "lfm2"])
+def test_a_model_that_lacks_tensors_is_estimated_without_them(kind):
+    """A file may be of another version, or damaged; each tensor in turn is left out of all layers."""
+    made = decoder.made(decoder_of(gguf_holes.config(kind)))
+    whole = compute_bytes(made, 512, 512, 4096, 0, False)
+    for name in {piece.name for layer in made.layers() for piece in layer.pieces}:
+        runs = tuple(
+            (replace(layer, pieces=tuple(piece for piece in layer.pieces if piece.name != name)), times)
+            for layer, times in made.runs
+        )
+        assert 0 < compute_bytes(replace(made, runs=runs), 512, 512, 4096, 0, False) <= 2 * whole

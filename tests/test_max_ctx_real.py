@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from conftest import HARNESS
+from gguf_holes import config as config_of
+from gguf_holes import write_random
 
 from harness import results
 from harness.stacks.interpreter import Interpreter
@@ -32,10 +34,11 @@ NO_CGROUPS = 'mount -t tmpfs none /sys/fs/cgroup && exec "$@"'
 def found(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Searches one variant under a budget and returns the record's search, and the record."""
 
-    def search(shape: dict[str, Any], budget: str, *before: str, **variant: Any) -> dict[str, Any]:
+    def search(shape: dict[str, Any] | Path, budget: str, *before: str, **variant: Any) -> dict[str, Any]:
+        source = {"weights": str(shape)} if isinstance(shape, Path) else {"shape": shape}
         experiment = {
             "protocol": {"memory_budget": budget, "timeout_s": 900, "threads": 1},
-            "models": [{"name": "m", "shape": shape}],
+            "models": [{"name": "m", **source}],
             "variants": [variant],
         }
         path = tmp_path / "longest.yaml"
@@ -86,6 +89,17 @@ def test_llamacpp_is_predicted_exactly_and_takes_three_probes_at_most(
 ) -> None:
     answer = found(shape, budget, stack="llamacpp", flash_attn=flash_attn)
     assert len(answer["probes"]) <= 3
+    assert abs(answer["predicted_n_ctx"] - answer["verified_n_ctx"]) <= answer["granule"]
+    is_the_longest(answer, llamacpp_interpreter, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_moe", "deepseek_v2", "falcon_h1"])
+def test_windows_experts_latents_and_states_are_predicted_within_a_granule(
+    found, llamacpp_interpreter: Interpreter, tmp_path: Path, kind: str
+) -> None:
+    write_random(tmp_path / "m.gguf", config_of(kind))
+    answer = found(tmp_path / "m.gguf", "250MiB", stack="llamacpp", quant="f16")
+    assert len(answer["probes"]) <= 4
     assert abs(answer["predicted_n_ctx"] - answer["verified_n_ctx"]) <= answer["granule"]
     is_the_longest(answer, llamacpp_interpreter, tmp_path)
 

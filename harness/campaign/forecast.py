@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import machine, plan
-from harness.campaign import work
+from harness.campaign import placed, work
 from harness.campaign.held import dense, engine_of, held_model, made_of, packing_of, step_bytes
 from harness.config import Decode, Experiment
 from harness.machine.limits import free_memory_bytes
@@ -26,13 +26,14 @@ from harness.theory.machine import (
 )
 from harness.theory.machines import MACHINES
 from harness.theory.names import NotUnderstood
+from harness.theory.placement import Split
 
 
 @dataclass(frozen=True)
 class Device:
     """The device of a config. `family`: cpu, cuda, ...; `name`: as messages name it. Null: not known.
     `absent`: why it is not on this machine. `free_bytes`: free memory, where `memory_bytes` is a budget.
-    `reserve_bytes`: memory that a model cannot use."""
+    `reserve_bytes`: memory that a model cannot use. `bytes_per_s`: a known GPU's bandwidth."""
 
     family: str
     name: str
@@ -41,6 +42,7 @@ class Device:
     absent: str | None = None
     free_bytes: int | None = None
     reserve_bytes: float = 0
+    bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,9 @@ class Forecast:
     """Estimated memory and time of one repeat. `broken`: limits of the stack that the cell exceeds.
     `no_room`: why it does not fit; `lacks`: why there are no usable weights; `over_budget`: why the memory
     budget is unavailable or too small for the weights; `too_deep`: why a workload of timed rows is refused
-    for its depth; one sentence each. `fill_s`: of `seconds`, to fill its context. Null: not known; `no_room`
-    is also null if it `fits`."""
+    for its depth; one sentence each. `fill_s`: of `seconds`, to fill its context. `sides`: of weights on a
+    GPU, whose memory this is, and on the CPU beside it. Null: not known; `no_room` is also null if it
+    `fits`."""
 
     memory_bytes: int | None
     seconds: float | None
@@ -60,6 +63,7 @@ class Forecast:
     over_budget: str | None = None
     too_deep: str | None = None
     fill_s: float | None = None
+    sides: Split | None = None
 
     @property
     def failures(self) -> list[str]:
@@ -95,7 +99,16 @@ def device_of(experiment: Experiment) -> Device:
             capability = (int(major), int(minor)) if major else None
             reserve = DISPLAY_RESERVE_BYTES if drives_display(gpu["name"] or "") else DRIVER_RESERVE_BYTES
             name = f"the {gpu['name'] or 'GPU'}"
-            return Device(family, name, gpu["memory_bytes"], capability, reserve_bytes=reserve)
+            known = machine_names.of_gpu(gpu["name"], gpu["memory_bytes"])
+            bytes_per_s = known.bandwidth_bytes_per_s if known else None
+            return Device(
+                family,
+                name,
+                gpu["memory_bytes"],
+                capability,
+                reserve_bytes=reserve,
+                bytes_per_s=bytes_per_s,
+            )
     return Device(family, "the GPU", None)
 
 
@@ -113,7 +126,14 @@ def _named(gpu: str | None) -> Device:
         return Device("cuda", f"the {gpu}", None)
     least = min(known, key=lambda found: found.memory_bytes)
     capability, reserve = least.compute_capability, least.reserve.value
-    return Device("cuda", f"the {gpu}", least.memory_bytes, capability, reserve_bytes=reserve)
+    return Device(
+        "cuda",
+        f"the {gpu}",
+        least.memory_bytes,
+        capability,
+        reserve_bytes=reserve,
+        bytes_per_s=least.bandwidth_bytes_per_s,
+    )
 
 
 def local_weights(cell: Cell) -> Ready | None:
@@ -179,6 +199,9 @@ def forecast_cell(
     if uncut := cell.uncut(threads):
         broken.append(Broken(uncut, uncut, refuses=False))
     options = cell.options(threads)
+    if wrong := placed.mistake(cell, ready, options):
+        broken.append(Broken(wrong, wrong, refuses=True))
+        return Forecast(None, None, tuple(broken), None, None)
     held = held_model(cell, ready, options)
     over = _over_budget(device, held.weight_bytes if held else None)
     if held is None:
@@ -189,6 +212,9 @@ def forecast_cell(
     context = cell.header.context_of(options)  # null: the cache grows with its tokens
     holds = cell.tokens if cell.workload.timed == "rows" else prompt + new
     n_ctx = int(options[context.option] or holds) if context else holds
+    sides = placed.sides(cell, ready, options) if device.family != "cpu" else None
+    if sides:
+        held = replace(held, weight_bytes=sides.gpu_bytes + held.embedding_bytes)
     memory = round(footprint.total(engine_of(cell, options, device.family != "cpu", held.shape), held, n_ctx))
     has = device.memory_bytes
     if device.family != "cpu" and options.get("gpu_layers", -1) != -1:
@@ -208,7 +234,15 @@ def forecast_cell(
     if no_room and cell.workload.timed == "rows":
         too_deep = f"{cell.tokens:,} tokens need {memory / 1e9:.1f} GB: {no_room}"
     return Forecast(
-        memory, takes, tuple(broken), fits, no_room, over_budget=over, too_deep=too_deep, fill_s=fill_s
+        memory,
+        takes,
+        tuple(broken),
+        fits,
+        no_room,
+        over_budget=over,
+        too_deep=too_deep,
+        fill_s=fill_s,
+        sides=sides,
     )
 
 

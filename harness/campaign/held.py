@@ -31,7 +31,7 @@ def engine_of(cell: Cell, options: Options, on_gpu: bool, model: Shape | Decoder
     """The memory model of the cell's stack. `options`: resolved."""
     if cell.header.memory == LLAMA_CPP:
         ubatch = min(int(options.get("n_ubatch") or 512), int(options.get("n_batch") or 512))
-        return LlamaCpp(on_gpu, bool(options.get("flash_attn")), ubatch)
+        return LlamaCpp(on_gpu, bool(options.get("flash_attn")), ubatch, bool(options.get("swa_full")))
     scratch = 0.0
     if on_gpu and cell.header.scratch and holds(cell.header.scratch, options):
         scratch = footprint.exllama_v2_scratch(model)

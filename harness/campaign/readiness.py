@@ -8,6 +8,7 @@ from dataclasses import replace
 from harness import plan
 from harness.campaign import contexts
 from harness.campaign.forecast import Device, expected, forecast_cell
+from harness.campaign.placed import placement_of
 from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.repeat import Inputs
 from harness.config import Experiment
@@ -49,6 +50,7 @@ def inputs(cell: Cell, experiment: Experiment, preparation: Preparation, device:
 def _refusal(cell: Cell, preparation: Preparation, device: Device) -> str | None:
     """Why a cell must not be started, checked before anything is built or downloaded for it."""
     may_refuse = any(limit.refuses for limit in cell.header.limits) or cell.workload.timed == "rows"
+    may_refuse = may_refuse or placement_of(cell.options(preparation.threads)) is not None
     if device.free_bytes is None and not may_refuse:
         return None
     return expected(cell, device, preparation.threads).refusal

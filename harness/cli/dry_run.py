@@ -25,7 +25,9 @@ from harness.stacks import adopted, build
 from harness.stacks.header import Header
 from harness.stacks.interpreter import EnvironmentFailed
 from harness.system.wording import plural
+from harness.theory import placement
 from harness.theory.decoder import Decoder, parameters
+from harness.theory.placement import Split
 from harness.theory.shapes import Shape
 
 NOT_OK_AS = ("will_fail", "will_be_refused", "will_not_fit")
@@ -167,6 +169,18 @@ class Here:
                 return machine.matrix_rate(self._threads)["flops_per_s"]
         return None
 
+    @cached_property
+    def _cpu_bandwidth(self) -> float | None:
+        """Of the CPU here, beside a GPU; null where it could not be measured."""
+        with contextlib.suppress(machine.ProbeError):
+            return float(machine.read_bandwidth(self._threads)["read_bytes_per_s"])
+        return None
+
+    def _ceiling(self, sides: Split) -> float | None:
+        """The most tokens per second, at zero context; null where a bandwidth is not known."""
+        gpu, cpu = self.device.bytes_per_s, self._cpu_bandwidth
+        return 1 / placement.step_s(sides, cpu, gpu) if gpu and cpu else None
+
     def line(self, cell: Cell) -> dict[str, Any]:
         """One cell: `weights` in words, bytes still to write to disk, memory, seconds per repeat; why it
         will fail, be refused or not fit. The note has all reasons."""
@@ -179,6 +193,9 @@ class Here:
         fails = [each.reason for each in found.broken if not each.refuses] + source.lacks
         fails = list(dict.fromkeys(fails))
         notes = [f"will be refused: {reason}" for reason in refused]
+        ceiling = self._ceiling(found.sides) if found.sides else None
+        if found.sides:
+            notes.append(_words(found.sides, ceiling))
         notes += [f"will fail: {reason}" for reason in fails] + (
             [found.no_room] if found.no_room and not found.too_deep else []
         )
@@ -187,6 +204,9 @@ class Here:
             "weights": source.words,
             "disk_bytes": source.disk_bytes,
             "memory_bytes": found.memory_bytes,
+            "weights_on_gpu_bytes": found.sides and found.sides.gpu_bytes,
+            "weights_on_cpu_bytes": found.sides and found.sides.cpu_bytes,
+            "most_tokens_per_s": ceiling,
             "seconds": found.seconds,
             "fill_seconds": found.fill_s,
             "will_fail": fails,
@@ -265,6 +285,12 @@ class Here:
             missing.insert(0, step)
         self._planned |= {path for _, path, _ in missing}
         return ", ".join(words for words, _, _ in missing), sum(size for _, _, size in missing)
+
+
+def _words(sides: Split, ceiling: float | None) -> str:
+    """What lies where."""
+    split = f"weights: {sides.gpu_bytes / 1e9:.1f} GB on the GPU, {sides.cpu_bytes / 1e9:.1f} GB on the CPU"
+    return f"{split}; at most {ceiling:.3g} tok/s with this CPU" if ceiling else split
 
 
 def _duration(seconds: float) -> str:

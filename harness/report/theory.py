@@ -14,7 +14,15 @@ from typing_extensions import TypedDict
 from harness.report.table import NONE, Table, formatted
 from harness.theory.fits import Fit
 from harness.theory.footprint import IDEAL, LLAMA_CPP, LLAMA_CPP_FLASH, TRANSFORMERS
-from harness.theory.row_types import Chunk, Reached, ReachedPrefill, Row, RowWithTensors, TensorRow
+from harness.theory.row_types import (
+    Chunk,
+    Reached,
+    ReachedPrefill,
+    Row,
+    RowWithTensors,
+    Sides,
+    TensorRow,
+)
 
 R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], object]]]
@@ -217,6 +225,9 @@ def _legend(rows: Sequence[Row]) -> None:
     )
     for name, row in {row["model"]: row for row in rows}.items():
         _say_parts(name, row)
+    for row in {(row["model"], row["weights"]): row for row in rows}.values():
+        if row["sides"]:
+            _say_sides(row, row["sides"])
     if not any(row["reached"] for row in rows):
         _say("reached: no measurement, here or published, of these weights on this machine.")
     _say_reached("reached: share of the ceiling (tok/s)", [row["reached"] for row in rows])
@@ -248,6 +259,19 @@ def _say_parts(name: str, row: Row) -> None:
             for slope in row["slopes"] or []
         ]
         _say(f"{name}, W on {row['machine']}: {', '.join(parts)}.")
+
+
+def _say_sides(row: Row, sides: Sides) -> None:
+    """What the CPU and the GPU hold and read."""
+    held = [f"{sides['cpu_bytes'] / 1e9:,.2f} GB", f"{sides['gpu_bytes'] / 1e9:,.2f} GB"]
+    read = [f"{sides['cpu_bytes_per_token'] / 1e9:,.2f} GB", f"{sides['gpu_bytes_per_token'] / 1e9:,.2f} GB"]
+    _say(
+        f"{row['model']} {row['weights']}, experts of {sides['n_cpu_moe']} layers on the CPU: there"
+        f" {held[0]}, of which it reads {read[0]} a token at {sides['cpu_bytes_per_s'] / 1e9:g} GB/s; on the"
+        f" GPU {held[1]}, of which it reads {read[1]}. The two take turns, so their times add. Not counted:"
+        " activations that cross the bus, a few KB a layer, and what each crossing takes to begin. Prefill is"
+        " not estimated."
+    )
 
 
 def _say_reached(what: str, reached: Iterable[Reached | ReachedPrefill | None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,10 +38,10 @@ class Option:
     flag: str | Mapping[str, str] = ""
 
     def flag_for(self, value: Value) -> str:
-        """The words that set it to a value; empty: it cannot be set, or needs no word."""
+        """The words that set it to a value, as a shell takes them; empty: it cannot be set, or needs none."""
         word = ("off", "on")[value] if isinstance(value, bool) else str(value)
         form = self.flag if isinstance(self.flag, str) else self.flag.get(word, self.flag.get("", ""))
-        return "" if value is None else form.replace("{}", word)
+        return "" if value is None else form.replace("{}", shlex.quote(word))
 
 
 @dataclass(frozen=True)

@@ -54,21 +54,29 @@ class Fit(TypedDict):
 
 
 def by_stack(
-    shape: Shape | Decoder, form: Form, needs: Demand, machine: Machine, context: int, kv_bits: float
+    shape: Shape | Decoder,
+    form: Form,
+    needs: Demand,
+    machine: Machine,
+    context: int,
+    kv_bits: float,
+    gpu_bytes: int | None = None,
 ) -> dict[str, Fit | None]:
     """By stack, whether `context` tokens fit; null where the stack cannot load the form.
 
-    The ideal uses all of the memory; the others subtract the machine's reserve.
+    The ideal uses all of the memory; the others subtract the machine's reserve. `gpu_bytes`: of the weights,
+    where llama.cpp holds the others on the CPU; null: all but the input embedding.
     """
     kv = decoder.kv_elements_per_token(shape) * kv_bits / 8
-    ideal = Model(shape, needs.resident_bytes, needs.embedding_bytes, kv)
+    held = needs.resident_bytes if gpu_bytes is None else gpu_bytes + needs.embedding_bytes
+    ideal = Model(shape, held, needs.embedding_bytes, kv)
     on_gpu = machine.family != "cpu"
     stacks: dict[str, tuple[Engine, Model] | None] = dict.fromkeys((LLAMA_CPP, LLAMA_CPP_FLASH, TRANSFORMERS))
     if _in_gguf(form):
         if kv_bits >= 16:  # it quantizes V with flash attention alone
             stacks[LLAMA_CPP] = LlamaCpp(on_gpu), ideal
         stacks[LLAMA_CPP_FLASH] = LlamaCpp(on_gpu, flash_attn=True), ideal
-    if (weights := _in_torch(shape, form)) is not None:
+    if gpu_bytes is None and (weights := _in_torch(shape, form)) is not None:
         engine = Torch(machine.family in ("cuda", "hip"))
         stacks[TRANSFORMERS] = engine, Model(shape, weights, 0.0, kv)
     found: dict[str, Fit | None] = {IDEAL: _fit(Ideal(), ideal, float(machine.memory_bytes), context)}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from harness.theory import decoder
+from harness.theory.compute_buffer import compute_bytes
 from harness.theory.decoder import Decoder
 from harness.theory.shapes import Shape
 from harness.theory.tensors import of_shape
@@ -58,7 +59,7 @@ class Model:
         made = self.made
         elements = decoder.kv_elements_per_token(made)
         one = self.kv_bytes_per_token / elements if elements else 0.0
-        windows = made.shape is None and (pad == 1 or made.arch in _WINDOWS_OF_LLAMA_CPP)
+        windows = made.shape is None and (pad == 1 or self.windows_of_llama_cpp)
         held = 0.0
         for cache, layers in decoder.kinds(made).items():
             tokens_held = tokens
@@ -68,6 +69,13 @@ class Model:
             held += layers * (0 if cache.borrowed else of_token * one * tokens_held)
             held += layers * cache.state * F32
         return held
+
+    @property
+    def windows_of_llama_cpp(self) -> set[int]:
+        """Those of its layers that llama.cpp has; a dense shape's is not used."""
+        if self.made.shape or self.made.arch not in _WINDOWS_OF_LLAMA_CPP:
+            return set()
+        return {cache.window for cache in decoder.kinds(self.made) if cache.window}
 
     @property
     def growing(self) -> float:
@@ -103,35 +111,32 @@ class Ideal:
 class LlamaCpp:
     """llama.cpp, all layers on one device, the input embedding in main memory.
 
-    `ubatch`: tokens of a prompt in one pass. The compute buffer is the largest of three stages of a pass
-    (as reported by llama.cpp, llama-cpp-python 0.3.36): attention with its scores in F32, the feed-forward,
-    the logits. On a CPU, pages of unused logits are not touched.
+    `ubatch`: tokens of a prompt in one pass. `swa_full`: layers with a window cache the whole context. On a
+    CPU, pages of unused logits are not touched.
     """
 
     on_gpu: bool
     flash_attn: bool = False
     ubatch: int = 512
+    swa_full: bool = False
     granule: int = PADDING
 
     def parts(self, model: Model, tokens: int) -> Parts:
         made, n = model.made, math.ceil(tokens / PADDING) * PADDING
-        u, hidden, ffn = min(self.ubatch, n), made.hidden_size, made.ffn
-        mask = u * n * (2 if self.flash_attn else F32)
-        scores = 0 if self.flash_attn else u * n * made.heads * F32
-        widest = max(each.cache.k + each.cache.v for each, _ in made.runs)
-        moments = [
-            scores + mask + F32 * u * (5 * hidden + widest),
-            mask * self.flash_attn + F32 * u * (3 * ffn + 4 * hidden),
-        ]
-        found = {"kv": model.kv_bytes(n, self.ubatch, PADDING), "weights": model.weight_bytes}
+        u = min(self.ubatch, n)
+        found = {"kv": model.kv_bytes(n, n if self.swa_full else u, PADDING), "weights": model.weight_bytes}
+        windows = () if self.swa_full else model.windows_of_llama_cpp
+        window = min(n, math.ceil((max(windows, default=0) + u) / PADDING) * PADDING) if windows else 0
         if self.on_gpu:
-            moments.append(F32 * u * (made.vocab_size + 2 * hidden))
             found["weights"] -= model.embedding_bytes
-            return found | {"compute": float(max(moments)), "runtime": CUDA_RUNTIME_BYTES}
-        # On CPUs ggml converts the scores, and the inputs of a matrix, to the other factor's type.
-        work = scores / 2 + 2 * u * max(ffn, hidden)
+            compute = compute_bytes(made, u, u, n, window, self.flash_attn)
+            return found | {"compute": float(compute), "runtime": CUDA_RUNTIME_BYTES}
+        compute = compute_bytes(made, u, 1, n, window, self.flash_attn)
+        # On CPUs ggml converts the scores, or the inputs of a matrix, to the other factor's type.
+        scores = 0 if self.flash_attn else 2 * u * n * made.heads
+        work = max(scores, 2 * u * max(made.ffn, made.hidden_size))
         bookkeeping = n * (48 + 96)  # llama.cpp's KV cells, and the sets of those in use
-        return found | {"compute": max(moments) + work + bookkeeping, "runtime": 64.0 * MIB}
+        return found | {"compute": compute + work + bookkeeping, "runtime": 64.0 * MIB}
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,18 @@ class Slope(TypedDict):
     W_tokens_per_ms: float | None
 
 
+class Sides(TypedDict):
+    """Weights on a GPU and on the CPU beside it: bytes, those of them that a token reads, and the CPU's
+    bandwidth."""
+
+    n_cpu_moe: int
+    cpu_bytes: int
+    gpu_bytes: int
+    cpu_bytes_per_token: int
+    gpu_bytes_per_token: int
+    cpu_bytes_per_s: float
+
+
 class OfShape(TypedDict):
     """What only a known shape tells. `window`: that all layers have; `experts`: in a layer; `state_bytes`:
     what linear attention and Mamba keep, whatever the context."""
@@ -80,6 +92,7 @@ class OnMachine(TypedDict):
     reserve_bytes: float | None
     reserve_for: str | None
     fits: dict[str, Fit | None] | None
+    sides: Sides | None
     reached: Reached | None
     reached_prefill: ReachedPrefill | None
     kv_read: str | None

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
-from harness.theory import decoder, demand, floors, passes
+from harness.theory import decoder, demand, floors, passes, placement
 from harness.theory.decoder import Decoder
 from harness.theory.fits import Form, by_stack
 from harness.theory.floors import Ceiling, Demand
 from harness.theory.footprint import IDEAL
 from harness.theory.machine import Machine
-from harness.theory.row_types import Knees, OfShape, OnMachine, Row
+from harness.theory.placement import Placement, Split
+from harness.theory.row_types import Knees, OfShape, OnMachine, Row, Sides
 from harness.theory.shapes import Shape
-from harness.theory.tensors import Tensor, bytes_by_part, streamed_bytes
+from harness.theory.tensors import Tensor, bytes_by_part, of_shape, streamed_bytes
 from harness.theory.units import Units
 
 _NO_SHAPE = cast(OfShape, dict.fromkeys(OfShape.__annotations__))
@@ -29,7 +30,8 @@ class Ask:
     `kv_bits`: of an element of the KV cache. `kv_read`, `length`, `kv_block`: see floors. `context`: the
     position decode is also given at. `prompt`: tokens of prefill; `chunks`: sizes to cut it into. `rate`:
     which of a machine's rates to compute with; null for its default. `speculation`: acceptance,
-    draft length and draft cost.
+    draft length and draft cost. `n_cpu_moe`: layers whose experts are on the CPU, which reads
+    `cpu_bytes_per_s`.
     """
 
     units: Units
@@ -42,6 +44,8 @@ class Ask:
     chunks: Sequence[int] = ()
     rate: str | None = None
     speculation: tuple[float, int, float] | None = None
+    n_cpu_moe: int = 0
+    cpu_bytes_per_s: float = math.inf
 
 
 def row(
@@ -124,11 +128,19 @@ def row_without_shape(
 def _on_machine(fields: Row, made: Decoder, form: Form, needs: Demand, machine: Machine, ask: Ask) -> Row:
     bits = needs.resident_bytes * 8 / decoder.parameters(made)
     known = machine.rate if ask.units.data_sheet_rate else machine.kernel_rate(is_quantized(bits))
-    rate = ask.rate or known
+    rate = None if ask.n_cpu_moe else ask.rate or known  # a CPU's is not known
     scale = ask.units.tera / 1e12
     flops = machine.rates[rate].value * scale if rate else math.inf
     ceiling = Ceiling(machine.bandwidth_bytes_per_s * ask.units.giga / 1e9, flops)
-    fits = by_stack(made, form, needs, machine, ask.context, ask.kv_bits)
+    on_gpu, waits_s, sides = needs, 0.0, None
+    if ask.n_cpu_moe:
+        apart = placement.split(
+            Placement(ask.n_cpu_moe), made, form.tensors or _tensors(made, form.bits or 0)
+        )
+        waits_s = placement.step_s(apart, ask.cpu_bytes_per_s)
+        on_gpu = replace(needs, layer_bytes=needs.layer_bytes - apart.cpu_read)
+        sides = _sides(apart, ask)
+    fits = by_stack(made, form, needs, machine, ask.context, ask.kv_bits, sides and sides["gpu_bytes"])
     found = fields | {
         "bytes_per_s": ceiling.bytes_per_s,
         "flops": flops if rate else None,
@@ -139,6 +151,7 @@ def _on_machine(fields: Row, made: Decoder, form: Form, needs: Demand, machine: 
         "reserve_for": machine.reserve.source,
         "balance_flop_per_byte": flops / ceiling.bytes_per_s if rate else None,
         "fits": fits,
+        "sides": sides,
         "kv_read": ask.kv_read,
         "context": ask.context,
         "prompt_tokens": ask.prompt,
@@ -148,7 +161,7 @@ def _on_machine(fields: Row, made: Decoder, form: Form, needs: Demand, machine: 
     held = max(fit["longest_uncapped"] or 0 for fit in counted)
     if not ask.units.data_sheet_rate and held < ask.prompt:
         return found
-    found = _decode(found, needs, ceiling, ask, bool(rate), held)
+    found = _decode(found, on_gpu, ceiling, ask, bool(rate), held, waits_s)
     return _prefill(found, needs, ceiling, ask) if rate else found
 
 
@@ -157,17 +170,41 @@ def is_quantized(bits_per_weight: float) -> bool:
     return bits_per_weight < 15
 
 
-def _decode(fields: Row, needs: Demand, ceiling: Ceiling, ask: Ask, knows_rate: bool, held: int) -> Row:
-    """`held`: the tokens of context that fit."""
+def _sides(apart: Split, ask: Ask) -> Sides:
+    return {
+        "n_cpu_moe": ask.n_cpu_moe,
+        "cpu_bytes": apart.cpu_bytes,
+        "gpu_bytes": apart.gpu_bytes,
+        "cpu_bytes_per_token": apart.cpu_read,
+        "gpu_bytes_per_token": apart.gpu_read,
+        "cpu_bytes_per_s": ask.cpu_bytes_per_s,
+    }
+
+
+def _tensors(made: Decoder, bits: float) -> list[Tensor]:
+    """All at one width."""
+    return [replace(tensor, bytes=round(tensor.elements * bits / 8)) for tensor in of_shape(made)]
+
+
+def _decode(
+    fields: Row,
+    needs: Demand,
+    ceiling: Ceiling,
+    ask: Ask,
+    knows_rate: bool,
+    held: int,
+    waits_s: float,
+) -> Row:
+    """`held`: the tokens of context that fit. `waits_s`: of each step, for weights that `needs` lacks."""
     W = floors.W_tokens_per_s(needs, ceiling, ask.kv_read)
-    B_ms = floors.B_s(needs, ceiling, ask.kv_read, ask.length) * 1e3
+    B_ms = (floors.B_s(needs, ceiling, ask.kv_read, ask.length) + waits_s) * 1e3
     if ask.units.first_token_in_B and W is not None:
         B_ms += 1e3 / W
     compute_ms = needs.flops_per_token / ceiling.flops * 1e3
     cache = ask.length if ask.kv_read == "full" and ask.length is not None else math.inf
     at_context = None  # if the context, or the static cache, is too short for it
     if ask.context <= min(held, cache):
-        at_context = floors.decode_floor_s(needs, ceiling, ask.context, ask.kv_read, ask.length)
+        at_context = floors.decode_floor_s(needs, ceiling, ask.context, ask.kv_read, ask.length) + waits_s
     return fields | {
         "W_tokens_per_ms": W and W / 1e3,
         "slopes": [

@@ -20,7 +20,7 @@ from harness.analysis.rows import Disturbance
 from harness.results import tables
 from harness.results.kinds import Record, done_of, loaded_of
 from harness.results.kinds.measured import Counters
-from harness.results.kinds.parts import StackFacts
+from harness.results.kinds.parts import Misplaced, Placed, StackFacts
 from harness.results.token_times import TokenTimes
 from harness.stacks.rules import Options
 from harness.system.wording import plural
@@ -253,7 +253,9 @@ def _word(value: object) -> str:
 
 
 def _placement(device: str, options: Options, facts: StackFacts) -> list[str]:
-    """Weights, tables or KV cache on another device than the requested one."""
+    """Weights, tables or KV cache on another device, or tensors in another buffer, than the requested one."""
+    if misplaced := (facts.get("placement") or Placed(misplaced=[]))["misplaced"]:
+        return [_misplaced(misplaced)]
     wrong: Sequence[str]
     if device == "cpu":
         wrong = ELSEWHERE[1:]
@@ -270,7 +272,17 @@ def _placement(device: str, options: Options, facts: StackFacts) -> list[str]:
     ]
     if mismatches:
         return [f"offloaded, not all on the requested device ({'; '.join(mismatches)})"]
-    return _splits(device, facts)
+    return [] if facts.get("placement") else _splits(device, facts)  # else split on purpose
+
+
+def _misplaced(misplaced: Sequence[Misplaced]) -> str:
+    """The tensors that are not where they were asked to be."""
+    where = [
+        f"{each['tensor']} ({each['asked']} was requested, {each['found'] or 'its layer'} has it)"
+        for each in misplaced[:NAMES_SHOWN]
+    ]
+    more = ", ..." if len(misplaced) > NAMES_SHOWN else ""
+    return f"{plural(len(misplaced), 'tensor')} not where requested: {', '.join(where)}{more}"
 
 
 def _splits(device: str, facts: StackFacts) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from harness.theory.decoder import Decoder
 from harness.theory.fits import Form
 from harness.theory.machine import Machine
 from harness.theory.machines import MACHINES
+from harness.theory.placement import Placement, PlacementError
 from harness.theory.row_types import Row, RowWithTensors, TensorRow
 from harness.theory.rows import Ask, row, row_without_shape
 from harness.theory.shapes import Shape
@@ -72,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list_models or arguments.list_machines:
         return _list(arguments, shapes, machines)
     typed.sort(arguments, shapes, machines)
+    if arguments.n_cpu_moe and not arguments.machine:
+        raise Mistake("--n-cpu-moe needs a --machine, the GPU")
     if arguments.memory and not arguments.machine:
         return choices.show(arguments, shapes, _whole_model)
     if arguments.bandwidth:
@@ -108,7 +112,16 @@ def _rows(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, M
     for name, machine in chosen:
         if machine and ask.rate is not None and ask.rate not in machine.rates:
             raise Mistake(unknown(f"rate of {name}", ask.rate, machine.rates))
+        if machine and ask.n_cpu_moe and (machine.family == "cpu" or machine.unified):
+            raise Mistake(f"--n-cpu-moe needs a GPU with memory of its own; {name} has none")
     models = [_model(given, arguments, shapes) for given in dict.fromkeys(arguments.models)]
+    for model in models if ask.n_cpu_moe else ():
+        try:
+            Placement(ask.n_cpu_moe).check(model.made, None)
+        except PlacementError as wrong:
+            raise Mistake(f"{model.given}: {wrong}") from wrong
+        if model.made is None:
+            raise Mistake(f"{model.given}: --n-cpu-moe needs a model whose layers are known")
     names_given = [model.name for model in models]
     found: list[Row] = []
     for model in models:
@@ -148,6 +161,8 @@ def _ask(arguments: argparse.Namespace) -> Ask:
         speculation = arguments.acceptance, arguments.draft_length or 4, arguments.draft_cost or 0.0
     elif arguments.draft_length is not None or arguments.draft_cost is not None:
         raise Mistake("--draft-length and --draft-cost need --acceptance")
+    if (arguments.n_cpu_moe is None) != (arguments.cpu_bandwidth is None):
+        raise Mistake("--n-cpu-moe and --cpu-bandwidth go together")
     return Ask(
         units=UNITS[arguments.units],
         kv_bits=arguments.kv_bits,
@@ -159,6 +174,8 @@ def _ask(arguments: argparse.Namespace) -> Ask:
         chunks=arguments.chunk,
         rate=arguments.rate,
         speculation=speculation,
+        n_cpu_moe=arguments.n_cpu_moe or 0,
+        cpu_bytes_per_s=arguments.cpu_bandwidth * 1e9 if arguments.cpu_bandwidth else math.inf,
     )
 
 
@@ -259,6 +276,8 @@ def _flat(row: Row) -> dict[str, object]:
         elif key == "fits":
             for stack, fit in (row["fits"] or {}).items():
                 flat |= {f"{stack} {figure}": number for figure, number in fit.items()} if fit else {}
+        elif key == "sides":
+            flat |= row["sides"] or {}
         elif key not in _NESTED:
             flat[key] = value
     return flat

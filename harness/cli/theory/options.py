@@ -97,6 +97,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         "RTX 4090 study)",
     )
     at.add_argument("--rate", metavar="NAME", help="compute rate of the machine to use, e.g. fp16-tensor")
+    split = parser.add_argument_group("experts on the CPU beside a GPU, as in llama.cpp")
+    split.add_argument(
+        "--n-cpu-moe",
+        type=_count,
+        metavar="N",
+        help="the experts of the first N layers are read by the CPU, all else by the machine's GPU",
+    )
+    split.add_argument(
+        "--cpu-bandwidth", type=gb_per_s, metavar="GB/S", help="what that CPU reads from its memory"
+    )
     draft = parser.add_argument_group("speculative decoding")
     draft.add_argument(
         "--acceptance", type=_share, metavar="P", help="acceptance rate of a drafted token, 0 to 1"

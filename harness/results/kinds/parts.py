@@ -207,6 +207,24 @@ class Allocator(TypedDict):
 
 
 @with_config(DESCRIBED)
+class Misplaced(TypedDict):
+    tensor: Text
+    asked: Text
+    found: Text | None
+    """null: the stack says nothing of it"""
+
+
+@with_config(DESCRIBED)
+class Placed(TypedDict):
+    """Tensors that `n_cpu_moe` and `override_tensor` of llama.cpp match, by its log."""
+
+    tensors: NotRequired[dict[str, Count]]
+    """how many are in each type of buffer"""
+    bytes: NotRequired[dict[str, Count]]
+    misplaced: list[Misplaced]
+
+
+@with_config(DESCRIBED)
 class StackFacts(TypedDict):
     """What the stack says of itself, after loading and again after the run."""
 
@@ -230,6 +248,8 @@ class StackFacts(TypedDict):
     """layers that should have been quantized and are not"""
     devices: NotRequired[dict[str, Any] | None]
     """by part and device: how many tensors or layers"""
+    placement: NotRequired[Placed | None]
+    """null: no tensor was to be elsewhere than its layer"""
     graph_splits: NotRequired[dict[str, Count] | None]
     """parts of llama.cpp's graph of a prompt and of a step, each on one device"""
     options: NotRequired[LoadedOptions | None]

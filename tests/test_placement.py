@@ -1,0 +1,270 @@
+"""Experts on the CPU and the rest on a GPU: where each tensor goes, what a step reads of each side, whether a
+stack put it there, and what is said of a placement that cannot be meant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf_holes
+import pytest
+from conftest import Ran, settled, told
+from gguf_holes import write_hole, write_random
+from golden_record import record
+from harness.models.known import Known
+from test_limits import planned
+
+from harness.analysis.records.verdicts import status
+from harness.report import tuned
+from harness.stacks.header import stacks
+from harness.stacks.interpreter import Interpreter
+from harness.theory import demand, placement
+from harness.theory.gguf_types import quantized
+from harness.theory.machines import MACHINES
+from harness.theory.placement import Placement, PlacementError, Split
+
+CARD = MACHINES["rtx-4090"]
+
+
+def sides_of(name: str, quant: str, wanted: Placement) -> Split:
+    made = Known()[name]
+    return placement.split(wanted, made, quantized(made, quant))
+
+
+def test_experts_of_the_first_layers_are_on_the_cpu_and_nothing_is_lost_or_read_twice():
+    made = Known()["qwen3-30b-a3b"]
+    tensors = quantized(made, "q4_k_m")
+    needs = demand.of_tensors(made, tensors)
+    experts = [tensor for tensor in tensors if "_exps." in tensor.name]
+    for layers in (1, 20, 48):
+        sides = sides_of("qwen3-30b-a3b", "q4_k_m", Placement(layers))
+        first = sum(t.bytes for t in experts if int(t.name.split(".")[1]) < layers)
+        assert sides.cpu_bytes == first + needs.embedding_bytes
+        assert sides.cpu_bytes + sides.gpu_bytes == needs.resident_bytes
+        assert sides.cpu_read == pytest.approx(first * 8 / 128, rel=1e-6)
+        assert sides.cpu_read + sides.gpu_read == pytest.approx(needs.weight_bytes_per_token, rel=1e-6)
+
+
+def test_the_first_pattern_that_a_name_contains_decides():
+    wanted = Placement(1, r"ffn_down_exps=CUDA0,blk\.[0-2]\.=CPU")
+    assert wanted.buffer_of("blk.0.ffn_down_exps.weight") == "CPU"
+    assert wanted.buffer_of("blk.1.ffn_down_exps.weight") == "CUDA0"
+    assert wanted.buffer_of("blk.2.attn_q.weight") == "CPU"
+    assert wanted.buffer_of("blk.12.attn_q.weight") is None
+    assert not Placement(1).buffer_of("blk.10.ffn_up_exps.weight")
+
+
+def test_the_times_of_both_sides_add():
+    assert placement.step_s(Split(0, 0, 80 * 10**9, 2016 * 10**9), 80e9, 1008e9) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted", "sentence"),
+    [
+        ("qwen3-4b-2507", Placement(4), "n_cpu_moe 4: the model has no experts"),
+        ("mixtral-8x7b", Placement(33), "n_cpu_moe 33: the model has 32 layers"),
+        ("mixtral-8x7b", Placement(0, "exps"), "override_tensor: 'exps' is not PATTERN=BUFFER, such as"),
+        (
+            "mixtral-8x7b",
+            Placement(0, "(=CPU"),
+            "override_tensor: '(' is not a regular expression: missing ),",
+        ),
+        ("mixtral-8x7b", Placement(0, "exp=CPU,xyz=CPU"), "'xyz=CPU' matches no tensor of the model"),
+    ],
+)
+def test_a_placement_that_cannot_be_meant_is_refused_with_one_sentence(model, wanted, sentence):
+    made = Known()[model]
+    names = [tensor.name for tensor in quantized(made, "q4_0")]
+    with pytest.raises(PlacementError) as refused:
+        wanted.check(made, names)
+    assert sentence in str(refused.value)
+
+
+def test_theory_adds_the_time_of_the_cpu_to_that_of_the_card(harness: Callable[..., Ran]):
+    given = (
+        "theory",
+        "qwen3-30b-a3b",
+        "--machine",
+        "rtx-4090",
+        "--quant",
+        "q8_0",
+        "--context",
+        "4k",
+        "--json",
+    )
+    (whole,) = harness(*given).json
+    (row,) = harness(*given, "--n-cpu-moe", "24", "--cpu-bandwidth", "80").json
+    sides = sides_of("qwen3-30b-a3b", "q8_0", Placement(24))
+    assert row["sides"]["cpu_bytes"] == sides.cpu_bytes
+    expected = sides.cpu_read / 80e9 + sides.gpu_read / CARD.bandwidth_bytes_per_s
+    assert row["B_ms"] == pytest.approx(expected * 1e3)
+    assert row["tokens_per_s"] == pytest.approx(1 / expected)
+    assert row["latency_ms_at_context"] - row["B_ms"] == pytest.approx(4096 / row["W_tokens_per_ms"])
+    assert whole["fits"]["llama.cpp"]["spare_bytes"] < 0 < row["fits"]["llama.cpp"]["spare_bytes"]
+    held = row["fits"]["llama.cpp"]["need_bytes"] - whole["fits"]["llama.cpp"]["need_bytes"]
+    assert held == pytest.approx(sides.gpu_bytes - sides_of("qwen3-30b-a3b", "q8_0", Placement()).gpu_bytes)
+    assert row["prefill_ms"] is None
+    ran = harness(*given[:-1], "--n-cpu-moe", "24", "--cpu-bandwidth", "80")
+    assert "experts of 24 layers on the CPU" in " ".join((ran.out + ran.err).split())
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["qwen3-4b-2507", "--machine", "4090", "--n-cpu-moe", "2", "--cpu-bandwidth", "80"], "no experts"),
+        (
+            ["mixtral-8x7b", "--machine", "4090", "--n-cpu-moe", "40", "--cpu-bandwidth", "80"],
+            "has 32 layers",
+        ),
+        (["mixtral-8x7b", "--machine", "4090", "--n-cpu-moe", "4"], "go together"),
+        (["mixtral-8x7b", "--n-cpu-moe", "4", "--cpu-bandwidth", "80"], "needs a --machine"),
+        (["mixtral-8x7b", "--machine", "m2-max", "--n-cpu-moe", "4", "--cpu-bandwidth", "80"], "of its own"),
+    ],
+)
+def test_what_theory_cannot_place_is_one_sentence(harness: Callable[..., Ran], given, sentence):
+    ran = harness("theory", *given)
+    assert ran.code == 2
+    assert sentence in ran.err
+
+
+def test_a_dry_run_says_what_lies_on_each_side_and_how_fast_it_can_be(harness, tmp_path):
+    made = write_hole(tmp_path / "m.gguf", gguf_holes.config("qwen3_moe"))
+    models = [{"name": "m", "weights": str(tmp_path / "m.gguf")}]
+    variants: list[dict[str, Any]] = [{"stack": "llamacpp", "quant": "f16", "n_cpu_moe": [0, 6]}]
+    lines = [json_line(harness, tmp_path, models, variants, number) for number in (0, 1)]
+    whole, apart = lines
+    assert (whole["weights_on_cpu_bytes"], whole["most_tokens_per_s"]) == (None, None)
+    sides = placement.split(Placement(6), made, quantized(made, "f16"))
+    assert (apart["weights_on_cpu_bytes"], apart["weights_on_gpu_bytes"]) == (
+        sides.cpu_bytes,
+        sides.gpu_bytes,
+    )
+    everything = placement.split(Placement(), made, quantized(made, "f16"))
+    assert whole["memory_bytes"] - apart["memory_bytes"] == everything.gpu_bytes - sides.gpu_bytes
+    assert f"{sides.cpu_bytes / 1e9:.1f} GB on the CPU" in apart["note"]
+    if most := apart["most_tokens_per_s"]:  # null where this machine was too busy to be measured
+        assert f"at most {most:.3g} tok/s" in apart["note"]
+
+
+def json_line(harness, tmp_path: Path, models: list, variants: list, number: int) -> dict[str, Any]:
+    given = {"device": "cuda", "gpu": "RTX 4090", "models": models, "variants": variants}
+    (tmp_path / "c.yaml").write_text(json.dumps(given))
+    return dict(harness("run", "c.yaml", "--dry-run", "--json").json[number])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"n_cpu_moe": 2}, "n_cpu_moe 2: the model has no experts"),
+        ({"override_tensor": "blk.99=CPU"}, "override_tensor: 'blk.99=CPU' matches no tensor of the model"),
+        ({"override_tensor": "*=CPU"}, "is not a regular expression"),
+    ],
+)
+def test_a_cell_with_such_a_placement_is_refused_before_anything_is_made(
+    harness, tmp_path, options, sentence
+):
+    variants = [{"stack": "llamacpp", "quant": "q8_0", **options}]
+    (line,) = planned(harness, tmp_path, [{"shape": "qwen1.5-0.5b"}], variants).values()
+    assert [sentence in reason for reason in line["will_be_refused"]] == [True]
+
+
+def test_the_command_line_of_llama_server_has_both_as_a_shell_takes_them():
+    header = stacks()["llamacpp"]
+    options = {name: option.default for name, option in header.options.items()}
+    assert "moe" not in (tuned.command(header, options, "m.gguf") or "")
+    options |= {"n_cpu_moe": 4, "override_tensor": r"blk\.(1|2)\.=CPU"}
+    assert r"--n-cpu-moe 4 --override-tensor 'blk\.(1|2)\.=CPU'" in (
+        tuned.command(header, options, "m") or ""
+    )
+
+
+# --- what the worker sees -----------------------------------------------------------------------------------
+
+LOADED = """
+from runners import llamacpp_lib as lib
+from runners.llamacpp_placement import overrides, placed
+for name, buffer in {logged}:
+    lib.LOG._read(f"tensor {{name}} (12 MiB q4_K) buffer type overridden to {{buffer}}")
+wanted = overrides({options})
+print(placed(wanted, dict.fromkeys({names}, 10), lib.LOG.overridden))
+"""
+NAMES = [f"blk.{n}.ffn_{part}_exps.weight" for n in (0, 1) for part in ("up", "down")] + ["output.weight"]
+
+
+def audited(interpreter: Interpreter, logged: list[tuple[str, str]], **options: Any) -> Any:
+    """As on a machine with a GPU, by its log."""
+    code = LOADED.format(logged=logged, options=options, names=NAMES)
+    return eval(told(interpreter, code)[-1])  # a dict
+
+
+def test_each_tensor_is_looked_for_in_the_log_and_pinned_memory_is_main_memory(llamacpp_interpreter):
+    everywhere = [(name, "CUDA_Host") for name in NAMES[:4]]
+    found = audited(llamacpp_interpreter, everywhere, n_cpu_moe=2)
+    assert found == {"tensors": {"CUDA_Host": 4}, "bytes": {"CUDA_Host": 40}, "misplaced": []}
+    missing = audited(llamacpp_interpreter, everywhere[:3], n_cpu_moe=2)
+    assert missing["misplaced"] == [{"tensor": NAMES[3], "asked": "CPU", "found": None}]
+    other = audited(llamacpp_interpreter, [("output.weight", "CPU")], override_tensor="output=CUDA0")
+    assert other["misplaced"] == [{"tensor": "output.weight", "asked": "CUDA0", "found": "CPU"}]
+    assert audited(llamacpp_interpreter, []) is None
+
+
+def test_a_tensor_that_is_not_where_it_was_asked_makes_a_record_invalid():
+    misplaced = {"tensor": "output.weight", "asked": "CUDA0", "found": "CPU"}
+    wrong = {"tensors": {"CPU": 1}, "bytes": {"CPU": 10}, "misplaced": [misplaced]}
+    said = "1 tensor not where requested: output.weight (CUDA0 was requested, CPU has it)"
+    assert status(record(loaded__placement=wrong)) == ("invalid", [said])
+
+
+def test_a_graph_that_is_split_on_purpose_is_no_fault():
+    changes: dict[str, Any] = {"device": "GPU-1", "loaded__devices": {}}
+    changes |= {"loaded__graph_splits": {"prompt": 50, "step": 50}, "options__n_cpu_moe": 2}
+    right = {"tensors": {"CUDA_Host": 4}, "bytes": {"CUDA_Host": 40}, "misplaced": []}
+    assert status(record(**changes, loaded__placement=right)) == ("ok", [])
+    assert status(record(**changes))[0] == "invalid"
+
+
+def test_an_override_to_the_cpu_loads_runs_and_is_in_the_record(harness, llamacpp_interpreter, tmp_path):
+    made = write_random(tmp_path / "model.gguf", gguf_holes.config("qwen3_moe"))
+    config = {
+        "name": "one",
+        "device": "cpu",
+        "models": [{"name": "tiny", "weights": str(tmp_path / "model.gguf")}],
+        "variants": [{"stack": "llamacpp", "n_cpu_moe": 3, "override_tensor": r"attn_(q|k)\.=CPU"}],
+        "protocol": {
+            "new_tokens": 20,
+            "repeats": 1,
+            "retry_disturbed": 0,
+            "measure_bandwidth": False,
+            "warmup": {"max_windows": 2},
+        },
+    }
+    (tmp_path / "one.yaml").write_text(json.dumps(config))
+    ran = harness("run", "one.yaml", "-o", tmp_path / "results")
+    (path,) = (tmp_path / "results").rglob("record.json")
+    found = json.loads(path.read_text())
+    placed = found["loaded"]["placement"]
+    assert placed["misplaced"] == []
+    assert sum(placed["tensors"].values()) == 3 * 3 + 2 * made.count
+    tensors = {tensor.name: tensor.bytes for tensor in quantized(made, "f16")}
+    wanted = Placement(3, r"attn_(q|k)\.=CPU")
+    assert sum(placed["bytes"].values()) == sum(b for name, b in tensors.items() if wanted.buffer_of(name))
+    (row,) = harness("list", tmp_path / "results", "--json").json
+    assert settled(row) == "ok", ran.err
+
+
+def test_a_buffer_type_that_the_build_lacks_is_named_with_those_that_it_has(
+    llamacpp_interpreter, harness, tmp_path
+):
+    code = """
+from runners import llamacpp_lib
+from runners.llamacpp_placement import array_of
+try:
+    array_of([("exps", "CUDA7")])
+except ValueError as wrong:
+    print(wrong)
+"""
+    assert told(llamacpp_interpreter, code)[-1] == (
+        "override_tensor: unknown buffer type CUDA7; there are CPU"
+    )

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.records import disturbances, grow_results, prefill, routing, surface, throttling
+from harness.analysis.records import (
+    disturbances,
+    grow_results,
+    placement,
+    prefill,
+    routing,
+    surface,
+    throttling,
+)
 from harness.analysis.records.disturbances import Reason
 from harness.analysis.records.flags import Flag
+from harness.analysis.records.placement import NAMES_SHOWN
 from harness.analysis.records.traffic import (
     ceiling_bytes_per_s,
     past_cache_share,
@@ -20,7 +29,7 @@ from harness.analysis.rows import Disturbance
 from harness.results import tables
 from harness.results.kinds import Record, done_of, loaded_of
 from harness.results.kinds.measured import Counters
-from harness.results.kinds.parts import Misplaced, Placed, StackFacts
+from harness.results.kinds.parts import StackFacts
 from harness.results.token_times import TokenTimes
 from harness.stacks.rules import Options
 from harness.system.wording import plural
@@ -35,10 +44,6 @@ DEVICE_CLOCK_TOLERANCE_NS = 50_000
 # Share of tokens that a busy host delivered late; any machine has some in 10,000.
 BUSY_HOST_SHARE = 0.01
 FIRST_TOKENS = 5  # none of these may be late: an unsynchronised clock shows there
-ELSEWHERE = ("cpu", "meta", "disk")  # not on a GPU; on a CPU only the first is correct
-NAMES_SHOWN = 3
-# Of llama.cpp's graph with all layers on a GPU: the input embedding, always on the CPU, and all else.
-OFFLOADED_SPLITS = 2
 CEILING_TOLERANCE = 1.05  # a larger share of the measured bandwidth is a measurement error
 
 USABLE = ("ok", "functional")  # it ran as requested, but the speed of a functional one means nothing
@@ -117,7 +122,11 @@ def attempts_left(record: Record, found: Verdict) -> bool:
 
 def option_mismatches(device: str, options: Options, facts: StackFacts) -> list[str]:
     """Differences between what a stack loaded and what was requested, one sentence each."""
-    return [*other_kernels(facts), *_placement(device, options, facts), *other_options(options, facts)]
+    return [
+        *other_kernels(facts),
+        *placement.mismatches(device, options, facts),
+        *other_options(options, facts),
+    ]
 
 
 def invalid_because(record: Record, ceiling: float | None) -> list[str]:
@@ -145,7 +154,10 @@ def _stack_faults(record: Record, ceiling: float | None) -> list[str]:
         )
     # The stack's report after loading, then the one after the run.
     for facts in (loaded, loaded | done["facts_changed"]):
-        if mismatches := [*other_kernels(facts), *_placement(record["device"], record["options"], facts)]:
+        if mismatches := [
+            *other_kernels(facts),
+            *placement.mismatches(record["device"], record["options"], facts),
+        ]:
             reasons += mismatches
             break
     reasons += _window(record)
@@ -250,49 +262,6 @@ def other_options(requested: Options, facts: StackFacts) -> list[str]:
 
 def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _placement(device: str, options: Options, facts: StackFacts) -> list[str]:
-    """Weights, tables or KV cache on another device, or tensors in another buffer, than the requested one."""
-    if misplaced := (facts.get("placement") or Placed(misplaced=[]))["misplaced"]:
-        return [_misplaced(misplaced)]
-    wrong: Sequence[str]
-    if device == "cpu":
-        wrong = ELSEWHERE[1:]
-    elif options.get("gpu_layers", -1) == -1:
-        wrong = ELSEWHERE
-    else:
-        return []
-    mismatches = [
-        f"{part}: {count} on {'the CPU' if name.lower() == 'cpu' else name}"
-        for part, on in (facts.get("devices") or {}).items()
-        if isinstance(on, dict)
-        for name, count in on.items()
-        if name.lower() in wrong and count
-    ]
-    if mismatches:
-        return [f"offloaded, not all on the requested device ({'; '.join(mismatches)})"]
-    return [] if facts.get("placement") else _splits(device, facts)  # else split on purpose
-
-
-def _misplaced(misplaced: Sequence[Misplaced]) -> str:
-    """The tensors that are not where they were asked to be."""
-    where = [
-        f"{each['tensor']} ({each['asked']} was requested, {each['found'] or 'its layer'} has it)"
-        for each in misplaced[:NAMES_SHOWN]
-    ]
-    more = ", ..." if len(misplaced) > NAMES_SHOWN else ""
-    return f"{plural(len(misplaced), 'tensor')} not where requested: {', '.join(where)}{more}"
-
-
-def _splits(device: str, facts: StackFacts) -> list[str]:
-    """Operations without a kernel for the GPU: llama.cpp runs them on the CPU, whatever it reports of layers.
-    Its graph is split at each change of device."""
-    most = max((facts.get("graph_splits") or {}).values(), default=0)
-    if device == "cpu" or most <= OFFLOADED_SPLITS:
-        return []
-    why = f"llama.cpp's graph has {most} splits, and {OFFLOADED_SPLITS} if all is on the GPU"
-    return [f"some operations ran on the CPU: {why}"]
 
 
 def _second_clock(record: Record) -> list[str]:

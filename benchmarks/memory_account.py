@@ -19,10 +19,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from gguf_holes import header_of
-from harness.models.known import config_of
 from test_checkpoint import write
 
 from harness import shipped
+from harness.config.known import config_of
 from harness.stacks import build
 from harness.stacks.header import stacks
 from harness.stacks.interpreter import Interpreter

@@ -13,10 +13,10 @@ import pytest
 from conftest import Ran, settled, told
 from gguf_holes import write_hole, write_random
 from golden_record import record
-from harness.models.known import Known
 from test_limits import planned
 
 from harness.analysis.records.verdicts import status
+from harness.config.known import Known
 from harness.report import tuned
 from harness.stacks.header import stacks
 from harness.stacks.interpreter import Interpreter

@@ -12,8 +12,9 @@ from typing_extensions import TypedDict
 
 from harness.analysis.rows import Cell
 from harness.recommend.answer import Choice
+from harness.recommend.type_rates import FOLDER
 
-FOLDER, NAME = "recommended", "outcomes.jsonl"  # in the results folder
+NAME = "outcomes.jsonl"  # in that folder of the results
 
 
 class Outcome(TypedDict):

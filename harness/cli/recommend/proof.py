@@ -20,7 +20,7 @@ def prove(arguments: argparse.Namespace, given: Given, choices: Sequence[Choice]
     from harness.cli import main
 
     folder = arguments.results / outcomes.FOLDER
-    config = folder / f"{given.model.name}.yaml"
+    config = folder / f"{given.subject.model.name}.yaml"
     device = "cpu" if choices[0].candidate.traits.family == "cpu" else "cuda"
     cells = [choice.candidate.cell for choice in choices]
     try:

@@ -142,6 +142,8 @@ def _said(words: str, goal: str, best: Choice) -> str:
             return f"{words} (16 bits)"
         if best.quality:
             return f"{words} (perplexity {best.quality.loss:+.1%})"
+        if best.candidate.bits < LEAST_BITS:
+            return f"fastest, as none has {LEAST_BITS} bits a weight or a known quality"
         return f"fastest with at least {LEAST_BITS} bits a weight, quality unknown"
     if goal == "quality" and best.quality is None and best.candidate.bits < NEARLY_WHOLE:
         return "most bits a weight that fit, quality unknown"

@@ -28,27 +28,36 @@ def of_candidate(
 ) -> dict[str, str]:
     """By program, how to run the variant. `threads`: null where the machine is not this one."""
     cell = candidate.cell
+    pairs = {"stack": cell.variant.stack, **cell.variant.options}.items()
+    ours = {"harness run": f"variants: [{{{', '.join(f'{key}: {_yaml(value)}' for key, value in pairs)}}}]"}
     if cell.weights_format == "gguf":
-        return _llama_cpp(candidate, source, context, on_gpu, threads)
+        return _llama_cpp(candidate, source, context, on_gpu, threads) | ours
+    return _of_torch(cell, source, context, on_gpu) | ours
+
+
+def _of_torch(cell: Cell, source: Source, context: int, on_gpu: bool) -> dict[str, str]:
     checkpoint = source.checkpoint or f"a checkpoint of {source.name}"
     where = ', device_map="cuda"' if on_gpu else ""
-    stack, packed = cell.variant.stack, f"a {cell.weights_format.upper()} checkpoint of {source.name}"
     load = f'AutoModelForCausalLM.from_pretrained("{checkpoint}", '
-    if stack == "hf":
-        return {"transformers": f'{load}dtype="bfloat16"{where})'}
-    if stack == "bnb":
+    if cell.variant.stack == "bnb":
         bits = "load_in_8bit=True" if cell.quant == "int8" else "load_in_4bit=True"
         more = ', bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16"' if cell.quant == "nf4" else ""
         return {"transformers": f"{load}quantization_config=BitsAndBytesConfig({bits}{more}){where})"}
-    options = ", ".join(f"{key}: {_yaml(value)}" for key, value in cell.variant.options.items())
-    return {"harness": f"a config with {{stack: {stack}, {options}}} and the weights of {packed}"}
+    if cell.variant.stack == "hf":
+        found = {"transformers": f'{load}dtype="bfloat16"{where})'}
+        served = f'"{checkpoint}" --dtype bfloat16'
+    else:
+        found, served = {}, f'"a {cell.weights_format.upper()} checkpoint of {source.name}"'
+    return found | ({"vLLM": f"vllm serve {served} --max-model-len {context}"} if on_gpu else {})
 
 
 def config(cells: Sequence[Cell], model: Mapping[str, object], device: str, context: int) -> str:
     """YAML for `harness run` that measures the variants: a short decode, and windows up to the context.
     `model`: its row."""
     depths = sorted({0, context // 4, context - 1})
-    rows = [{"stack": cell.variant.stack, **cell.variant.options} for cell in cells]
+    rows = [
+        {"stack": cell.variant.stack, "name": cell.variant.name, **cell.variant.options} for cell in cells
+    ]
     return (
         f"device: {device}\n"
         "protocol: {new_tokens: 128, repeats: 2, retry_disturbed: 1}\n"

@@ -90,7 +90,7 @@ def model(given: str) -> Given:
             f"{printable(given)}: the layers of {found.architecture or 'this architecture'} are not known"
         )
     shape, whole = found.shape, str(path.absolute())
-    stored = quant if quant and quant not in FULL_TYPES else None
+    kept = quant if quant and quant not in FULL_TYPES else None
     if path.name == "config.json":
         name = path.absolute().parent.name
         row: dict[str, object] | None = {"shape": asdict_of(shape)} if shape else None
@@ -100,7 +100,7 @@ def model(given: str) -> Given:
         source = Source(name, None if quant else whole, whole if quant else None, quant)
     name = safe_name(name) or "model"
     subject = Subject(
-        Model(name=name, shape=shape), shape or found.decoder, stored, found.tensors if stored else ()
+        Model(name=name, shape=shape), shape or found.decoder, kept, found.tensors if kept else ()
     )
     return Given(subject, row and {"name": name, **row}, source)
 

@@ -7,7 +7,7 @@ that between two passes of a type all others went through the caches.
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -44,7 +44,7 @@ FEWEST_ROUNDS = 5
 
 
 def measure_types(request: Request, say: Say) -> dict[str, Any]:
-    """Bytes of weights per second by type, the median over rounds: `bytes_per_s` as stored, and
+    """Bytes of weights per second by type, the best over rounds: `bytes_per_s` as stored, and
     `repacked_bytes_per_s` in the layout into which llama.cpp repacks this type on this CPU, null where it
     has none. Options: `threads`. Raises ValueError, RuntimeError, DoesNotFit."""
     threads = int(request.options.get("threads") or 0)
@@ -83,10 +83,10 @@ def _products(device: Device, name: str, place: str) -> Iterator[Graph]:
 def _rates(kernels: dict[tuple[str, str], Graph]) -> dict[tuple[str, str], float]:
     for graph in kernels.values():
         graph.seconds()  # loads kernels
-    times: dict[tuple[str, str], list[float]] = {each: [] for each in kernels}
+    least = dict.fromkeys(kernels, math.inf)
     until, rounds = time.monotonic() + SPAN_S, 0
     while rounds < FEWEST_ROUNDS or time.monotonic() < until:
         for each, graph in kernels.items():
-            times[each].append(graph.seconds())
+            least[each] = min(least[each], graph.seconds())
         rounds += 1
-    return {each: kernels[each].amount / statistics.median(of_each) for each, of_each in times.items()}
+    return {each: kernels[each].amount / seconds for each, seconds in least.items()}

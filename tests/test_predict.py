@@ -13,7 +13,7 @@ from harness.predict import robust
 from harness.predict.attention import Attention
 from harness.predict.speed import Predictor
 from harness.predict.sums import added, read_s
-from harness.predict.traits import EXPERTS, GGML, TORCH, Example, Range, Traits
+from harness.predict.traits import DENSE, EXPERTS, GGML, TORCH, Example, Range, Traits
 from harness.recommend import examples
 from harness.theory.floors import Reach, attended
 
@@ -138,14 +138,15 @@ def test_pairs_of_a_prompt_are_those_that_each_query_attends_to():
 
 
 def test_of_a_mixture_one_is_less_sure_until_one_was_measured():
+    def measured(n: int, kind: str) -> Example:
+        of = replace(CARD, model=f"m{n}", read_bytes=n * 1e9, kind=kind)
+        return Example(of, {1: 5.0 + 1.3 * n}, (1, 1), {}, "here")
+
+    dense = [measured(n, DENSE) for n in range(1, 8)]
     mixture = replace(CARD, kind=EXPERTS)
-    dense, unsure = (Predictor([]).latency_ms([each], 1)[0] for each in (CARD, mixture))
-    assert width(unsure) > width(dense)
-    ms = unsure.value
-    measured = Example(replace(mixture, model="another", read_bytes=5e9), {1: ms * 1.25}, (1, 1), {}, "here")
-    of_dense = Example(replace(CARD, model="another", read_bytes=5e9), {1: ms * 1.25}, (1, 1), {}, "here")
-    after = [width(Predictor([each]).latency_ms([mixture], 1)[0]) for each in (measured, of_dense)]
-    assert after[0] < after[1] < width(unsure)
+    sure, unsure = Predictor(dense).latency_ms([CARD, mixture], 1)
+    known = Predictor([*dense, measured(5, EXPERTS)]).latency_ms([mixture], 1)[0]
+    assert width(sure) < width(known) < width(unsure)
 
 
 def test_a_prompt_reads_the_experts_of_all_its_tokens():

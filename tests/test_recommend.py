@@ -197,6 +197,13 @@ def test_the_config_to_prove_a_variant_is_one_that_the_harness_runs(tmp_path):
     assert len(experiment.variants) == len(found)
     assert [workload.kind for workload in experiment.workloads] == ["decode", "depth"]
     assert [v.options for v in experiment.variants] == [each.cell.variant.options for each in found]
+    assert [v.name for v in experiment.variants] == [each.cell.variant.name for each in found]
+    as_is = offered("gpt-oss-20b", "rtx-4090")
+    cells = [each.cell for each in as_is]
+    path.write_text(commands.config(cells, {"name": "m", "weights": "m.gguf"}, "cuda", 4096))
+    names = [v.name for v in load(path).variants]
+    assert names == [commands.measured_name(each) for each in cells]
+    assert len(set(names)) == 3
 
 
 def test_the_commands_carry_context_cache_and_threads():
@@ -330,7 +337,7 @@ def test_what_fits_no_card_is_split_between_the_card_and_main_memory(harness):
 def test_both_sides_of_a_split_are_the_whole(model):
     made, tensors = decoder.made(Known()[model]), quantized(Known()[model], "q4_k_m")
     whole = of_tensors(made, tensors, 16)
-    memories = [Memory(LlamaCpp(on_gpu), whole.resident_bytes * 0.6) for on_gpu in (True, False)]
+    memories = [Memory(LlamaCpp(on_gpu), whole.resident_bytes * 0.6 + 2e9) for on_gpu in (True, False)]
     sides = divided(made, tensors, 2.0, *memories, 4096)
     assert sides is not None
     read = sum(size for side in sides for _, size in side.types)
@@ -357,7 +364,7 @@ def test_rates_of_types_are_kept_by_device_and_damaged_lines_do_not_count(tmp_pa
             '[1]\n{"device": "a CPU", "threads": 2, "rates": {"q4_0": {"bytes_per_s": "x"}}}\nnot json\n'
         )
     rates = type_rates.kept(tmp_path, "a CPU", 2)
-    assert rates == {"q4_0": 4e9, "f32": 6e9}
+    assert rates == {"q4_0": 6e9, "f32": 9e9}
     found = named(offered("qwen1.5-0.5b", "rpi-5"))
     assert (
         found["llamacpp q4_k_m"].given(found["llamacpp q4_k_m"].traits.device, rates).traits.multiply_s
@@ -367,14 +374,14 @@ def test_rates_of_types_are_kept_by_device_and_damaged_lines_do_not_count(tmp_pa
     with_q6_k = type_rates.given(known, {**rates, "q6_k": 2e9})
     by_type = dict(known.of_types)
     assert with_q6_k.multiply_s == pytest.approx(
-        by_type["q4_0"] / 4e9 + by_type["q6_k"] / 2e9 + by_type["f32"] / 6e9
+        by_type["q4_0"] / 6e9 + by_type["q6_k"] / 2e9 + by_type["f32"] / 9e9
     )
 
 
 def test_the_page_says_what_became_of_predictions(tmp_path):
     study = Study("a study", [], methods={"protocol": "as usual"})
     assert with_predictions(study, [tmp_path]) == study
-    (tmp_path / outcomes.FOLDER).mkdir()
+    (tmp_path / type_rates.FOLDER).mkdir()
     assert with_predictions(study, [tmp_path]) == study
     outcomes.keep(tmp_path, OUTCOME)
     said = with_predictions(study, [tmp_path]).methods["predictions"]
@@ -397,12 +404,12 @@ OUTCOME: outcomes.Outcome = {
 
 
 def test_outcomes_are_kept_and_damaged_ones_do_not_count(tmp_path):
-    (tmp_path / outcomes.FOLDER).mkdir()
+    (tmp_path / type_rates.FOLDER).mkdir()
     assert outcomes.so_far(tmp_path) is None
     outcomes.keep(tmp_path, OUTCOME)
     outcomes.keep(tmp_path, {**OUTCOME, "measured": 20.0})
     outcomes.keep(tmp_path, {**OUTCOME, "predicted": 1e308, "measured": 1e-308})
-    with (tmp_path / outcomes.FOLDER / outcomes.NAME).open("a") as file:
+    with (tmp_path / type_rates.FOLDER / outcomes.NAME).open("a") as file:
         file.write('{"predicted": 1}\nnot json\n')
     assert outcomes.so_far(tmp_path) == (
         "of 2 predictions that were measured, 1 lie in their interval; median error 27.5%, largest 45.0%"
@@ -416,7 +423,7 @@ def test_a_proof_measures_and_keeps_what_came_of_it(harness, tmp_path, llamacpp_
     assert ran.code == 0, ran.err
     assert "llamacpp " in ran.out
     # A busy machine may leave no repeat that is ok; then the sentence says so.
-    kept = tmp_path / "results" / outcomes.FOLDER / outcomes.NAME
+    kept = tmp_path / "results" / type_rates.FOLDER / outcomes.NAME
     assert kept.exists() or "no measurement is ok" in ran.err
     again = harness("recommend", *given)
     assert ("1 predictions that were measured" in again.out) == kept.exists()

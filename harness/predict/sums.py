@@ -16,8 +16,6 @@ def read_s(parts: Iterable[tuple[float, float]]) -> float:
 def added(parts: Sequence[Range]) -> Range:
     """The sum of predicted times; their errors are independent."""
     value = math.fsum(each.value for each in parts)
-    below, above = (
-        math.hypot(*(end(each) for each in parts))
-        for end in (lambda each: each.value - each.low, lambda each: each.high - each.value)
-    )
+    below = math.hypot(*(each.value - each.low for each in parts))
+    above = math.hypot(*(each.high - each.value for each in parts))
     return Range(value, max(value - below, math.fsum(each.low for each in parts)), value + above)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from harness import plan
@@ -80,7 +81,7 @@ class Subject:
 
     def stored_as(self, quant: str) -> Sequence[Tensor]:
         """Its tensors in a GGUF of this type."""
-        return self.tensors or quantized(self.made, quant, as_published=self.shape is not None)
+        return self.tensors or _quantized(self.made, quant)
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,11 @@ class Candidate:
         if split and split.traits.device == device:
             split = replace(split, traits=type_rates.given(split.traits, rates))
         return replace(self, traits=traits, split=split)
+
+
+@lru_cache(maxsize=64)
+def _quantized(made: Shape | Decoder, quant: str) -> tuple[Tensor, ...]:
+    return tuple(quantized(made, quant, as_published=decoder.made(made).shape is not None))
 
 
 def place_of(machine: Machine, name: str, threads: int) -> Place:
@@ -240,7 +246,8 @@ def _traits(
     subject: Subject, cell: Cell, held: footprint.Model, options: Options, place: Place, bits: float
 ) -> Traits:
     group, made = kinds.group(cell.header, cell.variant.name, options), held.made
-    read, types, needs = held.weight_bytes - held.embedding_bytes, (), None
+    read, needs = held.weight_bytes - held.embedding_bytes, None
+    types: tuple[tuple[str, float], ...] = ()
     if cell.weights_format == "gguf":
         tensors = subject.stored_as(_type(subject, cell))
         needs = demand.of_tensors(made, tensors)

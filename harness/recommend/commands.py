@@ -56,7 +56,12 @@ def config(cells: Sequence[Cell], model: Mapping[str, object], device: str, cont
     `model`: its row."""
     depths = sorted({0, context // 4, context - 1})
     rows = [
-        {"stack": cell.variant.stack, "name": cell.variant.name, **cell.variant.options} for cell in cells
+        {
+            "stack": cell.variant.stack,
+            **({"name": measured_name(cell)} if _takes_file_as_it_is(cell) else {}),
+            **cell.variant.options,
+        }
+        for cell in cells
     ]
     return (
         f"device: {device}\n"
@@ -66,6 +71,17 @@ def config(cells: Sequence[Cell], model: Mapping[str, object], device: str, cont
         "  - {kind: decode}\n"
         f"  - {{kind: depth, depths: {depths}, window: 16, most_windows: 6, stop_at: 1%}}\n"
     )
+
+
+def measured_name(cell: Cell) -> str:
+    """Of the variant in that config, where given names have no `=`."""
+    name = cell.variant.name
+    return name.replace("=", "-") if _takes_file_as_it_is(cell) else name
+
+
+def _takes_file_as_it_is(cell: Cell) -> bool:
+    """Then its options do not tell the type, so its row has a name."""
+    return cell.weights_format == "gguf" and cell.quant is None
 
 
 def calibration(device: str) -> str:

@@ -93,7 +93,7 @@ def _traits(
         return None
     group = kinds.group(header, variant, record.get("options") or {})
     engine, on_cpu = kinds.engine(header, group), record.get("device") == "cpu"
-    quant = str(loaded_of(record).get("quant") or variant) if engine == GGML else ""
+    quant = _type(str(loaded_of(record).get("quant") or variant)) if engine == GGML else ""
     if not (read := _read_bytes(record, header, variant, quant)):
         return None
     packed = is_quantized(traffic.bpw(record) or 16)
@@ -117,6 +117,11 @@ def _traits(
         of_types=_of_types(record, quant, read),
         **model,
     )
+
+
+def _type(quant: str) -> str:
+    """As the harness names it: llama.cpp's own words of a type are `MXFP4 MoE`, `IQ4_XS - 4.25 bpw`."""
+    return quant.partition(" - ")[0].replace(" ", "_")
 
 
 def _is_special(record: Record) -> bool:
@@ -149,12 +154,13 @@ def _read_bytes(record: Record, header: Header, variant: str, quant: str) -> flo
 
 
 def _of_types(record: Record, quant: str, read: float) -> tuple[tuple[str, float], ...]:
-    """By the rules of llama.cpp, which a file may not follow: then in the same shares. Empty: not known, as
-    of models that are not dense."""
-    given = record["model"].get("shape")
-    if not given or quant not in ALL_QUANTS:
-        return ()
-    found = _types_of(Shape(**given), quant)
+    """In the shares of llama.cpp's rules for a dense model, else in those of all tensors of the file. Empty:
+    not known."""
+    given, header = record["model"].get("shape"), record["model"]["weights"].get("header")
+    if given and quant in ALL_QUANTS:
+        found = _types_of(Shape(**given), quant)
+    else:
+        found = tuple(header.get("bytes_by_type", {}).items()) if header else ()
     whole = sum(size for _, size in found)
     return tuple((name, size * read / whole) for name, size in found)
 

@@ -62,8 +62,9 @@ def _table(found: Sequence[Choice], context: int) -> Table:
 
 def _line(choice: Choice) -> list[str]:
     candidate = choice.candidate
-    sides = [candidate, *([candidate.split] if candidate.split else [])]
-    size = " + ".join(_size(each.memory_bytes, each.available_bytes) for each in sides)
+    size = _size(candidate.memory_bytes, candidate.available_bytes)
+    if beside := candidate.split:
+        size += f" + {_size(beside.memory_bytes, beside.available_bytes)}"
     quality = f"{choice.quality.loss:+.1%}" if choice.quality else "unknown"
     return [
         candidate.cell.variant.stack,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,22 +26,22 @@ def keep(
 
 
 def kept(results: Path, device: str, threads: int) -> Rates:
-    """The median of those measured on a device with so many threads, by type; empty without any. A damaged
-    line does not count."""
+    """The best of those measured on a device with so many threads, by type: other processes only slow them.
+    Empty without any. A damaged line does not count."""
     try:
         lines = (results / FOLDER / NAME).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return {}
-    found: dict[str, list[float]] = {}
+    found: dict[str, float] = {}
     for line in lines:
         try:
             each = json.loads(line)
             if (each["device"], each["threads"]) == (device, threads):
                 for name, rate in each["rates"].items():
-                    found.setdefault(name, []).append(_used(rate))
+                    found[name] = max(found.get(name, 0.0), _used(rate))
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
-    return {name: statistics.median(rates) for name, rates in found.items()}
+    return found
 
 
 def _used(rate: Mapping[str, Any]) -> float:

@@ -41,7 +41,7 @@ def rates(results: Path) -> None:
     """Measure and keep how fast this CPU multiplies each type of weights, if llama.cpp is built. Raises
     Mistake."""
     environment = references()["gguf"].environment_for("cpu")
-    interpreter = environment and build.find(environment)
+    interpreter = build.find(environment) if environment else None
     if interpreter is None:
         return
     threads = machine.physical_cores()

@@ -12,7 +12,7 @@ Name = tuple[str, ...]
 # What makes 85 to 95% of the published rows lie in their interval when their size is left out
 # (benchmarks/predictions.py).
 _SPREAD = {
-    ("gpu", GGML): 0.02,
+    ("gpu", GGML): 0.015,
     ("gpu", TORCH): 0.04,
     ("gpu", FUSED): 0.04,
     ("cpu", GGML): 0.04,
@@ -82,9 +82,13 @@ _PACKED = 0.5  # products of packed weights against those of 16 bits
 _LIKE = dict.fromkeys(("metal", "hip", "vulkan"), "gpu")  # kinds with the priors of another
 _UNSEEN = 0.3  # more, for other makers' GPUs than NVIDIA's, of which nothing is published here
 # Types of a family share their way to be unpacked, and so a part of their deviation.
-_FAMILY, _TYPE = {"gpu": 0.04, "cpu": 0.25}, {"gpu": 0.02, "cpu": 0.15}
+_FAMILY, _TYPE = {"gpu": 0.05, "cpu": 0.25}, {"gpu": 0.015, "cpu": 0.15}
 _DEVICE = {"host": 0.35, "step": 0.35, "layer": 0.35, "eff": 0.12, "kv": 0.2, "mfu": 0.2}
-_MODEL = {"cpu": 0.02}
+_MODEL = {
+    ("step", "gpu", GGML): 0.02,
+    ("kv", "gpu", GGML): 0.05,
+    **{("eff", "cpu", engine): 0.02 for engine in (GGML, TORCH, FUSED)},
+}
 FIRST_TOKEN_SPREAD = 0.08
 
 
@@ -136,8 +140,9 @@ def terms_of(parameter: str, traits: Traits) -> list[tuple[Name, Prior]]:
         of = traits.engine if traits.engine == GGML else traits.group
         for shared_by, spread in zip((family_of(traits.type), traits.type), spreads, strict=True):
             found.append(((*name, of, "type", shared_by), Prior(0.0, spread)))
-        if kind in _MODEL:
-            found.append((("model", traits.device, traits.group, traits.model), Prior(0.0, _MODEL[kind])))
+    if (of_engine := (parameter, like, traits.engine)) in _MODEL:
+        of_model = Prior(0.0, _MODEL[of_engine])
+        found.append(((parameter, "model", traits.device, traits.group, traits.model), of_model))
     if parameter in _DEVICE:
         found.append(((parameter, "on", traits.device, traits.engine), Prior(0.0, _DEVICE[parameter])))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer; 1 if nothing fits. Raises Mistake."""
+    # Before NumPy is loaded. The matrices of a fit are small: on a busy machine the threads of OpenBLAS wait
+    # for each other ten times as long as they compute. Probes and workers set their own number.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from harness.cli.recommend import calibration, inputs, proof
     from harness.recommend import answer, candidates, quality
 

@@ -1,12 +1,13 @@
 """How fast ggml multiplies matrices of each type of weights by a vector, as a decode step does.
 
 On a CPU unpacking a type costs as much as reading it, and differs by type, processor and kernel: what decode
-of a type costs can only be measured, but needs no model. Types take turns, one pass over TYPE_BYTES each, so
-that between two passes of a type all others went through the caches.
+of a type costs can only be measured, but needs no model. Types take turns, so that between two passes over
+the same bytes those of all other types went through the caches.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -37,9 +38,10 @@ BLOCKS = {
     "iq4_xs": (23, 256, 136),
     "mxfp4": (39, 32, 17),
 }
-TYPE_BYTES = 96 << 20
+# Of each type, timed part by part: a part takes milliseconds, which other processes now and then leave alone.
+PARTS, PART_BYTES = 4, 24 << 20
 ROWS = 2048  # of a matrix: as in layers of models of a few billion parameters
-SPAN_S = 4.0
+SPAN_S = 6.0
 FEWEST_ROUNDS = 5
 
 
@@ -51,12 +53,13 @@ def measure_types(request: Request, say: Say) -> dict[str, Any]:
     if request.device == "cpu" and not 1 <= threads <= MOST_THREADS:
         raise ValueError(f"threads must be 1 to {MOST_THREADS}, not {threads}")
     with opened(request.device, threads, SMALLEST_BYTES) as device, ExitStack() as stack:
-        kernels: dict[tuple[str, str], Graph] = {}
+        kernels: dict[tuple[str, str], list[Graph]] = {}
         for name in BLOCKS:
             say(name)
             for place in device.places:
                 with suppress(NoKernel):
-                    kernels[name, place] = stack.enter_context(_products(device, name, place))
+                    parts = [stack.enter_context(_products(device, name, place)) for _ in range(PARTS)]
+                    kernels[name, place] = parts
         say("multiply")
         rates = _rates(kernels)
     found: dict[str, dict[str, float | None]] = {}
@@ -72,21 +75,19 @@ def measure_types(request: Request, say: Say) -> dict[str, Any]:
 
 @contextmanager
 def _products(device: Device, name: str, place: str) -> Iterator[Graph]:
-    """TYPE_BYTES of matrices of a type by a vector. Raises NoKernel."""
+    """PART_BYTES of matrices of a type by a vector. Raises NoKernel."""
     number, elements, size = BLOCKS[name]
     row_bytes = ROW // elements * size
-    count = max(1, TYPE_BYTES // (ROWS * row_bytes))
+    count = max(1, PART_BYTES // (ROWS * row_bytes))
     with uniform_products(device, number, row_bytes, ROWS, count, device.places[place]) as graph:
         yield graph
 
 
-def _rates(kernels: dict[tuple[str, str], Graph]) -> dict[tuple[str, str], float]:
-    for graph in kernels.values():
-        graph.seconds()  # loads kernels
-    least = dict.fromkeys(kernels, math.inf)
+def _rates(kernels: dict[tuple[str, str], list[Graph]]) -> dict[tuple[str, str], float]:
+    least = {each: [math.inf] * len(parts) for each, parts in kernels.items()}
     until, rounds = time.monotonic() + SPAN_S, 0
     while rounds < FEWEST_ROUNDS or time.monotonic() < until:
-        for each, graph in kernels.items():
-            least[each] = min(least[each], graph.seconds())
+        for number, each in itertools.product(range(PARTS), kernels):
+            least[each][number] = min(least[each][number], kernels[each][number].seconds())
         rounds += 1
-    return {each: kernels[each].amount / seconds for each, seconds in least.items()}
+    return {each: sum(part.amount for part in kernels[each]) / sum(least[each]) for each in kernels}

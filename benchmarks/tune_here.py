@@ -46,7 +46,7 @@ def tuned(given: argparse.Namespace, start: int, counts: list[int]) -> int:
     config = folder / "tune.yaml"
     variant = {"stack": "llamacpp", "quant": given.quant, "threads": start}
     config.write_text(json.dumps({"models": [{"shape": given.shape}], "variants": [variant]}))
-    command = [str(HARNESS), "tune", str(config), "-o", str(folder / "results"), "--json"]
+    command = [str(HARNESS), "tune", str(config), "-o", str(folder / "results"), "--json", "--wait"]
     command += ["--option", f"threads={','.join(map(str, counts))}"]
     command += ["--rounds", str(given.rounds), "--tokens", str(given.tokens), *["--busy"] * given.busy]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)

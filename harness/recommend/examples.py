@@ -48,15 +48,19 @@ def of_published(published: Iterable[Stored]) -> list[Example]:
     return found
 
 
-def of_own(gathered: Gathered) -> list[Example]:
+def of_own(gathered: Gathered, bandwidths: Mapping[str, float] | None = None) -> list[Example]:
     """One example per cell that was measured in full, and one for each depth of its windows. Shares of a
-    device's bandwidth mean the same in all: they are of the best that was measured on it."""
+    device's bandwidth mean the same in all: they are of the best that was measured on it. `bandwidths`: by
+    CPU, for records whose campaign could not measure it."""
     found: list[Example] = []
     for cell in gathered.cells:
         if (stored := gathered.behind(cell)) is None or cell["status"] != "ok":
             continue
         length = cell["n_ctx"] if cell["kv_read"] == "full" else None
-        traits = _traits(stored.record, cell["variant"], cell["bandwidth_bytes_per_s"], length)
+        measured = cell["bandwidth_bytes_per_s"]
+        if measured is None and bandwidths and stored.record.get("device") == "cpu":
+            measured = bandwidths.get(str(stored.record["machine"]["cpu"]))
+        traits = _traits(stored.record, cell["variant"], measured, length)
         if traits is not None:
             found += _of_cell(cell, stored, traits)
     best: dict[str, float] = {}

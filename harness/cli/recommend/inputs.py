@@ -198,9 +198,10 @@ def known(folder: Path, of_place: Place) -> Known:
         raise Mistake(f"{printable(str(folder))} is no folder of results")
     published = [*results.records(shipped.results(STUDY), say)]
     own = Gathered([*stored(folder)] if folder.is_dir() else [])
-    found = [*examples.of_published(published), *examples.of_own(own)]
     # This machine's own bandwidth is measured each time; a share of it must mean the same in all.
-    found = examples.with_bandwidths(found, {each.name: each.bytes_per_s for each in of_place.devices})
+    bandwidths = {each.name: each.bytes_per_s for each in of_place.devices}
+    found = [*examples.of_published(published), *examples.of_own(own, bandwidths)]
+    found = examples.with_bandwidths(found, bandwidths)
     rates = {each.name: type_rates.kept(folder, each.name, each.threads) for each in of_place.devices}
     for device, of_types in rates.items():
         found = examples.with_rates(found, device, of_types)

@@ -10,8 +10,8 @@ import pytest
 
 from harness.cli.recommend.inputs import Given
 from harness.config import Model, load
+from harness.config.known import Known
 from harness.dataset.study import Study
-from harness.models.known import Known
 from harness.predict.speed import Predictor
 from harness.recommend import commands, outcomes, quality, type_rates
 from harness.recommend.candidates import Candidate, Subject, candidates, place_of
@@ -198,7 +198,13 @@ def test_the_config_to_prove_a_variant_is_one_that_the_harness_runs(tmp_path):
     assert [workload.kind for workload in experiment.workloads] == ["decode", "depth"]
     assert [v.options for v in experiment.variants] == [each.cell.variant.options for each in found]
     assert [v.name for v in experiment.variants] == [each.cell.variant.name for each in found]
-    as_is = offered("gpt-oss-20b", "rtx-4090")
+    whole, place = subject("tiny-qwen2"), place_of(MACHINES["rtx-4090"], "rtx-4090", 4)
+    as_is = candidates(
+        replace(whole, stored="iq4_xs", tensors=tuple(quantized(whole.made, "iq4_xs"))),
+        place,
+        4096,
+        ["llamacpp"],
+    )
     cells = [each.cell for each in as_is]
     path.write_text(commands.config(cells, {"name": "m", "weights": "m.gguf"}, "cuda", 4096))
     names = [v.name for v in load(path).variants]
@@ -291,7 +297,7 @@ def test_gpt_oss_comes_in_the_type_of_its_checkpoint(harness):
     assert {row["variant"].partition("-")[0] for row in answer["variants"]} == {"mxfp4_moe"}
     found = {each.cell.variant.name: each for each in offered("gpt-oss-20b", "rtx-4090", 32_768)}
     assert found["mxfp4_moe"].type == "mxfp4_moe"
-    assert found["mxfp4_moe"].cell.quant is None
+    assert found["mxfp4_moe"].cell.quant == "mxfp4_moe"
 
 
 @pytest.mark.parametrize("model", ["gemma-3-12b", "gpt-oss-20b", "qwen3-30b-a3b", "granite-4.0-h-small"])

@@ -43,7 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--by", choices=("size", "type"), default=None)
+    parser.add_argument("--by", choices=("size", "type", "row"), default=None)
     arguments = parser.parse_args()
     found = examples.of_published(results.records(shipped.results(STUDY), print))
     gguf = [each for each in found if each.traits.engine == GGML]
@@ -53,7 +53,13 @@ def main() -> int:
         show("other stacks, a size left out", *left_out(found, others, lambda each: each.traits.model))
     if arguments.by in (None, "type"):
         show("GGUF, a type left out", *left_out(gguf, gguf, lambda each: each.traits.type))
+    if arguments.by in (None, "row"):
+        show("GGUF, a type of one size left out", *left_out(gguf, gguf, lambda each: _row(each)))
     return 0
+
+
+def _row(example: Example) -> str:
+    return f"{example.traits.model} {example.traits.type}"
 
 
 def left_out(

@@ -1,10 +1,10 @@
 """How far off is `harness recommend` on this machine's CPU, once calibrated with three variants?
 
-Measures Qwen1.5-0.5B in q4_0 and q8_0 and Qwen1.5-1.8B in q4_0, and what is predicted from these three alone
-(besides the published study): both models in other types, the shapes of Qwen3-0.6B and Llama-3.2-1B, and
-transformers in bf16. All in one campaign, interleaved. Prints each prediction with its interval beside what
-was measured, and the median error. Target: 5% on a quiet machine. The spread of a cell's repeats says how
-quiet it was.
+Measures Qwen1.5-0.5B in q4_0 and q8_0 and Qwen1.5-1.8B in q4_0, and what is predicted from these three and
+the rate of each type (a probe of ggml's products, before and after): both models in other types, the shapes
+of Qwen3-0.6B and Llama-3.2-1B, and transformers in bf16. All in one campaign, interleaved. Prints each
+prediction with its interval beside what was measured, and the median error, also without the rates. Target:
+5% on a quiet machine. The spread of a cell's repeats says how quiet it was.
 
     .venv/bin/python benchmarks/predictions_here.py [--tokens 96] [--repeats 3] [--results DIR]
 """
@@ -19,11 +19,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness import results
+from harness import machine, results
+from harness.cli.recommend import calibration
 from harness.dataset.gather import Gathered
 from harness.predict.speed import Predictor
 from harness.predict.traits import Example
-from harness.recommend import examples
+from harness.recommend import examples, type_rates
 
 HARNESS = Path(sys.executable).parent / "harness"
 TYPES = ["q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_0", "q3_k_m", "q2_k"]
@@ -43,12 +44,20 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "predictions.yaml"
     config.write_text(json.dumps(experiment(arguments.tokens, arguments.repeats)))
+    calibration.rates(folder / "results")
     run = [str(HARNESS), "run", str(config), "-o", str(folder / "results")]
     if (code := subprocess.run(run, stdout=subprocess.DEVNULL).returncode) not in (0, 1):
         return code
+    calibration.rates(folder / "results")
     gathered = Gathered([*results.records(folder / "results", print)])
-    compare(examples.of_own(gathered), gathered)
-    print(f"\nrecords: {folder}")
+    found, device = examples.of_own(gathered), machine.facts()["cpu"]
+    print("Without the rate of each type:")
+    compare(found)
+    print("\nWith it:")
+    rates = type_rates.kept(folder / "results", device, machine.physical_cores())
+    compare(examples.with_rates(found, device, rates))
+    missing = [cell["name"] for cell in gathered.cells if cell["status"] != "ok"]
+    print(f"not ok: {', '.join(missing) or 'none'}\n\nrecords: {folder}")
     return 0
 
 
@@ -66,7 +75,7 @@ def experiment(tokens: int, repeats: int) -> dict[str, object]:
     }
 
 
-def compare(found: list[Example], gathered: Gathered) -> None:
+def compare(found: list[Example]) -> None:
     """Print predicted beside measured, by variant."""
     known = [each for each in found if (each.traits.model, each.traits.type) in CALIBRATED]
     asked = [each for each in found if each not in known]
@@ -86,11 +95,7 @@ def compare(found: list[Example], gathered: Gathered) -> None:
         )
     if errors:
         median = statistics.median(map(abs, errors))
-        print(
-            f"\nmedian error {median:.1%} of {len(errors)} (target {TARGET:.0%}), {inside} in their interval"
-        )
-    missing = [cell["name"] for cell in gathered.cells if cell["status"] != "ok"]
-    print(f"not ok: {', '.join(missing) or 'none'}")
+        print(f"median error {median:.1%} of {len(errors)} (target {TARGET:.0%}), {inside} in their interval")
 
 
 if __name__ == "__main__":

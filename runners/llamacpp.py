@@ -28,6 +28,10 @@
 # settings = [{ n_ubatch = 64 }, { n_ubatch = 128 }, { n_ubatch = 256 }, { n_ubatch = 512 }]
 #
 # [[tool.harness.tune]]
+# purpose = "prefill"
+# settings = [{ n_batch = 128 }, { n_batch = 256 }, { n_batch = 512 }]
+#
+# [[tool.harness.tune]]
 # device = "gpu"
 # settings = [{ gpu_layers = -1 }]
 #
@@ -64,6 +68,11 @@
 # default-from = "threads"
 # flag = "--threads {}"
 # help = "CPU threads, for prompt and decode alike"
+#
+# [tool.harness.options.cpus]
+# type = "string"
+# flag = "--cpu-range {} --cpu-strict 1"
+# help = "keep each thread on one of these CPUs, as in 0-3, on the device cpu; default: the system moves them"
 #
 # [tool.harness.options.n_ctx]
 # type = "int"
@@ -222,6 +231,7 @@ from runners.llamacpp_lib import (
     versions,
 )
 from runners.llamacpp_placement import overrides, placed
+from runners.llamacpp_threads import cpus_in, free, pin
 from runners.llamacpp_weights import quantize
 from runners.protocol import Request, Say
 
@@ -238,7 +248,10 @@ def load(request: Request) -> LlamaSession:
     requested, found = request.options.get("quant"), quant_of(model)
     if requested not in (None, found):
         raise ValueError(f"{request.model['path']}: asked for {requested}, the file holds {found}")
-    session = LlamaSession(request, model, make_context(model, request.options))
+    cpus, context = request.options.get("cpus"), make_context(model, request.options)
+    pinned = bool(cpus) and request.device == "cpu"
+    pool = pin(context, request.options["threads"], cpus_in(cpus)) if pinned else None
+    session = LlamaSession(request, model, context, pool)
     if request.device != "cpu" and request.job == "generate":
         session.rehearse(request.options["n_ctx"] - 1)
     return session
@@ -247,9 +260,10 @@ def load(request: Request) -> LlamaSession:
 class LlamaSession(LlamaContext):
     """One model and one context; see runners.protocol.Session."""
 
-    def __init__(self, request: Request, model: int, context: int) -> None:
+    def __init__(self, request: Request, model: int, context: int, pool: int | None = None) -> None:
+        """`pool`: of threads that stay on their CPUs; null: llama.cpp's own."""
         super().__init__(context)
-        self._request = request
+        self._request, self._pool = request, pool
         self._model = model
         self._vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
         self._n_batch = lib.llama_n_batch(context)
@@ -449,6 +463,7 @@ class LlamaSession(LlamaContext):
                 "swa_full": options["swa_full"],
                 "n_seq_max": lib.llama_n_seq_max(context),
                 "kv_unified": LOG.kv_unified,
+                "cpus": options.get("cpus"),
             },
             "system_info": system_info(),
             "kv_read": "padded256",
@@ -464,6 +479,8 @@ class LlamaSession(LlamaContext):
     def close(self) -> None:
         lib.llama_batch_free(self._batch)
         lib.llama_free(self._context)
+        if self._pool is not None:
+            free(self._pool)
         lib.llama_model_free(self._model)
 
 
@@ -499,7 +516,7 @@ def tokenize(request: Request, say: Say) -> dict[str, Any]:
 
 def probe(request: Request, say: Say) -> dict[str, Any]:
     """The devices of this build on this machine; with the option `measure` also their speed: see
-    llamacpp_probe."""
+    llamacpp_probe, and llamacpp_types for `["types"]`."""
     facts = {
         "versions": _all_versions(),
         "devices": devices(),
@@ -508,8 +525,11 @@ def probe(request: Request, say: Say) -> dict[str, Any]:
     }
     if not request.options.get("measure"):
         return facts
-    from runners.llamacpp_probe import (
-        measure,
-    )  # not at the top: a process that times tokens does not need it
+    # Not at the top: a process that times tokens does not need them.
+    if request.options["measure"] == ["types"]:
+        from runners.llamacpp_types import measure_types
+
+        return facts | measure_types(request, say)
+    from runners.llamacpp_probe import measure
 
     return facts | measure(request, say)

@@ -251,6 +251,23 @@ def large_product(device: Device, kind: str, place: int) -> Iterator[Graph]:
                     return
 
 
+@contextmanager
+def uniform_products(
+    device: Device, number: int, row_bytes: int, rows: int, count: int, place: int
+) -> Iterator[Graph]:
+    """So many matrices of a type, in memory of their own, by a vector: bytes. Raises NoKernel."""
+    with ExitStack() as stack:
+        context = _context(stack, tensors=count)
+        matrices = [ggml.new_tensor_2d(context, number, ROW, rows) for _ in range(count)]
+        held = ggml.backend_alloc_ctx_tensors_from_buft(context, place)
+        _held(stack, held, ggml.backend_buffer_free, f"matrices on {device.name}")
+        graph = _graph(stack, device, matrices, 1, count * rows * row_bytes)
+        values = _sound(rows * row_bytes)
+        for matrix in matrices:  # only now: without a kernel they cannot be repacked either
+            ggml.backend_tensor_set(matrix, values.ctypes.data, 0, values.nbytes)
+        yield graph
+
+
 def _graph(stack: ExitStack, device: Device, matrices: list[int], columns: int, amount: float) -> Graph:
     """The products of each matrix by the same random columns of ROW elements. Raises NoKernel."""
     context = _context(stack, tensors=len(matrices) + 1, nodes=2 * len(matrices) + 2)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
+import subprocess
 import time
 from pathlib import Path
 
@@ -393,3 +395,42 @@ def vars_of(shape: str, **changes: object) -> dict:
 def tokens_of(job, path: Path, text: str) -> list[int] | None:
     model = {"name": "m", "path": str(path), "shape": None}
     return job(job="tokenize", model=model, workloads=[{"text": text}])["ids"]
+
+
+PINNED = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from runners import llamacpp
+from runners.protocol import Request
+request = Request("generate", "llamacpp", "cpu", {"name": "m", "path": sys.argv[2]}, json.loads(sys.argv[3]))
+session = llamacpp.load(request)
+list(session.generate([1, 2, 3], 4))
+statuses = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
+session.close()
+lines = [line.split() for text in statuses for line in text.splitlines()]
+allowed = [line[1] for line in lines if line and line[0] == "Cpus_allowed_list:"]
+print(json.dumps(sorted(allowed)))
+"""
+
+
+def test_pinned_threads_stay_each_on_a_cpu(made, llamacpp_interpreter):
+    first, *others = sorted(os.sched_getaffinity(0))
+    if first + 1 not in others:
+        pytest.skip("needs two CPUs in a row")
+    options = {name: option.default for name, option in stacks()["llamacpp"].options.items()}
+    options |= {"threads": 2, "n_ctx": 64, "cpus": f"{first}-{first + 1}"}
+    given = [str(Path(__file__).parent.parent), str(made("tiny-qwen2", "q4_0")), json.dumps(options)]
+    ran = subprocess.run(
+        [llamacpp_interpreter.python, "-c", PINNED, *given], capture_output=True, text=True, check=True
+    )
+    allowed = json.loads(ran.stdout.splitlines()[-1])
+    assert {str(first), str(first + 1)} <= set(allowed)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "says"), [("3-1", "must be FIRST-LAST"), ("0-0", "2 threads need as many CPUs; cpus has 1")]
+)
+def test_cpus_that_cannot_be_are_a_sentence(real, harness, cpus, says):
+    ran = harness("run", real({"quant": "q4_0", "cpus": cpus}, threads=2), "--json")
+    assert says in json.dumps(ran.json)

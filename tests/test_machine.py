@@ -216,6 +216,14 @@ def test_what_ggml_cannot_measure_is_a_sentence(job, fields, reason):
         job(job="probe", **fields)
 
 
+@pytest.mark.slow("multiplies matrices of all types for seconds")
+def test_ggml_measures_how_fast_it_multiplies_each_type(job):
+    rates = job(job="probe", options={"measure": ["types"], "threads": 2})["types"]["rates"]
+    assert {"f32", "f16", "q8_0", "q4_0", "q6_k", "q2_k", "mxfp4"} <= rates.keys()
+    assert all(0 < each["bytes_per_s"] < 1e13 for each in rates.values())
+    assert all(each["repacked_bytes_per_s"] != 0 for each in rates.values())
+
+
 def test_a_cpus_matrix_rate_is_the_best_of_numpy_and_the_stacks(llamacpp_interpreter):
     probe = probes.cpu_matrix_rate(2, [llamacpp_interpreter], pytest.fail)
     assert is_the_best(probe["flops_per_s"], probe["kernel"], probe["kernels"])

@@ -10,9 +10,12 @@ import pytest
 
 from harness import results, shipped
 from harness.predict import robust
+from harness.predict.attention import Attention
 from harness.predict.speed import Predictor
-from harness.predict.traits import GGML, TORCH, Example, Range, Traits
+from harness.predict.sums import added, read_s
+from harness.predict.traits import DENSE, EXPERTS, GGML, TORCH, Example, Range, Traits
 from harness.recommend import examples
+from harness.theory.floors import Reach, attended
 
 CARD = Traits(
     group="llamacpp",
@@ -22,12 +25,10 @@ CARD = Traits(
     device="a card",
     family="cuda",
     layers=32,
-    heads=32,
     read_bytes=4e9,
-    kv_bytes=5e5,
+    reaches=(Reach(kv_bytes=5e5, flops=5e5),),
     bytes_per_s=1e12,
     pass_flops=1.5e10,
-    pair_flops=5e5,
     flops=1e14,
 )
 CPU = replace(CARD, device="a CPU", family="cpu", bytes_per_s=2e10, flops=None)
@@ -110,6 +111,71 @@ def test_a_line_through_timed_positions_is_compared_with_a_line():
     )
     assert fitted.latency_ms([torch], 1)[0].value == pytest.approx(curve[0], rel=0.01)
     assert first < curve[0] * 0.97
+
+
+def test_layers_with_a_window_cost_no_more_past_it():
+    window = replace(CARD, reaches=(Reach(4e5, 4e5, window=1024), Reach(1e5, 1e5)))
+    at = {n: Predictor([]).latency_ms([window], n)[0].value for n in (1024, 2024, 10_024)}
+    alone = replace(CARD, reaches=(Reach(1e5, 1e5),))
+    plain = {n: Predictor([]).latency_ms([alone], n)[0].value for n in at}
+    assert at[2024] - at[1024] == pytest.approx(plain[2024] - plain[1024])
+    assert at[1024] - plain[1024] > 1.5 * (plain[1024] - Predictor([]).latency_ms([alone], 1)[0].value)
+
+
+def test_pairs_of_a_prompt_are_those_that_each_query_attends_to():
+    def counted(reach: Reach, tokens: int) -> float:
+        rows = [replace(CARD, reaches=(reach,))]
+        return float(Attention(rows).pair_flops(np.array([[float(tokens)]]))[0, 0])
+
+    def summed(reach: Reach, tokens: int) -> float:
+        return sum(attended(reach, n) * reach.flops for n in range(1, tokens + 1))
+
+    for reach in (Reach(1, 3), Reach(1, 3, window=10), Reach(1, 3, window=10, chunked=True)):
+        for tokens in (1, 9, 10, 11, 25, 40):
+            assert counted(reach, tokens) == pytest.approx(summed(reach, tokens))
+            rows = Attention([replace(CARD, reaches=(reach,))])
+            assert rows.at(np.array([[float(tokens)]])).kv_bytes[0, 0] == attended(reach, tokens)
+
+
+def test_of_a_mixture_one_is_less_sure_until_one_was_measured():
+    def measured(n: int, kind: str) -> Example:
+        of = replace(CARD, model=f"m{n}", read_bytes=n * 1e9, kind=kind)
+        return Example(of, {1: 5.0 + 1.3 * n}, (1, 1), {}, "here")
+
+    dense = [measured(n, DENSE) for n in range(1, 8)]
+    mixture = replace(CARD, kind=EXPERTS)
+    sure, unsure = Predictor(dense).latency_ms([CARD, mixture], 1)
+    known = Predictor([*dense, measured(5, EXPERTS)]).latency_ms([mixture], 1)[0]
+    assert width(sure) < width(known) < width(unsure)
+
+
+def test_a_prompt_reads_the_experts_of_all_its_tokens():
+    one = replace(CARD, kind=EXPERTS, expert_bytes=4e10, expert_share=1 / 16, pass_flops=1e6)
+    first = {n: Predictor([]).first_token_ms([one], n)[0] for n in (1, 2, 1000)}
+    times = {n: found.value for n, found in first.items() if found}
+    assert times[1] < times[2] < times[1000]
+    assert times[1000] - times[1] == pytest.approx(4e10 * 15 / 16 / 1e12 / 0.85 / 0.9 * 1e3, rel=0.01)
+
+
+def test_the_rates_of_types_tell_a_type_that_was_not_measured():
+    """A CPU that unpacks one type four times slower than it reads another."""
+    fast = replace(CPU, multiply_s=0.2, reaches=())
+    slow = replace(fast, type="q2_k", read_bytes=3e9, multiply_s=0.6)
+    known = Predictor([Example(fast, {1: 250.0}, (1, 1), {}, "here")])
+    found = known.latency_ms([slow], 1)[0]
+    assert found.value == pytest.approx(750, rel=0.03)
+    assert width(found) < 1.4
+    without = Predictor([Example(replace(fast, multiply_s=None), {1: 250.0}, (1, 1), {}, "here")])
+    assert width(without.latency_ms([replace(slow, multiply_s=None)], 1)[0]) > 2
+
+
+def test_parts_in_two_memories_follow_each_other():
+    assert read_s([(12e9, 1e12), (30e9, 6e10)]) == pytest.approx(0.512)
+    both = added([Range(10, 9, 12), Range(100, 70, 150)])
+    assert both.value == 110
+    assert 79 < both.low < 80 + 0.1
+    assert 160 < both.high < 162
+    assert added([Range(10, 9, 12)]) == Range(10, 9, 12)
 
 
 def test_a_range_is_turned_over_with_its_ends():

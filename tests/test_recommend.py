@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from harness.cli.recommend.inputs import Given
 from harness.config import Model, load
+from harness.config.known import Known
+from harness.dataset.study import Study
 from harness.predict.speed import Predictor
-from harness.recommend import commands, outcomes, quality
-from harness.recommend.candidates import Candidate, candidates, place_of
+from harness.recommend import commands, outcomes, quality, type_rates
+from harness.recommend.candidates import Candidate, Subject, candidates, place_of
 from harness.recommend.commands import Source
+from harness.recommend.errors import with_predictions
 from harness.recommend.quality import Perplexity
-from harness.theory.families import SHAPES
+from harness.recommend.splits import Memory, divided
+from harness.theory import decoder
+from harness.theory.demand import of_tensors
+from harness.theory.footprint import LlamaCpp, longest
+from harness.theory.footprint import Model as Held
+from harness.theory.ggml import element_bytes
+from harness.theory.gguf_types import quantized
 from harness.theory.machines import MACHINES
+from harness.theory.shapes import Shape
 
 
 def offered(model: str, machine: str, context: int = 8192, stacks: tuple[str, ...] = ()) -> list[Candidate]:
-    given = Model(name=model, shape=SHAPES[model])
-    return candidates(given, SHAPES[model], place_of(MACHINES[machine], machine, 4), context, stacks)
+    return candidates(subject(model), place_of(MACHINES[machine], machine, 4), context, stacks)
+
+
+def subject(model: str) -> Subject:
+    made = Known()[model]
+    shape = made if isinstance(made, Shape) else None
+    return Subject(Model(name=model, shape=shape), made)
 
 
 def named(found: list[Candidate]) -> dict[str, Candidate]:
@@ -113,6 +129,18 @@ def test_without_any_measurement_theory_alone_has_wide_intervals(harness):
         (["qwen1.5-7b", "--machine", "rtx-4090", "--memory", "100GB"], "rtx-4090 has at most 24 GiB"),
         (["qwen1.5-7b", "--machine", "rtx-4090", "--results", "/dev/null"], "is no folder of results"),
         (["qwen1.5-7b", "--for", "fun"], "invalid choice"),
+        ([], "name a model"),
+        (["--calibrate", "--machine", "rtx-4090"], "--calibrate measures on this machine; drop --machine"),
+        (
+            ["qwen1.5-7b", "--prove", "1", "--bandwidth", "99", "--memory", "9GB"],
+            "--prove measures on this machine; drop --bandwidth",
+        ),
+        (
+            ["qwen1.5-7b", "--machine", "rpi-5-8gb", "--host-memory", "8GB", "--host-bandwidth", "9"],
+            "is a CPU",
+        ),
+        (["qwen1.5-7b", "--machine", "rtx-4090", "--host-memory", "64GB"], "belong together"),
+        (["mixtral-8x7b", "--prove", "1"], "cannot be made here: give its GGUF"),
         (["qwen1.5-7b", "--memory", "much"], "not a size of memory"),
     ],
 )
@@ -169,25 +197,43 @@ def test_the_config_to_prove_a_variant_is_one_that_the_harness_runs(tmp_path):
     assert len(experiment.variants) == len(found)
     assert [workload.kind for workload in experiment.workloads] == ["decode", "depth"]
     assert [v.options for v in experiment.variants] == [each.cell.variant.options for each in found]
+    assert [v.name for v in experiment.variants] == [each.cell.variant.name for each in found]
+    whole, place = subject("tiny-qwen2"), place_of(MACHINES["rtx-4090"], "rtx-4090", 4)
+    as_is = candidates(
+        replace(whole, stored="iq4_xs", tensors=tuple(quantized(whole.made, "iq4_xs"))),
+        place,
+        4096,
+        ["llamacpp"],
+    )
+    cells = [each.cell for each in as_is]
+    path.write_text(commands.config(cells, {"name": "m", "weights": "m.gguf"}, "cuda", 4096))
+    names = [v.name for v in load(path).variants]
+    assert names == [commands.measured_name(each) for each in cells]
+    assert len(set(names)) == 3
 
 
 def test_the_commands_carry_context_cache_and_threads():
     found = named(offered("qwen1.5-7b", "rtx-4090"))
-    cell = found["llamacpp q4_0-flash_attn=true-type_k=q8_0-type_v=q8_0"].cell
-    on_card = commands.of_cell(cell, Source("model", "org/model"), 8192, on_gpu=True, threads=4)
+    cached = found["llamacpp q4_0-flash_attn=true-type_k=q8_0-type_v=q8_0"]
+    on_card = commands.of_candidate(cached, Source("model", "org/model"), 8192, on_gpu=True, threads=4)
     assert on_card["llama-server"] == (
         "llama-server -m model-Q4_0.gguf -c 8192 -ngl 999 -fa on -ctk q8_0 -ctv q8_0"
     )
     assert on_card["first"] == "llama-quantize model-F16.gguf model-Q4_0.gguf Q4_0"
     assert "OLLAMA_KV_CACHE_TYPE=q8_0" in on_card["Modelfile"]
     given = Source("my", gguf="/at/my.gguf", gguf_type="q4_0")
-    on_cpu = commands.of_cell(found["llamacpp q4_0"].cell, given, 4096, on_gpu=False, threads=4)
+    on_cpu = commands.of_candidate(found["llamacpp q4_0"], given, 4096, on_gpu=False, threads=4)
     assert on_cpu["llama-cli"] == "llama-cli -m /at/my.gguf -c 4096 -fa off -t 4"
     assert on_cpu["Modelfile"].startswith("FROM /at/my.gguf\n")
     assert "first" not in on_cpu
-    of_bnb = commands.of_cell(found["bnb int8-dynamic"].cell, Source("m"), 4096, on_gpu=True, threads=None)
+    of_bnb = commands.of_candidate(found["bnb int8-dynamic"], Source("m"), 4096, on_gpu=True, threads=None)
     assert "load_in_8bit=True" in of_bnb["transformers"]
     assert "a checkpoint of m" in of_bnb["transformers"]
+    of_hf = commands.of_candidate(
+        found["hf bf16-dynamic"], Source("m", "org/m"), 4096, on_gpu=True, threads=None
+    )
+    assert of_hf["vLLM"] == 'vllm serve "org/m" --dtype bfloat16 --max-model-len 4096'
+    assert on_cpu["harness run"] == "variants: [{stack: llamacpp, flash_attn: false, quant: q4_0}]"
 
 
 def test_no_prediction_is_faster_than_memory_can_be_read():
@@ -203,35 +249,173 @@ def test_what_was_measured_of_nvidia_says_nothing_of_apple():
 
 
 def test_a_quantized_gguf_stays_what_it_is():
-    found = offered("tiny-qwen2", "rtx-4090")
-    shape, row = SHAPES["tiny-qwen2"], {"weights": "my.gguf"}
-    packed, whole = (
-        Given(Model(name="my", shape=shape), shape, row, Source("my", gguf="my.gguf", gguf_type=of_type))
-        for of_type in ("q8_0", "f16")
+    whole = subject("tiny-qwen2")
+    place = place_of(MACHINES["rtx-4090"], "rtx-4090", 4)
+    made = {each.type for each in candidates(replace(whole, stored="q8_0"), place, 4096, ["llamacpp"])}
+    assert made == {"q8_0"}
+    # A type that is not made here is measured as the file has it, by its own tensors.
+    tensors = tuple(quantized(whole.made, "iq4_xs"))
+    (as_is, *_) = candidates(replace(whole, stored="iq4_xs", tensors=tensors), place, 4096, ["llamacpp"])
+    assert (as_is.type, as_is.cell.quant) == ("iq4_xs", None)
+    assert as_is.weight_bytes == sum(each.bytes for each in tensors)
+
+
+def test_a_gguf_is_for_llama_cpp_alone():
+    given = Given(
+        subject("tiny-qwen2"), {"weights": "my.gguf"}, Source("my", gguf="my.gguf", gguf_type="f16")
     )
-    assert {each.cell.quant for each in found if packed.runs(each.cell)} == {"q8_0"}
-    assert {each.cell.variant.stack for each in found if whole.runs(each.cell)} == {"llamacpp"}
-    assert len({each.cell.quant for each in found if whole.runs(each.cell)}) == 9
+    found = [each for each in offered("tiny-qwen2", "rtx-4090") if given.runs(each.cell)]
+    assert {each.cell.variant.stack for each in found} == {"llamacpp"}
+    assert len({each.cell.quant for each in found}) == 9
+
+
+def given_machine(harness, model: str, *more: str) -> dict[str, Any]:
+    ran = harness("recommend", model, "--memory", "24GB", "--bandwidth", "936", *more, "--json")
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out)
+
+
+def test_a_mixture_is_predicted_from_the_bytes_that_a_token_reads(harness):
+    answer = given_machine(harness, "qwen3-30b-a3b")
+    rows = {row["name"]: row for row in answer["variants"]}
+    q4_0 = rows["llamacpp q4_0"]
+    made = Known()["qwen3-30b-a3b"]
+    assert {row["stack"] for row in rows.values()} == {"llamacpp"}
+    assert "llamacpp mxfp4_moe" in rows
+    assert q4_0["weight_bytes"] == sum(each.bytes for each in quantized(made, "q4_0"))
+    # 3.3 of 30.5 billion parameters a token: faster than all bytes can be read, slower than a token's.
+    value, low, high = q4_0["tokens_per_s"]
+    assert 936e9 / q4_0["weight_bytes"] < low < value < high < 936e9 / 1.7e9
+    assert q4_0["quality_loss"] is None
+    assert not rows["llamacpp f16"]["fits"]
+    text = harness("recommend", "qwen3-30b-a3b", "--memory", "24GB", "--bandwidth", "936").out
+    assert "only dense models were measured: what a mixture of experts costs" in " ".join(text.split())
+
+
+def test_gpt_oss_comes_in_the_type_of_its_checkpoint(harness):
+    answer = given_machine(harness, "gpt-oss-20b", "--context", "32k")
+    assert {row["variant"].partition("-")[0] for row in answer["variants"]} == {"mxfp4_moe"}
+    found = {each.cell.variant.name: each for each in offered("gpt-oss-20b", "rtx-4090", 32_768)}
+    assert found["mxfp4_moe"].type == "mxfp4_moe"
+    assert found["mxfp4_moe"].cell.quant == "mxfp4_moe"
+
+
+@pytest.mark.parametrize("model", ["gemma-3-12b", "gpt-oss-20b", "qwen3-30b-a3b", "granite-4.0-h-small"])
+def test_the_longest_context_of_any_architecture_is_that_of_the_theory(model):
+    for each in offered(model, "rtx-4090"):
+        options = each.cell.options(4)
+        engine = LlamaCpp(True, bool(options["flash_attn"]))
+        needs = of_tensors(Known()[model], quantized(Known()[model], each.type), kv_bits(options))
+        held = Held(Known()[model], needs.resident_bytes, needs.embedding_bytes, needs.kv_bytes_per_token)
+        most = longest(engine, held, each.available_bytes)
+        assert each.longest == (most and min(most, max(each.trained, 8192)))
+
+
+def kv_bits(options: Any) -> float:
+    return 8 * sum(element_bytes(str(options[name])) for name in ("type_k", "type_v")) / 2
+
+
+def test_what_fits_no_card_is_split_between_the_card_and_main_memory(harness):
+    given = ("qwen2.5-72b", "--machine", "rtx-4090", "--stacks", "llamacpp", "--context", "4k")
+    beside = ("--host-memory", "64GB", "--host-bandwidth", "60")
+    assert (
+        "--host-memory and --host-bandwidth would put layers on the CPU" in harness("recommend", *given).err
+    )
+    rows = {
+        row["name"]: row
+        for row in json.loads(harness("recommend", *given, *beside, "--json").out)["variants"]
+    }
+    split = next(row for name, row in rows.items() if name.startswith("llamacpp q4_0-gpu_layers="))
+    layers = split["gpu_layers"]
+    assert split["options"]["gpu_layers"] == layers
+    assert 30 < layers < 60
+    assert split["fits"]
+    assert split["memory_bytes"] < 25e9
+    # The CPU's side alone takes this long, so no whole step is faster.
+    on_cpu = (80 + 1 - layers) / 80 * split["weight_bytes"] * 0.9
+    assert split["tokens_per_s"][2] < 60e9 / on_cpu
+    text = harness("recommend", *given, *beside)
+    assert f"-ngl {layers}" in text.out or "-ngl" in text.out
+    assert "layers on the GPU: a step reads" in text.out
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-72b", "qwen3-30b-a3b", "gemma-3-27b", "llama-3.2-3b"])
+def test_both_sides_of_a_split_are_the_whole(model):
+    made, tensors = decoder.made(Known()[model]), quantized(Known()[model], "q4_k_m")
+    whole = of_tensors(made, tensors, 16)
+    memories = [Memory(LlamaCpp(on_gpu), whole.resident_bytes * 0.6 + 2e9) for on_gpu in (True, False)]
+    sides = divided(made, tensors, 2.0, *memories, 4096)
+    assert sides is not None
+    read = sum(size for side in sides for _, size in side.types)
+    assert read == pytest.approx(whole.weight_bytes_per_token)
+    assert sum(side.model.made.count for side in sides) == made.count
+    held = sum(side.model.weight_bytes for side in sides)
+    embedding = next(each.bytes for each in tensors if each.part == "embedding")
+    assert held == whole.resident_bytes + (embedding if made.tied else 0)
+    kv = sum(side.model.kv_bytes_per_token for side in sides)
+    assert kv == pytest.approx(whole.kv_bytes_per_token)
+
+
+def test_rates_of_types_are_kept_by_device_and_damaged_lines_do_not_count(tmp_path):
+    def rate(stored: float, repacked: float | None = None) -> dict[str, float | None]:
+        return {"bytes_per_s": stored, "repacked_bytes_per_s": repacked}
+
+    assert type_rates.kept(tmp_path, "a CPU", 2) == {}
+    for factor in (1, 3):
+        measured = {"q4_0": rate(1e9, factor * 2e9), "f32": rate(factor * 3e9)}
+        type_rates.keep(tmp_path, "a CPU", 2, measured)
+    type_rates.keep(tmp_path, "a CPU", 4, {"q4_0": rate(9e9)})
+    with (tmp_path / type_rates.FOLDER / type_rates.NAME).open("a") as file:
+        file.write(
+            '[1]\n{"device": "a CPU", "threads": 2, "rates": {"q4_0": {"bytes_per_s": "x"}}}\nnot json\n'
+        )
+    rates = type_rates.kept(tmp_path, "a CPU", 2)
+    assert rates == {"q4_0": 6e9, "f32": 9e9}
+    found = named(offered("qwen1.5-0.5b", "rpi-5"))
+    assert (
+        found["llamacpp q4_k_m"].given(found["llamacpp q4_k_m"].traits.device, rates).traits.multiply_s
+        is None
+    )
+    known = found["llamacpp q4_0"].traits
+    with_q6_k = type_rates.given(known, {**rates, "q6_k": 2e9})
+    by_type = dict(known.of_types)
+    assert with_q6_k.multiply_s == pytest.approx(
+        by_type["q4_0"] / 6e9 + by_type["q6_k"] / 2e9 + by_type["f32"] / 9e9
+    )
+
+
+def test_the_page_says_what_became_of_predictions(tmp_path):
+    study = Study("a study", [], methods={"protocol": "as usual"})
+    assert with_predictions(study, [tmp_path]) == study
+    (tmp_path / type_rates.FOLDER).mkdir()
+    assert with_predictions(study, [tmp_path]) == study
+    outcomes.keep(tmp_path, OUTCOME)
+    said = with_predictions(study, [tmp_path]).methods["predictions"]
+    assert isinstance(said, list)
+    assert "of 1 predictions that were measured, 1 lie in their interval" in said[0]
+    assert "RTX 4090" in said[1]
+
+
+OUTCOME: outcomes.Outcome = {
+    "model": "m",
+    "stack": "llamacpp",
+    "variant": "q4_0",
+    "device": "cpu",
+    "context": 4096,
+    "predicted": 11.0,
+    "low": 9.0,
+    "high": 13.0,
+    "measured": 10.0,
+}
 
 
 def test_outcomes_are_kept_and_damaged_ones_do_not_count(tmp_path):
-    (tmp_path / outcomes.FOLDER).mkdir()
+    (tmp_path / type_rates.FOLDER).mkdir()
     assert outcomes.so_far(tmp_path) is None
-    whole: outcomes.Outcome = {
-        "model": "m",
-        "stack": "llamacpp",
-        "variant": "q4_0",
-        "device": "cpu",
-        "context": 4096,
-        "predicted": 11.0,
-        "low": 9.0,
-        "high": 13.0,
-        "measured": 10.0,
-    }
-    outcomes.keep(tmp_path, whole)
-    outcomes.keep(tmp_path, {**whole, "measured": 20.0})
-    outcomes.keep(tmp_path, {**whole, "predicted": 1e308, "measured": 1e-308})
-    with (tmp_path / outcomes.FOLDER / outcomes.NAME).open("a") as file:
+    outcomes.keep(tmp_path, OUTCOME)
+    outcomes.keep(tmp_path, {**OUTCOME, "measured": 20.0})
+    outcomes.keep(tmp_path, {**OUTCOME, "predicted": 1e308, "measured": 1e-308})
+    with (tmp_path / type_rates.FOLDER / outcomes.NAME).open("a") as file:
         file.write('{"predicted": 1}\nnot json\n')
     assert outcomes.so_far(tmp_path) == (
         "of 2 predictions that were measured, 1 lie in their interval; median error 27.5%, largest 45.0%"
@@ -245,7 +429,7 @@ def test_a_proof_measures_and_keeps_what_came_of_it(harness, tmp_path, llamacpp_
     assert ran.code == 0, ran.err
     assert "llamacpp " in ran.out
     # A busy machine may leave no repeat that is ok; then the sentence says so.
-    kept = tmp_path / "results" / outcomes.FOLDER / outcomes.NAME
+    kept = tmp_path / "results" / type_rates.FOLDER / outcomes.NAME
     assert kept.exists() or "no measurement is ok" in ran.err
     again = harness("recommend", *given)
     assert ("1 predictions that were measured" in again.out) == kept.exists()

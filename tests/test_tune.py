@@ -166,8 +166,10 @@ def test_what_is_tried_is_threads_by_halves_and_what_the_header_names_for_the_de
     assert names == [["flash_attn"], ["flash_attn", "type_k", "type_v"], ["repack"], ["mmap"]]
     on_a_gpu = candidates(header, "cuda", "prefill", cores=6, logical=12)
     assert {name for group in on_a_gpu for each in group for name in each} == {
-        *("flash_attn", "type_k", "type_v", "n_ubatch", "gpu_layers"),
+        *("flash_attn", "type_k", "type_v", "n_batch", "n_ubatch", "gpu_layers"),
     }
+    pinned = candidates(header, "cpu", "decode", cores=2, logical=2, cpus="0-1")
+    assert pinned[1] == [{"cpus": "0-1"}]
     assert without_effect(header, "gpu_layers", "cpu")
     assert not without_effect(header, "gpu_layers", "cuda")
     assert not without_effect(header, "threads", "cpu")

@@ -38,7 +38,7 @@ def engine_of(cell: Cell, options: Options, on_gpu: bool, model: Shape | Decoder
     return Torch(on_gpu, "static" if cell.header.context_of(options) else "dynamic", scratch)
 
 
-def _kv_element_bytes(options: Options) -> float:
+def kv_element_bytes(options: Options) -> float:
     """Mean bytes per K or V element; 16 bits if the stack has no option for it."""
     if "dtype" in options:
         return ELEMENT_BYTES[str(options["dtype"])]
@@ -92,7 +92,7 @@ def held_model(cell: Cell, ready: Ready | None, options: Options) -> Model | Non
         embedding = loaded * ready.sizes["input_embedding_bytes"] / ready.sizes["model_bytes"]
     elif ready is None and not made.tied:
         embedding = loaded * lm_head_params(made) / parameters(made)
-    return Model(made, loaded, embedding, kv_elements_per_token(made) * _kv_element_bytes(options))
+    return Model(made, loaded, embedding, kv_elements_per_token(made) * kv_element_bytes(options))
 
 
 def bytes_of_shape(cell: Cell, made: Shape | Decoder) -> float:

@@ -11,6 +11,7 @@ from harness.cli import fit
 from harness.cli.exits import NOT_OK, OK, say
 from harness.dataset.gather import Gathered
 from harness.dataset.study import Study
+from harness.recommend.errors import with_predictions
 from harness.report import document, export
 from harness.results import ResultsError, Stored
 from harness.results.files import write_output
@@ -88,7 +89,7 @@ def _of_records(folders: list[Path], baseline_folder: Path | None) -> tuple[Stud
             baseline = _gathered([stack.enter_context(as_folder(baseline_folder))])
         title = ", ".join(folder.resolve().name.removesuffix(SUFFIX) for folder in folders)
         first = [*gathered.cells, *gathered.checks, *gathered.searches][0]
-        return gathered.study(title, baseline), first["machine"]
+        return with_predictions(gathered.study(title, baseline), folders), first["machine"]
 
 
 def _of_log(paths: list[Path], baseline_folder: Path | None) -> tuple[Study, str]:

@@ -17,6 +17,7 @@ from harness.cli.progress import Progress
 from harness.config import Experiment
 from harness.dataset.cells import counted
 from harness.dataset.gather import Gathered
+from harness.recommend.errors import with_predictions
 from harness.report import document
 from harness.results import ResultsError
 
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = experiment.name + ("-only" if arguments.only else "")
     page = (root if arguments.out else Path("reports")) / f"{name}.html"
     try:
-        document.write(page, gathered.study(name))
+        document.write(page, with_predictions(gathered.study(name), [root]))
     except ResultsError as refusal:  # everything is measured, so this is not NOT_STARTED
         say(refusal)
         return NOT_OK

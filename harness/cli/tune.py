@@ -153,7 +153,8 @@ def _options(tuned: Tuned, arguments: argparse.Namespace, threads: int) -> list[
     stack, header = tuned.variant.stack, tuned.cell(DEFAULTS).header
     if not arguments.option:
         logical = machine.facts()["usable_cpus"] or machine.physical_cores()
-        derived = candidates(header, family, arguments.purpose, machine.physical_cores(), logical)
+        cores = machine.physical_cores()
+        derived = candidates(header, family, arguments.purpose, cores, logical, machine.cpu_range())
         return [[each for each in values if not _refused(tuned, each, threads)] for values in derived]
     found: list[Sequence[Changes]] = []
     for given in arguments.option:

@@ -89,6 +89,15 @@ def facts() -> Facts:
     }
 
 
+def cpu_range() -> str | None:
+    """The CPUs that this process may use, as in 0-3; null: several ranges, or not known."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    usable = sorted(os.sched_getaffinity(0))
+    first, last = usable[0], usable[-1]
+    return f"{first}-{last}" if last - first + 1 == len(usable) else None
+
+
 def slug(cpu: str, cores: int, memory_bytes: int, gpus: Sequence[str]) -> str:
     """A folder name that identifies a machine by its hardware."""
     parts = [cpu, f"{cores}c", f"{memory_bytes / 2**30:.0f}gib", *gpus]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from harness.predict.traits import FUSED, GGML, TORCH, Traits
+from harness.predict.traits import DENSE, FUSED, GGML, TORCH, Traits
 
 Name = tuple[str, ...]
 
 # What makes 85 to 95% of the published rows lie in their interval when their size is left out
 # (benchmarks/predictions.py).
 _SPREAD = {
-    ("gpu", GGML): 0.02,
+    ("gpu", GGML): 0.015,
     ("gpu", TORCH): 0.04,
     ("gpu", FUSED): 0.04,
     ("cpu", GGML): 0.04,
@@ -69,14 +69,26 @@ _ROOTS: dict[tuple[str, str, str], tuple[float, float]] = {
     ("mfu", "cpu", TORCH): (0.6, 0.6),
     **{("pairs", kind, engine): (1.0, 0.7) for kind in ("gpu", "cpu") for engine in (GGML, TORCH, FUSED)},
 }
+# The share of the rates measured of each type (the probe's matrices are large, and nothing else is computed),
+# and how far a family of types and a type deviate.
+_OF_RATES = Prior(math.log(0.9), 0.12)
+_SPREADS_OF_RATES = 0.03, 0.04
+# Layers that are not dense: they start more kernels (a router, its choice, indexed products), and read
+# smaller pieces. Guesses, until such a model is measured.
+_KIND = {"layer": Prior(math.log(1.5), 0.5), "eff": Prior(math.log(0.9), 0.2)}
 # How far a stack's kernel, a type, a device and a model deviate from the root: spreads of logarithms.
 _GROUP = {"host": 0.5, "eff": 0.15, "mfu": 0.5}
 _PACKED = 0.5  # products of packed weights against those of 16 bits
 _LIKE = dict.fromkeys(("metal", "hip", "vulkan"), "gpu")  # kinds with the priors of another
 _UNSEEN = 0.3  # more, for other makers' GPUs than NVIDIA's, of which nothing is published here
-_TYPE = {"gpu": 0.04, "cpu": 0.3}
+# Types of a family share their way to be unpacked, and so a part of their deviation.
+_FAMILY, _TYPE = {"gpu": 0.05, "cpu": 0.25}, {"gpu": 0.015, "cpu": 0.15}
 _DEVICE = {"host": 0.35, "step": 0.35, "layer": 0.35, "eff": 0.12, "kv": 0.2, "mfu": 0.2}
-_MODEL = {"cpu": 0.02}
+_MODEL = {
+    ("step", "gpu", GGML): 0.02,
+    ("kv", "gpu", GGML): 0.05,
+    **{("eff", "cpu", engine): 0.02 for engine in (GGML, TORCH, FUSED)},
+}
 FIRST_TOKEN_SPREAD = 0.08
 
 
@@ -96,6 +108,16 @@ def scale_of(traits: Traits) -> float:
     return _INTERVALS.get((kind_of(traits), traits.engine), 1.0)
 
 
+def family_of(quant: str) -> str:
+    """Types of llama.cpp whose kernels unpack alike: blocks of 32 with one scale; K-quants, of which those of
+    2 and 3 bits have scales of so few bits that they bound more than bytes do; codebooks; none."""
+    if quant.startswith(("q2_k", "q3_k")):
+        return "few bits"
+    if quant.startswith(("iq", "mxfp4")):
+        return "codebook"
+    return "k" if "_k" in quant else "legacy" if quant.startswith("q") else "whole"
+
+
 def terms_of(parameter: str, traits: Traits) -> list[tuple[Name, Prior]]:
     """The terms whose sum is the logarithm of a parameter; empty: the parameter is 0."""
     kind = kind_of(traits)
@@ -103,17 +125,24 @@ def terms_of(parameter: str, traits: Traits) -> list[tuple[Name, Prior]]:
     if (root := _ROOTS.get((parameter, like, traits.engine))) is None:
         return []
     wider = _UNSEEN if kind in _LIKE else 0.0
-    shared = Prior(math.log(root[0]), root[1] + wider)
-    found: list[tuple[Name, Prior]] = [((parameter, kind, traits.engine), shared)]
+    shared, spreads = Prior(math.log(root[0]), root[1] + wider), (_FAMILY[like], _TYPE[like])
+    name: Name = (parameter, kind, traits.engine)
+    if parameter == "eff" and traits.multiply_s is not None:
+        name, shared, spreads = (*name, "of rates"), _OF_RATES, _SPREADS_OF_RATES
+    found: list[tuple[Name, Prior]] = [(name, shared)]
+    if parameter in _KIND and traits.kind != DENSE:
+        found.append(((parameter, kind, traits.engine, traits.kind), _KIND[parameter]))
     if parameter in _GROUP:
         found.append(((parameter, kind, "of", traits.group), Prior(0.0, _GROUP[parameter])))
     if parameter == "mfu":
         found.append(((parameter, kind, traits.engine, str(traits.packed)), Prior(0.0, _PACKED)))
     if parameter == "eff":
         of = traits.engine if traits.engine == GGML else traits.group
-        found.append(((parameter, kind, of, traits.type), Prior(0.0, _TYPE[like])))
-        if kind in _MODEL:
-            found.append((("model", traits.device, traits.group, traits.model), Prior(0.0, _MODEL[kind])))
+        for shared_by, spread in zip((family_of(traits.type), traits.type), spreads, strict=True):
+            found.append(((*name, of, "type", shared_by), Prior(0.0, spread)))
+    if (of_engine := (parameter, like, traits.engine)) in _MODEL:
+        of_model = Prior(0.0, _MODEL[of_engine])
+        found.append(((parameter, "model", traits.device, traits.group, traits.model), of_model))
     if parameter in _DEVICE:
         found.append(((parameter, "on", traits.device, traits.engine), Prior(0.0, _DEVICE[parameter])))
     return found

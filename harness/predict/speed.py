@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.predict import robust
+from harness.predict.attention import Attention
 from harness.predict.priors import FIRST_TOKEN_SPREAD, PARAMETERS, Name, Prior, scale_of, spread_of, terms_of
 from harness.predict.traits import Example, Range, Traits
 
@@ -62,14 +63,17 @@ class _Rows:
             name: [[terms.place(*each) for each in terms_of(name, traits)] for traits in rows]
             for name in PARAMETERS
         }
+        self._attention = Attention(rows)
         self._layers = _column(t.layers for t in rows)
-        self._heads = _column(t.layers * t.heads for t in rows)
-        self._read_ms = _column(t.read_bytes / t.bytes_per_s * 1e3 for t in rows)
-        self._kv_ms = _column(t.kv_bytes / t.bytes_per_s * 1e3 for t in rows)
+        self._least_read_ms = _column(t.read_bytes / t.bytes_per_s * 1e3 for t in rows)
+        self._read_ms = _column((t.multiply_s or t.read_bytes / t.bytes_per_s) * 1e3 for t in rows)
+        self._per_byte_ms = _column(1e3 / t.bytes_per_s for t in rows)
         self._static = _column(t.static_tokens or 0 for t in rows)
         self._waits = _column(t.group.startswith(WAITS) for t in rows) > 0
-        self._compute_ms = _column(t.pass_flops / t.flops * 1e3 if t.flops else math.nan for t in rows)
-        self._pair_ms = _column(t.pair_flops / t.flops * 1e3 if t.flops else math.nan for t in rows)
+        self._per_flop_ms = _column(1e3 / t.flops if t.flops else math.nan for t in rows)
+        self._pass_flops = _column(t.pass_flops for t in rows)
+        self._expert_bytes = _column(t.expert_bytes for t in rows)
+        self._idle = _column(1 - t.expert_share for t in rows)
 
     def design(self, terms: int) -> dict[str, Floats]:
         """By parameter, how often each row's logarithm has each term."""
@@ -93,18 +97,22 @@ class _Rows:
         """Latency at positions `n`, of shape (rows, positions)."""
         tokens = np.where(self._static > 0, self._static, n)
         device = p["step"] + p["layer"] * self._layers + self._read_ms / p["eff"]
-        cache = tokens * (self._kv_ms * p["kv"] + (p["head"] * self._heads + p["token"]) * 1e-6)
+        seen = self._attention.at(tokens)
+        cache = seen.kv_bytes * self._per_byte_ms * p["kv"]
+        cache = cache + (p["head"] * seen.heads + p["token"] * seen.tokens) * 1e-6
         beside, after = np.where(self._waits, 0.0, cache), np.where(self._waits, cache, 0.0)
         return _slower(p["host"] * self._layers, device + beside) + after
 
     def first_token_ms(self, p: Parameters, tokens: Floats) -> Floats:
-        """Of prompts: a step, or the time of its products, whichever is longer. NaN without a rate."""
-        products = tokens * self._compute_ms + tokens * (tokens + 1) / 2 * self._pair_ms * p["pairs"]
-        return _slower(self.ms(p, np.ones_like(tokens)), products / p["mfu"])
+        """Of prompts: a step that reads the experts of all tokens, if each chooses its own uniformly, or the
+        time of its products, whichever is longer. NaN without a rate."""
+        flops = tokens * self._pass_flops + self._attention.pair_flops(tokens) * p["pairs"]
+        others = self._expert_bytes * (self._idle - self._idle**tokens) * self._per_byte_ms / p["eff"]
+        return _slower(self.ms(p, np.ones_like(tokens)) + others, flops * self._per_flop_ms / p["mfu"])
 
     def least_ms(self, n: Floats) -> Floats:
         """To read the weights, and the cache up to `n`, once."""
-        return self._read_ms + self._kv_ms * n
+        return self._least_read_ms + self._attention.at(n).kv_bytes * self._per_byte_ms
 
 
 def _slopes(of: Callable[[Parameters], Floats], p: Parameters, design: dict[str, Floats]) -> Floats:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.predict.speed import Predictor
-from harness.predict.traits import Example, Range
+from harness.predict.sums import added
+from harness.predict.traits import Example, Range, Traits
 from harness.recommend.candidates import WHOLE_BITS, Candidate
 
 SHORT_PROMPT = 2048
@@ -14,7 +15,7 @@ MOST_LOSS = 0.02  # of the perplexity of 16-bit weights; more is not `balance`
 PERPLEXITY_NOISE = 0.006  # its standard error, as llama.cpp prints it on wikitext
 NEARLY_WHOLE = WHOLE_BITS - 1  # bits per weight of 16-bit weights, give or take a few tensors
 LEAST_BITS = 4.5  # per weight, for `balance` where no quality is known
-MEASURED = "measured"
+MEASURED, CALIBRATED, ELSEWHERE, THEORY = BASES = "measured", "calibrated", "calibrated elsewhere", "theory"
 GOALS = ("balance", "speed", "quality", "context")
 
 
@@ -61,8 +62,8 @@ def choices(
     predictor, traits = Predictor(examples), [each.traits for each in found]
     figures = zip(
         found,
-        predictor.tokens_per_s(traits, 1),
-        predictor.tokens_per_s(traits, context),
+        _tokens_per_s(predictor, found, 1),
+        _tokens_per_s(predictor, found, context),
         predictor.first_token_ms(traits, SHORT_PROMPT),
         predictor.first_token_ms(traits, context),
         strict=True,
@@ -73,19 +74,31 @@ def choices(
     ]
 
 
+def _tokens_per_s(predictor: Predictor, found: Sequence[Candidate], n: int) -> list[Range]:
+    """At position n; a step takes its parts one after the other."""
+    parts = iter(predictor.latency_ms([part for each in found for part in each.parts], n))
+    return [added([next(parts) for _ in each.parts]).inverted(1e3) for each in found]
+
+
 def basis(candidate: Candidate, examples: Sequence[Example]) -> str:
     """`measured`: this variant on this device; `calibrated`: others of its kind of stack there; `calibrated
-    elsewhere`: its kind of stack on another device of its kind; `theory`: none of these."""
-    wanted = candidate.traits
+    elsewhere`: its kind of stack on another device of its kind; `theory`: none of these. Of a variant in two
+    memories, the weaker."""
+    return max((_basis(each, examples) for each in candidate.parts), key=BASES.index)
+
+
+def _basis(wanted: Traits, examples: Sequence[Example]) -> str:
     alike = [each.traits for each in examples if each.traits.family == wanted.family]
     same_stack = [each for each in alike if each.group == wanted.group]
     here = [each for each in same_stack if each.device == wanted.device]
-    if any((each.model, each.type) == (wanted.model, wanted.type) for each in here):
+    if any(
+        (each.model, each.type, each.layers) == (wanted.model, wanted.type, wanted.layers) for each in here
+    ):
         return MEASURED
     engines = {(each.device, each.engine) for each in alike}
     if here or (wanted.device, wanted.engine) in engines:
-        return "calibrated"
-    return "calibrated elsewhere" if any(engine == wanted.engine for _, engine in engines) else "theory"
+        return CALIBRATED
+    return ELSEWHERE if any(engine == wanted.engine for _, engine in engines) else THEORY
 
 
 def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
@@ -129,6 +142,8 @@ def _said(words: str, goal: str, best: Choice) -> str:
             return f"{words} (16 bits)"
         if best.quality:
             return f"{words} (perplexity {best.quality.loss:+.1%})"
+        if best.candidate.bits < LEAST_BITS:
+            return f"fastest, as none has {LEAST_BITS} bits a weight or a known quality"
         return f"fastest with at least {LEAST_BITS} bits a weight, quality unknown"
     if goal == "quality" and best.quality is None and best.candidate.bits < NEARLY_WHOLE:
         return "most bits a weight that fit, quality unknown"

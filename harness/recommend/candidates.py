@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 from harness import plan
 from harness.analysis.records import traffic
 from harness.campaign import forecast
 from harness.campaign.forecast import Device
-from harness.campaign.held import engine_of, held_model
+from harness.campaign.held import engine_of, held_model, kv_element_bytes
 from harness.config import Decode, Experiment, Model, Protocol
 from harness.config.mistakes import Mistakes
 from harness.config.variants import expanded
 from harness.plan import Cell
 from harness.predict.traits import Traits
-from harness.recommend import kinds
+from harness.recommend import kinds, splits, type_rates
+from harness.recommend.splits import Memory, Split
+from harness.recommend.type_rates import Rates
 from harness.stacks.header import Header, stacks
-from harness.theory import footprint
-from harness.theory.demand import pair_flops
+from harness.stacks.rules import Options
+from harness.theory import decoder, demand, footprint
+from harness.theory.choices import OF_MIXTURES
+from harness.theory.decoder import Decoder
+from harness.theory.floors import MOVED_STATE
+from harness.theory.footprint import LLAMA_CPP
+from harness.theory.gguf_types import quantized
 from harness.theory.machine import Machine
 from harness.theory.rows import is_quantized
-from harness.theory.shapes import Shape, active_params, parameters
+from harness.theory.shapes import Shape
+from harness.theory.tensors import Tensor
 
 PROMPT = 25  # tokens, as in the study
 WHOLE_BITS = 16  # per weight: the reference of quality
+# Its checkpoint is in MXFP4, which llama.cpp's converter keeps.
+_RELEASED_IN_MXFP4 = ("gpt-oss",)
 
 
 @dataclass(frozen=True)
 class Place:
     """Where a model would run. `bytes_per_s`: read bandwidth, `rates`: FLOP/s by whether weights are
-    quantized; null: unknown. `here`: it is this machine."""
+    quantized; null: unknown. `here`: it is this machine. `host`: of a GPU, the CPU and main memory beside it,
+    where layers may be too; null: not known."""
 
     device: Device
     name: str
@@ -38,15 +51,48 @@ class Place:
     rates: dict[bool, float | None]
     threads: int
     here: bool = False
+    host: Place | None = None
+
+    @property
+    def devices(self) -> list[Place]:
+        """It, and the one beside it."""
+        return [self, *([self.host] if self.host else [])]
+
+    @property
+    def available_bytes(self) -> float:
+        """That a model can use."""
+        return float(self.device.memory_bytes or 0) - self.device.reserve_bytes
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model that is to run. `stored`: the type of a quantized GGUF, which stays what it is, with its
+    `tensors`."""
+
+    model: Model
+    made: Shape | Decoder
+    stored: str | None = None
+    tensors: tuple[Tensor, ...] = ()
+
+    @property
+    def shape(self) -> Shape | None:
+        """Of a dense Llama-like model; null for others."""
+        return decoder.made(self.made).shape
+
+    def stored_as(self, quant: str) -> Sequence[Tensor]:
+        """Its tensors in a GGUF of this type."""
+        return self.tensors or _quantized(self.made, quant)
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A variant that can run. `memory_bytes`: at the context asked for; `longest`: the longest context that
     fits, at most the `trained` one or the one asked for; null: none fits. `bits`: per weight, of all
-    tensors of a GGUF, else of the linear layers."""
+    tensors of a GGUF, else of the linear layers. `split`: layers on the CPU besides, whose bytes do not count
+    in `memory_bytes`. `type`: of the weights in a GGUF; empty for others."""
 
     cell: Cell
+    type: str
     traits: Traits
     memory_bytes: float
     available_bytes: float
@@ -54,10 +100,29 @@ class Candidate:
     bits: float
     longest: int | None
     trained: int
+    split: Split | None = None
 
     @property
     def fits(self) -> bool:
-        return self.memory_bytes <= self.available_bytes
+        return self.memory_bytes <= self.available_bytes and (self.split is None or self.split.fits)
+
+    @property
+    def parts(self) -> list[Traits]:
+        """What a step takes one after the other."""
+        return [self.traits, self.split.traits] if self.split else [self.traits]
+
+    def given(self, device: str, rates: Rates) -> Candidate:
+        """With the rates by type of a device."""
+        traits = type_rates.given(self.traits, rates) if self.traits.device == device else self.traits
+        split = self.split
+        if split and split.traits.device == device:
+            split = replace(split, traits=type_rates.given(split.traits, rates))
+        return replace(self, traits=traits, split=split)
+
+
+@lru_cache(maxsize=64)
+def _quantized(made: Shape | Decoder, quant: str) -> tuple[Tensor, ...]:
+    return tuple(quantized(made, quant, as_published=decoder.made(made).shape is not None))
 
 
 def place_of(machine: Machine, name: str, threads: int) -> Place:
@@ -70,88 +135,169 @@ def place_of(machine: Machine, name: str, threads: int) -> Place:
         reserve_bytes=machine.reserve.value,
     )
     rates = {}
-    for quantized in (False, True):
-        rate = machine.kernel_rate(quantized)
-        rates[quantized] = machine.rates[rate].value if rate else None
+    for quantized_weights in (False, True):
+        rate = machine.kernel_rate(quantized_weights)
+        rates[quantized_weights] = machine.rates[rate].value if rate else None
     return Place(device, machine.name, machine.bandwidth_bytes_per_s, rates, threads)
 
 
-def candidates(
-    model: Model, shape: Shape, place: Place, context: int, chosen: Sequence[str] = ()
-) -> list[Candidate]:
+def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[str] = ()) -> list[Candidate]:
     """All that can run; `chosen`: of these stacks alone. What exceeds a limit of its stack, or runs there
-    only to be tried, is left out."""
+    only to be tried, is left out, and so are PyTorch's stacks for models that are not dense: no memory of
+    theirs is known."""
     found = []
     for header in stacks().values():
-        if (not chosen or header.stack in chosen) and _runs_on(header, place.device.family):
-            for cell in _cells(model, header, context):
-                if (candidate := _candidate(cell, shape, place, context)) is not None:
-                    found.append(candidate)
+        if (chosen and header.stack not in chosen) or not _runs_on(header, place.device.family):
+            continue
+        if subject.shape is None and header.memory != LLAMA_CPP:
+            continue
+        for cell in _cells(subject, header, context):
+            if (candidate := _candidate(subject, cell, place, context)) is not None:
+                found.append(candidate)
+                if not candidate.fits and (split := _split(subject, candidate, place, context)):
+                    found.append(split)
     return found
 
 
 def _runs_on(header: Header, family: str) -> bool:
     if family not in ("cpu", "cuda"):  # nothing was measured there, but llama.cpp runs on all of them
-        return header.memory == footprint.LLAMA_CPP
+        return header.memory == LLAMA_CPP
     return family not in header.functional and header.environment_for(family) is not None
 
 
-def _cells(model: Model, header: Header, context: int) -> Iterator[Cell]:
+def _cells(subject: Subject, header: Header, context: int) -> Iterator[Cell]:
     workload = Decode(prompt_tokens=min(PROMPT, context - 1), new_tokens=context - min(PROMPT, context - 1))
     mistakes = Mistakes(lambda loc: f"runners/{header.stack}.py: offers")
-    rows = [{"stack": header.stack, **row} for row in header.offers or ({},)]
+    offers = [each for row in header.offers or ({},) for each in _offered(row, subject, header)]
+    rows = [{"stack": header.stack, **row} for row in offers]
     variants = [variant for row in rows for variant in expanded(row, (), [], mistakes)]
     mistakes.stop_if_any()
     experiment = Experiment(
         name="recommended",
         protocol=Protocol(),
-        models=(model,),
+        models=(subject.model,),
         variants=tuple(variants),
         workloads=(workload,),
     )
     yield from plan.cells(experiment)
 
 
-def _candidate(cell: Cell, shape: Shape, place: Place, context: int) -> Candidate | None:
+def _offered(row: dict[str, Any], subject: Subject, header: Header) -> Iterator[dict[str, Any]]:
+    """A row with the types of weights that this model may have. A type that llama.cpp does not make here is a
+    row of its own, which takes the file as it is."""
+    made = decoder.made(subject.made)
+    if header.memory != LLAMA_CPP or "quant" not in row:
+        yield row
+        return
+    types: list[str] = [] if made.arch in _RELEASED_IN_MXFP4 else row["quant"]
+    types = [*types, OF_MIXTURES] if made.experts else types
+    if subject.stored is not None:
+        types = [subject.stored]
+    others = {key: value for key, value in row.items() if key != "quant"}
+    made_here = [each for each in types if each in header.options["quant"].choices]
+    if made_here:
+        yield {**others, "quant": made_here}
+    for each in types:
+        if each not in made_here:
+            yield {**others, "name": each}
+
+
+def _candidate(subject: Subject, cell: Cell, place: Place, context: int) -> Candidate | None:
     """Null if it cannot run."""
     device = place.device
     expected = forecast.forecast_cell(cell, None, device, place.threads)
     options = cell.options(place.threads)
-    held = held_model(cell, None, options)
+    held = _held(subject, cell, options)
     if expected.broken or held is None:
         return None
-    engine = engine_of(cell, options, device.family != "cpu", shape)
-    available = float(device.memory_bytes or 0) - device.reserve_bytes
-    uncapped = footprint.longest(engine, held, available)
-    group = kinds.group(cell.header, cell.variant.name, options)
-    bits = held.weight_bytes * 8 / parameters(shape)
-    traits = Traits(
-        group=group,
-        engine=kinds.engine(cell.header, group),
-        type=str(cell.quant) if cell.weights_format == "gguf" else "",
-        model=cell.model.name,
-        device=place.name,
-        family=device.family,
-        layers=shape.layers,
-        heads=shape.heads,
-        read_bytes=held.weight_bytes - held.embedding_bytes,
-        kv_bytes=held.kv_bytes_per_token,
-        bytes_per_s=place.bytes_per_s,
-        pass_flops=2.0 * active_params(shape),
-        pair_flops=pair_flops(shape),
-        packed=is_quantized(bits),
-        flops=place.rates[is_quantized(bits)],
-    )
-    memory = footprint.total(engine, held, context)
+    engine = engine_of(cell, options, device.family != "cpu", held.shape)
+    uncapped = footprint.longest(engine, held, place.available_bytes)
+    bits = held.weight_bytes * 8 / decoder.parameters(held.shape)
+    trained = held.shape.context
     return Candidate(
         cell=cell,
-        traits=traits,
-        memory_bytes=memory,
-        available_bytes=available,
+        type=_type(subject, cell) if cell.weights_format == "gguf" else "",
+        traits=_traits(subject, cell, held, options, place, bits),
+        memory_bytes=footprint.total(engine, held, context),
+        available_bytes=place.available_bytes,
         weight_bytes=held.weight_bytes,
         bits=bits if cell.weights_format == "gguf" else _linear_bits(cell),
-        longest=uncapped and min(uncapped, max(shape.context, context)),
-        trained=shape.context,
+        longest=uncapped and min(uncapped, max(trained, context)),
+        trained=trained,
+    )
+
+
+def _held(subject: Subject, cell: Cell, options: Options) -> footprint.Model | None:
+    """As the stack of the cell holds it; null: not known."""
+    if cell.weights_format != "gguf":
+        return held_model(cell, None, options)
+    tensors = subject.stored_as(_type(subject, cell))
+    needs = demand.of_tensors(subject.made, tensors, 8 * kv_element_bytes(options))
+    return footprint.Model(
+        subject.made, needs.resident_bytes, needs.embedding_bytes, needs.kv_bytes_per_token
+    )
+
+
+def _type(subject: Subject, cell: Cell) -> str:
+    return cell.quant or subject.stored or OF_MIXTURES
+
+
+def _traits(
+    subject: Subject, cell: Cell, held: footprint.Model, options: Options, place: Place, bits: float
+) -> Traits:
+    group, made = kinds.group(cell.header, cell.variant.name, options), held.made
+    read, needs = held.weight_bytes - held.embedding_bytes, None
+    types: tuple[tuple[str, float], ...] = ()
+    if cell.weights_format == "gguf":
+        tensors = subject.stored_as(_type(subject, cell))
+        needs = demand.of_tensors(made, tensors)
+        read, types = needs.weight_bytes_per_token, kinds.of_types(made, tensors)
+    return Traits(
+        group=group,
+        engine=kinds.engine(cell.header, group),
+        type=_type(subject, cell) if cell.weights_format == "gguf" else "",
+        model=cell.model.name,
+        device=place.name,
+        family=place.device.family,
+        read_bytes=read + (MOVED_STATE * needs.state_bytes if needs else 0.0),
+        bytes_per_s=place.bytes_per_s,
+        packed=is_quantized(bits),
+        flops=place.rates[is_quantized(bits)],
+        expert_bytes=needs.expert_bytes if needs else 0.0,
+        expert_share=made.expert_share,
+        of_types=types,
+        **kinds.of_model(made, held.kv_bytes_per_token),
+    )
+
+
+def _split(subject: Subject, whole: Candidate, place: Place, context: int) -> Candidate | None:
+    """The same with as many layers on the GPU as fit, and the others on the CPU; null: not one fits, or there
+    is no memory beside the GPU's."""
+    host, cell = place.host, whole.cell
+    if host is None or cell.weights_format != "gguf":
+        return None
+    options = cell.options(place.threads)
+    gpu, cpu = (
+        Memory(engine_of(cell, options, each is place, subject.made), each.available_bytes)
+        for each in (place, host)
+    )
+    tensors = subject.stored_as(_type(subject, cell))
+    sides = splits.divided(decoder.made(subject.made), tensors, kv_element_bytes(options), gpu, cpu, context)
+    if sides is None:
+        return None
+    on_gpu, on_cpu = sides
+    layers = on_gpu.model.made.count + 1
+    longest = min(on_gpu.longest or 0, on_cpu.longest or 0)
+    beside = replace(
+        on_cpu.of(whole.traits), device=host.name, family=host.device.family, bytes_per_s=host.bytes_per_s
+    )
+    return replace(
+        whole,
+        cell=splits.with_layers(cell, layers),
+        traits=on_gpu.of(whole.traits),
+        memory_bytes=on_gpu.bytes_at(context),
+        longest=min(longest, max(whole.trained, context)) or None,
+        split=Split(layers, beside, on_cpu.bytes_at(context), host.available_bytes),
     )
 
 

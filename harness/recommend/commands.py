@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.plan import Cell
+from harness.recommend.candidates import Candidate
+
+_ALL_LAYERS = 999
 
 
 @dataclass(frozen=True)
@@ -20,29 +23,46 @@ class Source:
     gguf_type: str | None = None
 
 
-def of_cell(cell: Cell, source: Source, context: int, on_gpu: bool, threads: int | None) -> dict[str, str]:
+def of_candidate(
+    candidate: Candidate, source: Source, context: int, on_gpu: bool, threads: int | None
+) -> dict[str, str]:
     """By program, how to run the variant. `threads`: null where the machine is not this one."""
+    cell = candidate.cell
+    pairs = {"stack": cell.variant.stack, **cell.variant.options}.items()
+    ours = {"harness run": f"variants: [{{{', '.join(f'{key}: {_yaml(value)}' for key, value in pairs)}}}]"}
     if cell.weights_format == "gguf":
-        return _llama_cpp(cell, source, context, on_gpu, threads)
+        return _llama_cpp(candidate, source, context, on_gpu, threads) | ours
+    return _of_torch(cell, source, context, on_gpu) | ours
+
+
+def _of_torch(cell: Cell, source: Source, context: int, on_gpu: bool) -> dict[str, str]:
     checkpoint = source.checkpoint or f"a checkpoint of {source.name}"
     where = ', device_map="cuda"' if on_gpu else ""
-    stack, packed = cell.variant.stack, f"a {cell.weights_format.upper()} checkpoint of {source.name}"
     load = f'AutoModelForCausalLM.from_pretrained("{checkpoint}", '
-    if stack == "hf":
-        return {"transformers": f'{load}dtype="bfloat16"{where})'}
-    if stack == "bnb":
+    if cell.variant.stack == "bnb":
         bits = "load_in_8bit=True" if cell.quant == "int8" else "load_in_4bit=True"
         more = ', bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16"' if cell.quant == "nf4" else ""
         return {"transformers": f"{load}quantization_config=BitsAndBytesConfig({bits}{more}){where})"}
-    options = ", ".join(f"{key}: {_yaml(value)}" for key, value in cell.variant.options.items())
-    return {"harness": f"a config with {{stack: {stack}, {options}}} and the weights of {packed}"}
+    if cell.variant.stack == "hf":
+        found = {"transformers": f'{load}dtype="bfloat16"{where})'}
+        served = f'"{checkpoint}" --dtype bfloat16'
+    else:
+        found, served = {}, f'"a {cell.weights_format.upper()} checkpoint of {source.name}"'
+    return found | ({"vLLM": f"vllm serve {served} --max-model-len {context}"} if on_gpu else {})
 
 
 def config(cells: Sequence[Cell], model: Mapping[str, object], device: str, context: int) -> str:
     """YAML for `harness run` that measures the variants: a short decode, and windows up to the context.
     `model`: its row."""
     depths = sorted({0, context // 4, context - 1})
-    rows = [{"stack": cell.variant.stack, **cell.variant.options} for cell in cells]
+    rows = [
+        {
+            "stack": cell.variant.stack,
+            **({"name": measured_name(cell)} if _takes_file_as_it_is(cell) else {}),
+            **cell.variant.options,
+        }
+        for cell in cells
+    ]
     return (
         f"device: {device}\n"
         "protocol: {new_tokens: 128, repeats: 2, retry_disturbed: 1}\n"
@@ -53,17 +73,41 @@ def config(cells: Sequence[Cell], model: Mapping[str, object], device: str, cont
     )
 
 
-def _llama_cpp(cell: Cell, source: Source, context: int, on_gpu: bool, threads: int | None) -> dict[str, str]:
-    options, quant = cell.options(threads or 1), str(cell.quant)
+def measured_name(cell: Cell) -> str:
+    """Of the variant in that config, where given names have no `=`."""
+    name = cell.variant.name
+    return name.replace("=", "-") if _takes_file_as_it_is(cell) else name
+
+
+def _takes_file_as_it_is(cell: Cell) -> bool:
+    """Then its options do not tell the type, so its row has a name."""
+    return cell.weights_format == "gguf" and cell.quant is None
+
+
+def calibration(device: str) -> str:
+    """YAML for `harness run` that measures what other variants are predicted from: two sizes, three types."""
+    return (
+        f"device: {device}\n"
+        "protocol: {new_tokens: 64, repeats: 3, retry_disturbed: 1}\n"
+        "models: [{shape: qwen1.5-0.5b}, {shape: qwen1.5-1.8b}]\n"
+        "variants: [{stack: llamacpp, quant: [q8_0, q4_0, q4_k_m]}]\n"
+    )
+
+
+def _llama_cpp(
+    candidate: Candidate, source: Source, context: int, on_gpu: bool, threads: int | None
+) -> dict[str, str]:
+    options, quant = candidate.cell.options(threads or 1), candidate.type
+    layers = candidate.split.gpu_layers if candidate.split else _ALL_LAYERS if on_gpu else 0
     is_given = source.gguf is not None and source.gguf_type == quant
     file = str(source.gguf) if is_given else f"{source.name}-{quant.upper()}.gguf"
     whole = source.gguf or f"{source.name}-F16.gguf"
     flash, cache = bool(options.get("flash_attn")), [str(options.get(k)) for k in ("type_k", "type_v")]
-    given = f"-m {file} -c {context} {'-ngl 999 ' if on_gpu else ''}-fa {'on' if flash else 'off'}"
-    given += f" -t {threads}" if threads and not on_gpu else ""
+    given = f"-m {file} -c {context} {f'-ngl {layers} ' if on_gpu else ''}-fa {'on' if flash else 'off'}"
+    given += f" -t {threads}" if threads and (not on_gpu or candidate.split) else ""
     given += f" -ctk {cache[0]} -ctv {cache[1]}" if cache != ["f16", "f16"] else ""
     lines = [f"FROM {file if file.startswith('/') else './' + file}", f"PARAMETER num_ctx {context}"]
-    lines += [f"PARAMETER num_gpu {999 if on_gpu else 0}"]
+    lines += [f"PARAMETER num_gpu {layers}"]
     lines += [f"PARAMETER num_thread {threads}"] if threads and not on_gpu else []
     variables = ["OLLAMA_FLASH_ATTENTION=1"] if flash else []
     variables += [f"OLLAMA_KV_CACHE_TYPE={cache[0]}"] if cache[0] != "f16" else []

@@ -5,19 +5,23 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 
 from harness.analysis.records import traffic
 from harness.analysis.rows import Cell
 from harness.analysis.surface_rows import DepthsRow
 from harness.dataset.gather import Gathered
 from harness.predict.traits import GGML, Example, Traits
-from harness.recommend import kinds
+from harness.recommend import kinds, splits, type_rates
+from harness.recommend.kinds import OfModel
+from harness.recommend.type_rates import Rates
 from harness.results import ResultsError, Stored, prefill_series
 from harness.results.kinds import Record, loaded_of
 from harness.stacks.header import Header, stacks
-from harness.theory.demand import pair_flops
+from harness.theory.floors import MOVED_STATE
+from harness.theory.gguf_types import ALL_QUANTS, quantized
 from harness.theory.rows import is_quantized
-from harness.theory.shapes import Shape, active_params
+from harness.theory.shapes import Shape
 
 PROMPT_TOKENS = 64  # a shorter prompt tells nothing of the compute rate
 _PASSES = ("n", "latency_ns", "depth")
@@ -44,15 +48,19 @@ def of_published(published: Iterable[Stored]) -> list[Example]:
     return found
 
 
-def of_own(gathered: Gathered) -> list[Example]:
+def of_own(gathered: Gathered, bandwidths: Mapping[str, float] | None = None) -> list[Example]:
     """One example per cell that was measured in full, and one for each depth of its windows. Shares of a
-    device's bandwidth mean the same in all: they are of the best that was measured on it."""
+    device's bandwidth mean the same in all: they are of the best that was measured on it. `bandwidths`: by
+    CPU, for records whose campaign could not measure it."""
     found: list[Example] = []
     for cell in gathered.cells:
         if (stored := gathered.behind(cell)) is None or cell["status"] != "ok":
             continue
         length = cell["n_ctx"] if cell["kv_read"] == "full" else None
-        traits = _traits(stored.record, cell["variant"], cell["bandwidth_bytes_per_s"], length)
+        measured = cell["bandwidth_bytes_per_s"]
+        if measured is None and bandwidths and stored.record.get("device") == "cpu":
+            measured = bandwidths.get(str(stored.record["machine"]["cpu"]))
+        traits = _traits(stored.record, cell["variant"], measured, length)
         if traits is not None:
             found += _of_cell(cell, stored, traits)
     best: dict[str, float] = {}
@@ -70,47 +78,100 @@ def with_bandwidths(examples: Iterable[Example], of_device: Mapping[str, float])
     return found
 
 
+def with_rates(examples: Iterable[Example], device: str, rates: Rates) -> list[Example]:
+    """The examples, those of a device with its rates by type."""
+    return [
+        replace(each, traits=type_rates.given(each.traits, rates)) if each.traits.device == device else each
+        for each in examples
+    ]
+
+
 def _traits(
     record: Record, variant: str, measured_bytes_per_s: float | None, static_tokens: int | None
 ) -> Traits | None:
-    """Null where the stack, the shape, the bytes or the device's bandwidth are not known."""
-    header, given = stacks().get(record["stack"]), record["model"].get("shape")
-    kv_bytes, read = traffic.kv_bytes_per_token(record), _read_bytes(record, header, variant)
+    """Null where the stack, the model, the bytes or the device's bandwidth are not known."""
+    header = stacks().get(record["stack"])
     sheet = traffic.data_sheet(record)
     bandwidth = sheet.data_sheet_bytes_per_s if sheet else measured_bytes_per_s
-    if header is None or not given or kv_bytes is None or not read or not bandwidth:
+    if header is None or not bandwidth or (model := _of_model(record)) is None or _is_special(record):
         return None
-    shape, group = Shape(**given), kinds.group(header, variant, record.get("options") or {})
-    rate = sheet and sheet.kernel_rate(is_quantized(traffic.bpw(record) or 16))
+    group = kinds.group(header, variant, record.get("options") or {})
     engine, on_cpu = kinds.engine(header, group), record.get("device") == "cpu"
+    quant = _type(str(loaded_of(record).get("quant") or variant)) if engine == GGML else ""
+    if not (read := _read_bytes(record, header, variant, quant)):
+        return None
+    packed = is_quantized(traffic.bpw(record) or 16)
+    rate = sheet and sheet.kernel_rate(packed)
+    needs = traffic.prefill_demand(record)
+    state, experts = (needs.state_bytes, needs.expert_bytes) if needs else (0.0, 0.0)
     return Traits(
         group=group,
         engine=engine,
-        type=str(loaded_of(record).get("quant") or variant) if engine == GGML else "",
+        type=quant,
         model=record["model"]["name"],
         device=sheet.name if sheet else str(record["machine"]["cpu"]),
         family="cpu" if on_cpu else "cuda",
-        layers=shape.layers,
-        heads=shape.heads,
-        read_bytes=read,
-        kv_bytes=kv_bytes,
+        read_bytes=read + MOVED_STATE * state,
         bytes_per_s=bandwidth,
-        pass_flops=2.0 * active_params(shape),
-        pair_flops=pair_flops(shape),
-        packed=is_quantized(traffic.bpw(record) or 16),
+        packed=packed,
         flops=sheet.rates[rate].value if sheet and rate else None,
         static_tokens=static_tokens,
+        expert_bytes=experts,
+        expert_share=needs.experts_used / needs.experts if needs and needs.experts else 1.0,
+        of_types=_of_types(record, quant, read),
+        **model,
     )
 
 
-def _read_bytes(record: Record, header: Header | None, variant: str) -> float | None:
-    """Of a step. Of published variants only the nominal bits are known; their formats tell the rest."""
+def _type(quant: str) -> str:
+    """As the harness names it: llama.cpp's own words of a type are `MXFP4 MoE`, `IQ4_XS - 4.25 bpw`."""
+    return quant.partition(" - ")[0].replace(" ", "_")
+
+
+def _is_special(record: Record) -> bool:
+    """Whether some of its layers were on the CPU beside the GPU, or a search tried its options."""
+    on_gpu = (record.get("options") or {}).get(splits.OPTION, splits.ALL)
+    is_split = record.get("device") != "cpu" and on_gpu != splits.ALL
+    return is_split or "setting" in (record.get("campaign") or {})
+
+
+def _of_model(record: Record) -> OfModel | None:
+    """Null where neither its shape nor its layers are known."""
+    given, made = record["model"].get("shape"), record["model"]["weights"].get("decoder")
+    if made and (needs := traffic.prefill_demand(record)):
+        return kinds.of_demand(needs, sum(each["layers"] for each in made["caches"]))
+    kv_bytes = traffic.kv_bytes_per_token(record)
+    return kinds.of_model(Shape(**given), kv_bytes) if given and kv_bytes else None
+
+
+def _read_bytes(record: Record, header: Header, variant: str, quant: str) -> float | None:
+    """Of weights, in a step. Of published variants only the nominal bits are known; their formats tell the
+    rest."""
     given = record["model"].get("shape")
-    if record.get("reported") and header and given:
+    if record.get("reported") and given:
+        if quant in ALL_QUANTS:
+            return sum(size for _, size in _types_of(Shape(**given), quant))
         found = kinds.read_bytes(header, Shape(**given), _BNB.get(variant), traffic.bpw(record))
         if found:
             return found
     return traffic.weight_bytes_per_token(record)
+
+
+def _of_types(record: Record, quant: str, read: float) -> tuple[tuple[str, float], ...]:
+    """In the shares of llama.cpp's rules for a dense model, else in those of all tensors of the file. Empty:
+    not known."""
+    given, header = record["model"].get("shape"), record["model"]["weights"].get("header")
+    if given and quant in ALL_QUANTS:
+        found = _types_of(Shape(**given), quant)
+    else:
+        found = tuple(header.get("bytes_by_type", {}).items()) if header else ()
+    whole = sum(size for _, size in found)
+    return tuple((name, size * read / whole) for name, size in found)
+
+
+@cache
+def _types_of(shape: Shape, quant: str) -> tuple[tuple[str, float], ...]:
+    return kinds.of_types(shape, quantized(shape, quant, as_published=True))
 
 
 def _of_cell(cell: Cell, stored: Stored, traits: Traits) -> Iterator[Example]:

@@ -1,19 +1,64 @@
-"""Which variants share their costs: the group, engine and type of weights of a variant, for predictions."""
+"""Which variants share their costs, and what a model costs in each: for predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from harness.predict.traits import FUSED, GGML, TORCH
+from typing_extensions import TypedDict
+
+from harness.predict.traits import DENSE, EXPERTS, FUSED, GGML, STATES, TORCH
 from harness.stacks.header import Header
+from harness.theory import decoder, demand
+from harness.theory.decoder import Decoder
+from harness.theory.floors import Demand, Reach
 from harness.theory.footprint import BITSANDBYTES, LLAMA_CPP
 from harness.theory.loaded import loaded_bytes
 from harness.theory.packed import FORMATS, Packing, packed_bytes
 from harness.theory.shapes import Shape, lm_head_params
-from harness.theory.tensors import of_shape
+from harness.theory.tensors import Tensor, of_shape, streamed_bytes
 
+NOT_REPACKED = "not repacked"
 _PLAIN = "f16"
 _BYTES_16 = 2
+_HEAD_ELEMENTS = 128  # where a record does not say; most models' heads have as many
+
+
+class OfModel(TypedDict):
+    """What the traits of all variants of a model have in common, besides the bytes of its weights."""
+
+    layers: int
+    reaches: tuple[Reach, ...]
+    head_elements: int
+    pass_flops: float
+    kind: str
+
+
+def of_model(model: Shape | Decoder, kv_bytes_per_token: float) -> OfModel:
+    """Of a model, with a cache of so many bytes a token."""
+    made = decoder.made(model)
+    found = of_demand(demand.with_kv(demand.of_bits(made, 16), kv_bytes_per_token), made.count)
+    return found | {"head_elements": made.shape.head_dim} if made.shape else found
+
+
+def of_demand(needs: Demand, layers: int) -> OfModel:
+    """Of a model of which a record has the demand alone."""
+    return {
+        "layers": layers,
+        "reaches": needs.reaches,
+        "head_elements": _HEAD_ELEMENTS,
+        "pass_flops": needs.flops_per_token,
+        "kind": STATES if needs.state_bytes else EXPERTS if needs.experts else DENSE,
+    }
+
+
+def of_types(model: Shape | Decoder, tensors: Sequence[Tensor]) -> tuple[tuple[str, float], ...]:
+    """Bytes that a step reads by the type of the tensors."""
+    made = decoder.made(model)
+    found: dict[str, float] = {}
+    for each in tensors:
+        streamed = streamed_bytes(each, made.tied, made.expert_share)
+        found[each.type] = found.get(each.type, 0.0) + streamed
+    return tuple((name, size) for name, size in found.items() if size)
 
 
 def group(header: Header, variant: str, options: Mapping[str, object]) -> str:
@@ -23,7 +68,8 @@ def group(header: Header, variant: str, options: Mapping[str, object]) -> str:
         return f"{header.stack} {header.published.get(variant, variant)}"
     cache = [str(options.get(name, _PLAIN)) for name in ("type_k", "type_v")]
     parts = [header.stack, *(["flash"] if options.get("flash_attn") else [])]
-    return " ".join([*parts, *(each for each in dict.fromkeys(cache) if each != _PLAIN)])
+    parts += [each for each in dict.fromkeys(cache) if each != _PLAIN]
+    return " ".join([*parts, *([NOT_REPACKED] if options.get("repack") is False else [])])
 
 
 def engine(header: Header, of_group: str) -> str:

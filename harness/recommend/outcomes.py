@@ -12,8 +12,10 @@ from typing_extensions import TypedDict
 
 from harness.analysis.rows import Cell
 from harness.recommend.answer import Choice
+from harness.recommend.commands import measured_name
+from harness.recommend.type_rates import FOLDER
 
-FOLDER, NAME = "recommended", "outcomes.jsonl"  # in the results folder
+NAME = "outcomes.jsonl"  # in that folder of the results
 
 
 class Outcome(TypedDict):
@@ -33,7 +35,7 @@ class Outcome(TypedDict):
 def of_choice(choice: Choice, windows: Sequence[Cell], context: int) -> Outcome | None:
     """A prediction beside what was measured at its context, the latest if several; null if nothing was."""
     cell, found = choice.candidate.cell, choice.deep
-    wanted = cell.model.name, cell.variant.stack, cell.variant.name
+    wanted = cell.model.name, cell.variant.stack, measured_name(cell)
     mine = [
         row for row in windows if (row["model"], row["stack"], row["variant"]) == wanted and row["depths"]
     ]

@@ -48,13 +48,13 @@ def known(perplexities: Sequence[Perplexity], model: str) -> Callable[[Candidate
     near = sorted(alike, key=lambda name: _far(name, model))
 
     def of(candidate: Candidate) -> Quality | None:
-        stack, quant = candidate.cell.variant.stack, candidate.cell.quant
+        stack, quant = candidate.cell.variant.stack, candidate.type or str(candidate.cell.quant)
         if any(candidate.cell.variant.options.get(name, "f16") != "f16" for name in ("type_k", "type_v")):
             return None  # a quantized cache adds a loss of its own
         for name in near:
             found = of_model[name]
             plain = next((found[stack, q] for q in _16_BITS if (stack, q) in found), None)
-            mine = found.get((stack, str(quant)))
+            mine = found.get((stack, quant))
             if plain and mine:
                 of_whom = "" if name == model else f"{name}, "
                 return Quality(mine / plain - 1, f"{of_whom}{sources[name]}")

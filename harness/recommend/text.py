@@ -5,11 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from harness.predict.traits import Example, Range
+from harness.predict.sums import read_s
+from harness.predict.traits import DENSE, EXPERTS, Example, Range
 from harness.recommend import commands
 from harness.recommend.answer import NEARLY_WHOLE, SHORT_PROMPT, Choice, Ranked
 from harness.recommend.candidates import Place
 from harness.recommend.commands import Source
+from harness.recommend.errors import KNOWN
 from harness.report.table import NONE, Table
 from harness.report.theory import short
 
@@ -19,7 +21,23 @@ def show(ranking: Sequence[Ranked], context: int) -> None:
     _table([each.choice for each in ranking], context).show()
     print()
     for number, each in enumerate(ranking, 1):
-        print(f"{number}. {each.choice.title}: {each.why}")
+        print(f"{number}. {each.choice.title}: {each.why}{_split(each.choice)}")
+
+
+def _split(choice: Choice) -> str:
+    """How its layers are divided, and what that costs at least."""
+    candidate = choice.candidate
+    if candidate.split is None:
+        return ""
+    sides = candidate.traits, candidate.split.traits
+    least = read_s((each.read_bytes, each.bytes_per_s) for each in sides)
+    reads = " and ".join(
+        f"{each.read_bytes / 1e9:.1f} GB at {each.bytes_per_s / 1e9:,.0f} GB/s" for each in sides
+    )
+    return (
+        f"; {sides[0].layers} of {sides[0].layers + sides[1].layers} layers on the GPU: a step reads "
+        f"{reads}, {least * 1e3:.0f} ms at least"
+    )
 
 
 def show_all(found: Sequence[Choice], context: int) -> None:
@@ -44,8 +62,9 @@ def _table(found: Sequence[Choice], context: int) -> Table:
 
 def _line(choice: Choice) -> list[str]:
     candidate = choice.candidate
-    over = candidate.memory_bytes - candidate.available_bytes
-    size = f"{candidate.memory_bytes / 1e9:.1f}" + (f" ({over / 1e9:.1f} short)" if over > 0 else "")
+    size = _size(candidate.memory_bytes, candidate.available_bytes)
+    if beside := candidate.split:
+        size += f" + {_size(beside.memory_bytes, beside.available_bytes)}"
     quality = f"{choice.quality.loss:+.1%}" if choice.quality else "unknown"
     return [
         candidate.cell.variant.stack,
@@ -60,6 +79,11 @@ def _line(choice: Choice) -> list[str]:
         "16 bits" if candidate.bits >= NEARLY_WHOLE else quality,
         choice.basis,
     ]
+
+
+def _size(memory_bytes: float, available_bytes: float) -> str:
+    over = memory_bytes - available_bytes
+    return f"{memory_bytes / 1e9:.1f}" + (f" ({over / 1e9:.1f} short)" if over > 0 else "")
 
 
 def _range(figure: Range) -> str:
@@ -84,8 +108,24 @@ def show_notes(
         "rests on: measured, this variant here; calibrated, others of its kind of stack here; calibrated "
         "elsewhere, its kind of stack on another device of its kind; theory, none of these.",
     ]
+    kind = next((each.choice.candidate.traits.kind for each in ranking), DENSE)
+    alike = {each.traits.kind for each in examples if each.traits.family == place.device.family}
+    if kind not in (DENSE, *alike):
+        name = "a mixture of experts" if kind == EXPERTS else "a model with states"
+        lines.append(
+            f"only dense models were measured: what {name} costs besides its bytes is a guess, and the "
+            "intervals are wider."
+        )
+    if any(each.choice.candidate.split for each in ranking):
+        lines.append(
+            "gpu_layers: as many layers as fit are on the GPU, the others on the CPU; each side takes its "
+            "time after the other. GB: on the GPU + in main memory. Of such a variant no TTFT is predicted."
+        )
     if place.here and not any(each.traits.device == place.name for each in examples):
-        lines.append("nothing was measured on this machine: --prove 3 measures the first three.")
+        lines.append(
+            "nothing was measured on this machine: --calibrate measures it, --prove 3 the first three."
+        )
+    lines += [KNOWN[family]] if (family := place.device.family) in KNOWN else []
     lines += [so_far] if so_far else []
     print("\n" + "\n".join(line for each in lines for line in textwrap.wrap(each, 110)))
 
@@ -94,7 +134,7 @@ def show_commands(choice: Choice, source: Source, context: int, place: Place) ->
     """Print how to run the first of the ranking."""
     print(f"\nrun {choice.title}:")
     on_gpu, threads = place.device.family != "cpu", place.threads if place.here else None
-    found = commands.of_cell(choice.candidate.cell, source, context, on_gpu, threads)
+    found = commands.of_candidate(choice.candidate, source, context, on_gpu, threads)
     for program, command in found.items():
         first, *others = command.splitlines()
         print("\n".join([f"  {program + ':':14}{first}", *(" " * 16 + line for line in others)]))

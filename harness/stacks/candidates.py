@@ -8,20 +8,23 @@ from harness.stacks.header import Header
 from harness.stacks.rules import Given, Trial
 
 Changes = Mapping[str, Given]
+PINNED = "cpus"  # the option of a stack that can keep its threads on these
 
 
 def candidates(
-    header: Header, device: str, purpose: str, cores: int, logical: int
+    header: Header, device: str, purpose: str, cores: int, logical: int, cpus: str | None = None
 ) -> list[Sequence[Changes]]:
     """The changes to try, one option (or group that belongs together) after the other: threads first, as the
-    others depend on them. `device`: its family; `purpose`: decode or prefill; `cores`: physical cores,
-    `logical`: CPUs, both usable."""
+    others depend on them, then threads that stay on a CPU each. `device`: its family; `purpose`: decode or
+    prefill; `cores`: physical cores, `logical`: CPUs, both usable; `cpus`: which, as in 0-3; null: any."""
     counts = [threads for threads in _halved(cores, logical) if device == "cpu"]
     found: list[Sequence[Changes]] = [
         [{name: count} for count in counts]
         for name, option in header.options.items()
         if option.default_from == "threads"
     ]
+    if device == "cpu" and cpus and PINNED in header.options:
+        found.append([{PINNED: cpus}])
     fitting = [each for each in header.trials if _on(each, device) and each.purpose in (None, purpose)]
     return [each for each in [*found, *(trial.settings for trial in fitting)] if each]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +21,51 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer; 1 if nothing fits. Raises Mistake."""
-    from harness.cli.recommend import inputs, proof
-    from harness.recommend import answer, candidates, outcomes, quality, text
+    # Before NumPy is loaded. The matrices of a fit are small: on a busy machine the threads of OpenBLAS wait
+    # for each other ten times as long as they compute. Probes and workers set their own number.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from harness.cli.recommend import calibration, inputs, proof
+    from harness.recommend import answer, candidates, quality
+
+    _check(arguments)
+    if arguments.model is None:
+        calibration.calibrate(arguments)
+        return OK
+    given = inputs.model(arguments.model)
+    model = given.subject.model
+    if arguments.prove and given.row is None:
+        raise Mistake(
+            f"--prove measures weights, and those of {model.name} cannot be made here: give its GGUF"
+        )
+    if arguments.calibrate:
+        calibration.calibrate(arguments)
+    place = inputs.place(arguments)
+    known = inputs.known(arguments.results, place)
+    offered = candidates.candidates(given.subject, place, arguments.context, arguments.stacks)
+    offered = [each for each in offered if given.runs(each.cell)]
+    if not offered:
+        raise Mistake(f"no stack{' of those' if arguments.stacks else ''} runs {model.name} on {place.name}")
+    of_quality = quality.known(known.perplexities, model.name)
+    found = answer.choices(known.given(offered), known.examples, arguments.context, of_quality)
+    ranking = answer.ranked(found, arguments.goal, arguments.most)
+    if arguments.prove and ranking:
+        proof.prove(arguments, given, [each.choice for each in ranking[: arguments.prove]])
+        known = inputs.known(arguments.results, place)
+        found = answer.choices(known.given(offered), known.examples, arguments.context, of_quality)
+        ranking = answer.ranked(found, arguments.goal, arguments.most)
+    if arguments.json:
+        print(json.dumps(_as_json(found, ranking, arguments.context), indent=1, allow_nan=False))
+    else:
+        _print(arguments, given, place, known, found, ranking)
+    if ranking:
+        return OK
+    say(_fits_nowhere(found, arguments.context, place))
+    return NOT_OK
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raises Mistake."""
+    from harness.cli.recommend.inputs import THIS
     from harness.stacks.header import stacks
 
     for name in arguments.stacks:
@@ -29,52 +73,59 @@ def run(arguments: argparse.Namespace) -> int:
             raise Mistake(unknown("stack", name, stacks()))
     if arguments.context < LEAST_CONTEXT:
         raise Mistake(f"--context {arguments.context}: a prompt and a token need {LEAST_CONTEXT}")
-    if arguments.prove and arguments.machine != inputs.THIS:
-        raise Mistake("--prove measures on this machine; drop --machine")
-    given = inputs.model(arguments.model)
-    model, shape = given.model, given.shape
-    place = inputs.place(arguments)
-    known = inputs.known(arguments.results, place)
-    offered = candidates.candidates(model, shape, place, arguments.context, arguments.stacks)
-    offered = [each for each in offered if given.runs(each.cell)]
-    if not offered:
-        raise Mistake(f"no stack{' of those' if arguments.stacks else ''} runs {model.name} on {place.name}")
-    of_quality = quality.known(known.perplexities, model.name)
-    found = answer.choices(offered, known.examples, arguments.context, of_quality)
-    ranking = answer.ranked(found, arguments.goal, arguments.most)
-    if arguments.prove and ranking:
-        proof.prove(arguments, given, [each.choice for each in ranking[: arguments.prove]])
-        known = inputs.known(arguments.results, place)
-        found = answer.choices(offered, known.examples, arguments.context, of_quality)
-        ranking = answer.ranked(found, arguments.goal, arguments.most)
-    if arguments.json:
-        print(json.dumps(_as_json(found, ranking, arguments.context), indent=1, allow_nan=False))
-    else:
-        memory = f"{(place.device.memory_bytes or 0) / 2**30:.1f} GiB"
-        print(f"{model.name} on {place.name} with {memory}, {arguments.context:,} tokens of context")
-        if arguments.context > shape.context:
-            print(f"beyond the {shape.context:,} tokens that it was trained on: quality is not known there")
-        if ranking or arguments.all:
-            print()
-        if arguments.all:
-            text.show_all(found, arguments.context)
-            print()
-        if ranking:
-            text.show(ranking, arguments.context)
-            text.show_notes(ranking, known.examples, place, outcomes.so_far(arguments.results))
-            text.show_commands(ranking[0].choice, given.source, arguments.context, place)
+    for option in ("prove", "calibrate"):
+        for other in ("machine", "bandwidth"):
+            if getattr(arguments, option) and getattr(arguments, other) not in (THIS, None):
+                raise Mistake(f"--{option} measures on this machine; drop --{other}")
+    if arguments.model is None and not arguments.calibrate:
+        raise Mistake("name a model, or give --calibrate to measure this machine")
+
+
+def _print(
+    arguments: argparse.Namespace,
+    given: Any,
+    place: Any,
+    known: Any,
+    found: Sequence[Any],
+    ranking: Sequence[Any],
+) -> None:
+    from harness.recommend import outcomes, text
+
+    made, memory = given.subject.made, f"{(place.device.memory_bytes or 0) / 2**30:.1f} GiB"
+    print(
+        f"{given.subject.model.name} on {place.name} with {memory}, {arguments.context:,} tokens of context"
+    )
+    if arguments.context > made.context:
+        print(f"beyond the {made.context:,} tokens that it was trained on: quality is not known there")
+    if ranking or arguments.all:
+        print()
+    if arguments.all:
+        text.show_all(found, arguments.context)
+        print()
     if ranking:
-        return OK
-    say(_fits_nowhere(found, arguments.context))
-    return NOT_OK
+        text.show(ranking, arguments.context)
+        text.show_notes(ranking, known.examples, place, outcomes.so_far(arguments.results))
+        text.show_commands(ranking[0].choice, given.source, arguments.context, place)
 
 
-def _fits_nowhere(found: Sequence[Any], context: int) -> str:
-    """How much is missing for the smallest variant."""
-    least = min(found, key=lambda each: each.candidate.memory_bytes)
+def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
+    """How much is missing for the smallest variant, and the smallest known machine with enough."""
+    from harness.theory.machines import MACHINES
+
+    whole = [each for each in found if each.candidate.split is None]
+    least = min(whole, key=lambda each: each.candidate.memory_bytes)
     candidate = least.candidate
     short = candidate.memory_bytes - candidate.available_bytes
     hint = f"; {candidate.longest:,} tokens of context would fit" if candidate.longest else ""
+    alike = [each for each in MACHINES.values() if each.family == place.device.family]
+    enough = [each for each in alike if each.memory_bytes - each.reserve.value >= candidate.memory_bytes]
+    if enough:
+        first = min(enough, key=lambda each: (each.memory_bytes, each.bandwidth_bytes_per_s))
+        hint += (
+            f"; the smallest known machine that holds it: {first.name}, {first.memory_bytes / 2**30:.0f} GiB"
+        )
+    if place.device.family != "cpu" and place.host is None:
+        hint += "; --host-memory and --host-bandwidth would put layers on the CPU"
     return (
         f"nothing fits: the smallest, {least.title}, needs {candidate.memory_bytes / 1e9:.1f} GB with "
         f"{context:,} tokens, {short / 1e9:.1f} GB more than the {candidate.available_bytes / 1e9:.1f} GB "
@@ -103,6 +154,8 @@ def _row(choice: Any) -> dict[str, object]:
         "options": candidate.cell.variant.options,
         "fits": candidate.fits,
         "memory_bytes": candidate.memory_bytes,
+        "gpu_layers": candidate.split.gpu_layers if candidate.split else None,
+        "host_memory_bytes": candidate.split.memory_bytes if candidate.split else None,
         "available_bytes": candidate.available_bytes,
         "weight_bytes": candidate.weight_bytes,
         "bits_per_weight": candidate.bits,

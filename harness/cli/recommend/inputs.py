@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,13 +23,14 @@ from harness.models.checkpoint import CheckpointError, read
 from harness.models.weights import FULL_TYPES, WeightsError
 from harness.plan import Cell
 from harness.predict.traits import Example
-from harness.recommend import examples, quality
-from harness.recommend.candidates import Place, place_of
+from harness.recommend import examples, quality, type_rates
+from harness.recommend.candidates import Candidate, Place, Subject, place_of
 from harness.recommend.commands import Source
 from harness.recommend.quality import Perplexity
+from harness.recommend.type_rates import Rates
 from harness.system.gpus import Gpu, visible_gpus
 from harness.system.printing import printable
-from harness.theory import machine_names
+from harness.theory import decoder, machine_names
 from harness.theory.machine import Figure, Machine
 from harness.theory.machines import MACHINES
 from harness.theory.names import NotUnderstood
@@ -42,60 +43,66 @@ GPU_BYTES_PER_S = 150e9  # a machine of which only memory and bandwidth are know
 
 @dataclass(frozen=True)
 class Known:
-    """What was measured: examples to predict from, and perplexities."""
+    """What was measured: examples to predict from, perplexities, and rates by type of the place's devices."""
 
     examples: Sequence[Example]
     perplexities: Sequence[Perplexity]
+    rates: Mapping[str, Rates]
+
+    def given(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """The candidates with these rates."""
+        for device, rates in self.rates.items():
+            candidates = [each.given(device, rates) for each in candidates]
+        return [*candidates]
 
 
 @dataclass(frozen=True)
 class Given:
-    """A model, its row in a config, and where its weights come from."""
+    """A model, its row in a config, and where its weights come from. `row`: null where no config can name
+    it."""
 
-    model: Model
-    shape: Shape
-    row: dict[str, object]
+    subject: Subject
+    row: dict[str, object] | None
     source: Source
 
     def runs(self, cell: Cell) -> bool:
-        """Whether the weights can become what the cell loads: a quantized GGUF stays what it is."""
-        if self.source.gguf is None:
-            return True
-        is_whole = self.source.gguf_type in FULL_TYPES
-        return cell.weights_format == "gguf" and (is_whole or cell.quant == self.source.gguf_type)
+        """Whether the weights can become what the cell loads: a GGUF is for stacks of that format alone."""
+        return self.source.gguf is None or cell.weights_format == "gguf"
 
 
 def model(given: str) -> Given:
     """A model by its name or its files. Raises Mistake."""
     if known := typed.model(given, KnownModels()):
-        shape = known.made if isinstance(known.made, Shape) else known.made.shape
-        if shape is None:
-            raise Mistake(_not_dense(known.name))
+        if known.made is None:
+            raise Mistake(f"{known.name}: its layers are not known; give its config.json or a GGUF")
+        shape = decoder.made(known.made).shape
         hub = given if re.fullmatch(r"[\w.-]+/[\w.-]+", given) else None
-        named = Model(name=known.name, shape=shape)
-        return Given(named, shape, {"shape": known.name}, Source(known.name, hub))
+        named = Subject(Model(name=known.name, shape=shape), shape or known.made)
+        return Given(named, {"shape": known.name} if shape else None, Source(known.name, hub))
     path = Path(given)
     try:
         found = read(path)
         quant = weights.local(path).quant if path.suffix == ".gguf" else None
     except (CheckpointError, WeightsError) as wrong:
         raise Mistake(printable(str(wrong))) from wrong
-    if (shape := found.shape) is None:
-        raise Mistake(_not_dense(printable(given)))
-    whole = str(path.absolute())
+    if found.decoder is None:
+        raise Mistake(
+            f"{printable(given)}: the layers of {found.architecture or 'this architecture'} are not known"
+        )
+    shape, whole = found.shape, str(path.absolute())
+    kept = quant if quant and quant not in FULL_TYPES else None
     if path.name == "config.json":
         name = path.absolute().parent.name
-        row: dict[str, object] = {"shape": asdict_of(shape)}
+        row: dict[str, object] | None = {"shape": asdict_of(shape)} if shape else None
         source = Source(name)
     else:
         name, row = path.stem if path.is_file() else path.absolute().name, {"weights": whole}
         source = Source(name, None if quant else whole, whole if quant else None, quant)
     name = safe_name(name) or "model"
-    return Given(Model(name=name, shape=shape), shape, {"name": name, **row}, source)
-
-
-def _not_dense(name: str) -> str:
-    return f"{name}: only dense Llama-like models are predicted; see harness theory {name} --machine MACHINE"
+    subject = Subject(
+        Model(name=name, shape=shape), shape or found.decoder, kept, found.tensors if kept else ()
+    )
+    return Given(subject, row and {"name": name, **row}, source)
 
 
 def asdict_of(shape: Shape) -> dict[str, object]:
@@ -105,10 +112,25 @@ def asdict_of(shape: Shape) -> dict[str, object]:
 
 def place(arguments: argparse.Namespace) -> Place:
     """The machine. Raises Mistake."""
+    found, beside = _place(arguments), (arguments.host_memory, arguments.host_bandwidth)
+    if beside == (None, None):
+        return found
+    if found.device.family == "cpu":
+        raise Mistake(f"{found.name} is a CPU; --host-memory and --host-bandwidth are of one beside a GPU")
+    if None in beside:
+        raise Mistake("--host-memory and --host-bandwidth belong together")
+    return replace(found, host=place_of(_cpu_of(f"the CPU of {found.name}", *beside), "", found.threads))
+
+
+def _place(arguments: argparse.Namespace) -> Place:
     threads = machine.physical_cores()
+    if arguments.machine == THIS and arguments.bandwidth:
+        if not arguments.memory:
+            raise Mistake(
+                "--bandwidth is of a machine that is not known, and needs --memory; this one is measured"
+            )
+        return _unknown("the machine", arguments.memory, arguments.bandwidth, threads)
     if arguments.machine == THIS:
-        if arguments.bandwidth:
-            raise Mistake("--bandwidth is of a machine that is not known; this one is measured")
         return replace(_limited(_this(threads), arguments.memory), here=True)
     named = printable(arguments.machine)
     try:
@@ -117,7 +139,7 @@ def place(arguments: argparse.Namespace) -> Place:
         if not (arguments.memory and arguments.bandwidth) or why.ambiguous:
             hint = "" if why.ambiguous else "; or give --memory and --bandwidth"
             raise Mistake(why.sentence("machine", named) + hint) from why
-        return _unknown(arguments, threads)
+        return _unknown(named, arguments.memory, arguments.bandwidth, threads)
     if arguments.bandwidth:
         raise Mistake(f"{named} is known; drop --bandwidth")
     if len(several) > 1:
@@ -129,23 +151,19 @@ def place(arguments: argparse.Namespace) -> Place:
     return place_of(found, name, threads)
 
 
-def _unknown(arguments: argparse.Namespace, threads: int) -> Place:
+def _unknown(name: str, memory_gib: float, gb_per_s: float, threads: int) -> Place:
     """A machine of which only memory and bandwidth are known."""
-    bandwidth, name = arguments.bandwidth * 1e9, printable(arguments.machine)
-    is_gpu = bandwidth >= GPU_BYTES_PER_S
+    is_gpu = gb_per_s * 1e9 >= GPU_BYTES_PER_S
     say(
         f"{name} is taken for a {'GPU' if is_gpu else 'CPU'}, by its bandwidth; its compute rate is not known"
     )
-    given = "given"
-    made = Machine(
-        name=name,
-        memory=Figure(int(arguments.memory * 2**30), given),
-        bandwidth=Figure(bandwidth, given),
-        rates={},
-        rate="",
-        compute_capability=(8, 6) if is_gpu else None,
-    )
-    return place_of(made, name, threads)
+    made = _cpu_of(name, memory_gib, gb_per_s)
+    return place_of(replace(made, compute_capability=(8, 6)) if is_gpu else made, name, threads)
+
+
+def _cpu_of(name: str, memory_gib: float, gb_per_s: float) -> Machine:
+    memory, bandwidth = Figure(int(memory_gib * 2**30), "given"), Figure(gb_per_s * 1e9, "given")
+    return Machine(name=name, memory=memory, bandwidth=bandwidth, rates={}, rate="")
 
 
 def _this(threads: int) -> Place:
@@ -158,7 +176,8 @@ def _this(threads: int) -> Place:
     if sheet is None:
         name = gpu["name"] or "this GPU"
         raise Mistake(f"{name} has no known data sheet; give --machine, --memory and --bandwidth")
-    return place_of(sheet, gpu["name"] or sheet.name, threads)
+    host = place_of(this_cpu(), "this machine", threads)
+    return replace(place_of(sheet, gpu["name"] or sheet.name, threads), host=host)
 
 
 def _limited(place: Place, memory_gib: float | None) -> Place:
@@ -179,7 +198,11 @@ def known(folder: Path, of_place: Place) -> Known:
         raise Mistake(f"{printable(str(folder))} is no folder of results")
     published = [*results.records(shipped.results(STUDY), say)]
     own = Gathered([*stored(folder)] if folder.is_dir() else [])
-    found = [*examples.of_published(published), *examples.of_own(own)]
     # This machine's own bandwidth is measured each time; a share of it must mean the same in all.
-    found = examples.with_bandwidths(found, {of_place.name: of_place.bytes_per_s})
-    return Known(found, quality.published(each.record for each in published))
+    bandwidths = {each.name: each.bytes_per_s for each in of_place.devices}
+    found = [*examples.of_published(published), *examples.of_own(own, bandwidths)]
+    found = examples.with_bandwidths(found, bandwidths)
+    rates = {each.name: type_rates.kept(folder, each.name, each.threads) for each in of_place.devices}
+    for device, of_types in rates.items():
+        found = examples.with_rates(found, device, of_types)
+    return Known(found, quality.published(each.record for each in published), rates)

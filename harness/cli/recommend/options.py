@@ -15,6 +15,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "model",
+        nargs="?",
         metavar="MODEL",
         help="a name (harness theory --list-models), a hub repository, a .gguf, a folder, or a config.json",
     )
@@ -37,11 +38,23 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="GB/S",
         help="read bandwidth of a machine that is not known; needs --memory",
     )
+    add(
+        "--host-memory",
+        type=memory_gib,
+        metavar="SIZE",
+        help="main memory beside the GPU, for layers on the CPU where the model does not fit",
+    )
+    add("--host-bandwidth", type=gb_per_s, metavar="GB/S", help="its read bandwidth")
     add("--for", dest="goal", choices=GOALS, default="balance", help="what comes first (default: balance)")
     add("--stacks", nargs="+", default=[], metavar="STACK", help="only these stacks")
     add("--most", type=_count, default=5, metavar="N", help="rows to print (default: 5)")
     add("--all", action="store_true", help="print every variant, also those that do not fit")
     add("--prove", type=_count, metavar="N", help="measure the first N on this machine, and rank again")
+    add(
+        "--calibrate",
+        action="store_true",
+        help="first measure this machine with two small models in three types, and the rate of every type",
+    )
     add("--results", type=Path, default=Path("results"), metavar="DIR", help="own records (default: results)")
     add("--json", action="store_true", help="print one JSON object: the ranking, and every prediction")
 

@@ -12,6 +12,7 @@ from harness.cli.recommend.inputs import Given
 from harness.dataset.gather import Gathered
 from harness.recommend import answer, commands, outcomes
 from harness.recommend.answer import Choice
+from harness.recommend.type_rates import FOLDER
 
 
 def prove(arguments: argparse.Namespace, given: Given, choices: Sequence[Choice]) -> None:
@@ -19,8 +20,9 @@ def prove(arguments: argparse.Namespace, given: Given, choices: Sequence[Choice]
     with its outcome. Raises Mistake."""
     from harness.cli import main
 
-    folder = arguments.results / outcomes.FOLDER
-    config = folder / f"{given.model.name}.yaml"
+    assert given.row is not None  # checked before
+    folder = arguments.results / FOLDER
+    config = folder / f"{given.subject.model.name}.yaml"
     device = "cpu" if choices[0].candidate.traits.family == "cpu" else "cuda"
     cells = [choice.candidate.cell for choice in choices]
     try:

@@ -223,8 +223,9 @@ def _id(model: Model, variant: Variant, workload: Workload) -> str:
 def _request(model: Model, variant: Variant, workload: Workload) -> dict[str, object]:
     # Only the weights of its format: a new path for one format must not change the cells of the others.
     given = model.weights_for(weights_format(variant)) or model.weights
+    other = {"of_format", "where"}
     return {
-        "model": model.model_copy(update={"weights": given}).model_dump(mode="json", exclude={"of_format"}),
+        "model": model.model_copy(update={"weights": given}).model_dump(mode="json", exclude=other),
         "stack": variant.stack,
         "options": variant.options,
         "workload": workload.model_dump(mode="json"),

@@ -131,12 +131,13 @@ class Weights(Frozen):
 
 class Model(Frozen):
     """A model to measure. `shape` is null only where the weights bring their own. `weights`: for stacks of
-    all formats; or, with `of_format`, the first of those."""
+    all formats; or, with `of_format`, the first of those. `where`: globs of a fleet's devices."""
 
     name: Name
     shape: Shape | None = None
     weights: Weights = Weights()
     of_format: dict[str, Weights] = Field(default={})
+    where: tuple[str, ...] = ("*",)
 
     def weights_for(self, form: str) -> Weights | None:
         """The weights for a stack of this format (gguf, hf, gptq or awq); null: it could load none of these.
@@ -159,6 +160,8 @@ class Variant(Frozen):
     options: dict[str, Scalar] = Field(default={})
     models: tuple[str, ...] = ("*",)
     """Globs: the models this variant is for."""
+    where: tuple[str, ...] = ("*",)
+    """Globs: the devices of a fleet that it is for."""
 
     def fits(self, model: Model) -> bool:
         return any(fnmatchcase(model.name, glob) for glob in self.models)

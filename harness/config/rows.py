@@ -48,7 +48,7 @@ def model_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Model | 
     if name is None:
         mistakes.add(loc, "an inline shape needs a name; add the key name")
         return None
-    return Model(name=name, shape=shape, weights=weights, of_format=of_format)
+    return Model(name=name, shape=shape, weights=weights, of_format=of_format, where=tuple(row.where))
 
 
 def _shape(given: Any, loc: Loc, mistakes: Mistakes) -> tuple[str | None, Shape | None]:

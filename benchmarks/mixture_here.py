@@ -18,15 +18,13 @@ from pathlib import Path
 import gguf
 import numpy
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-from gguf_holes import header_of
-
-from harness.models.known import config_of
+from harness.config.known import config_of
+from harness.models import gguf_metadata
 from harness.theory import decoder
 from harness.theory.architectures import decoder_of
 from harness.theory.gguf_types import quantized
 from harness.theory.tensors import Tensor
+from runners import gguf_file
 
 CHUNK_BLOCKS = 1 << 20
 # Of each type: bytes of a block, where its float16 scales lie, and the elements in it (ggml-common.h).
@@ -66,8 +64,11 @@ def write(path: Path, name: str) -> None:
     made = decoder.made(decoder_of(config))
     stored = quantized(made, "q4_0")
     partial = path.with_suffix(".partial")
-    writer = header_of(partial, made, config, gguf.LlamaFileType.MOSTLY_Q4_0)
+    writer = gguf.GGUFWriter(partial, made.arch)
     writer.add_name(f"{name} (synthetic, random weights)")
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
+    writer.add_tokenizer_model("none")
+    gguf_file.add_keys(writer, made.arch, gguf_metadata.keys(config, made))
     for tensor in stored:
         dtype = numpy.dtype(numpy.float32) if tensor.type == "f32" else numpy.dtype(numpy.uint8)
         shape = tensor.dims

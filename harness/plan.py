@@ -7,7 +7,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.config import Experiment, MaxCtx, Model, Variant, Weights, Workload
@@ -203,8 +203,22 @@ def content_key(
     """Identifies a finished repeat: the cell, its resolved options, the stack's build and exact versions
     (`stack`), the weights, the machine, the device, and the memory budget if there is one."""
     request = _request(cell.model, cell.variant, cell.workload)
-    known = [cell.id, request, options, list(stack), fingerprint, machine, device]
-    return _digest(known if cell.budget_bytes is None else [*known, cell.budget_bytes])[:20]
+    return key_of(cell.id, request, options, stack, fingerprint, machine, device, cell.budget_bytes)
+
+
+def key_of(
+    cell_id: str,
+    request: Mapping[str, object],
+    options: Options,
+    stack: Sequence[str],
+    fingerprint: str | None,
+    machine: str,
+    device: str,
+    budget_bytes: int | None,
+) -> str:
+    """The content key of these values; `request`: model, stack, options and workload as in the config."""
+    known = [cell_id, request, options, list(stack), fingerprint, machine, device]
+    return _digest(known if budget_bytes is None else [*known, budget_bytes])[:20]
 
 
 def is_done(latest: str | None, fresh: bool, retry_failed: bool) -> bool:
@@ -223,9 +237,11 @@ def _id(model: Model, variant: Variant, workload: Workload) -> str:
 def _request(model: Model, variant: Variant, workload: Workload) -> dict[str, object]:
     # Only the weights of its format: a new path for one format must not change the cells of the others.
     given = model.weights_for(weights_format(variant)) or model.weights
-    other = {"of_format", "where"}
+    chosen = model.model_copy(update={"weights": given})
+    described = {"described": model.described.config} if model.described else {}
+    other = {"of_format", "described", "where"}
     return {
-        "model": model.model_copy(update={"weights": given}).model_dump(mode="json", exclude=other),
+        "model": chosen.model_dump(mode="json", exclude=other) | described,
         "stack": variant.stack,
         "options": variant.options,
         "workload": workload.model_dump(mode="json"),

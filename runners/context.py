@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ class Context:
     """The text's ids, repeated, in a session's KV cache, up to `deepest`, with room for `tokens`.
 
     A copy of the filled context is kept where it is small enough. Without one, going deeper than what was
-    overwritten means filling again. `file`: to keep it in for other processes, and to take it from.
+    overwritten means filling again. `file`: to keep it in for other processes, and to take it from; the name
+    on the disk also has the checksum of its bytes.
     """
 
     def __init__(
@@ -37,18 +39,18 @@ class Context:
         self._kept_tokens = self._whole = 0
         self.fill_s = 0.0
         session.empty(tokens)
-        path = Path(file) if file else None
-        self.from_file = path is not None and path.exists()
-        if path and self.from_file:
+        path = whole_file(Path(file)) if file else None
+        self.from_file = path is not None
+        if path:
             self._kept, self._kept_tokens = session.read_kept(path), deepest
         self.to(deepest)
         self.keeps = session.context_bytes() <= MOST_KEPT_BYTES
         if self.keeps and not self.from_file:
             self._kept, self._kept_tokens = session.keep(), deepest
-            if path:
-                partial = path.with_suffix(".partial")
+            if file:
+                partial = Path(file).with_suffix(".partial")
                 session.write_kept(self._kept, partial)
-                partial.replace(path)
+                partial.replace(_summed(Path(file), partial))
 
     def groups(self, depths: list[int]) -> list[list[int]]:
         """The depths to measure together: all, or without a copy one after the other, the deepest first."""
@@ -85,3 +87,22 @@ class Context:
                 self._say(f"fill: {at} of {depth} tokens, about {left} left")
                 reported = now
         self.fill_s += (self._clock() - began) / 1e9
+
+
+def whole_file(file: Path) -> Path | None:
+    """Where a context was kept under the name `file`, if its bytes are those that were written; else null.
+    Deletes a damaged one: a stack may crash on foreign bytes."""
+    for path in file.parent.glob(f"{file.stem}.*{file.suffix}"):
+        if path == _summed(file, path):
+            return path
+        path.unlink()
+    return None
+
+
+def _summed(file: Path, contents: Path) -> Path:
+    """The name `file` with the CRC-32 of a file's contents before its suffix."""
+    checksum = 0
+    with contents.open("rb") as stream:
+        while piece := stream.read(1 << 24):
+            checksum = zlib.crc32(piece, checksum)
+    return file.with_suffix(f".{checksum:08x}{file.suffix}")

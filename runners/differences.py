@@ -37,7 +37,7 @@ def differences(request: Request, say: Say) -> dict[str, Any]:
             missing.append(name)
             continue
         say(f"tensor {number}/{len(names)}")
-        if len(theirs.shape) == 2:
+        if len(theirs.shape) > 1 and theirs.shape[-2] > 1:  # of experts too; a convolution has one row each
             found["matrices"].append({"name": name, **_of_rows(ours, theirs)})
         else:
             off, norm = (math.sqrt(float(squares.sum())) for squares in _squares(ours, theirs, 1))
@@ -52,7 +52,7 @@ def differences(request: Request, say: Say) -> dict[str, Any]:
 
 
 def _of_rows(ours: Stored, theirs: Stored) -> dict[str, Any]:
-    off, norms = _squares(ours, theirs, theirs.shape[1])
+    off, norms = _squares(ours, theirs, theirs.shape[-1])
     compared = norms > SHORT_ROW**2 * np.median(norms)
     rows = np.sqrt(off[compared] / norms[compared])
     error = math.sqrt(float(off.sum() / norms.sum())) if norms.any() else float(off.any())

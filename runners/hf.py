@@ -93,7 +93,7 @@ import torch
 import transformers.modeling_utils  # now: 85 MB of modules that a model load would import otherwise
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from runners import hf_loaded, torch_device, windows
+from runners import hf_loaded, hf_routing, routing, torch_device, windows
 from runners.hf_cache import TransformersCache
 from runners.protocol import Request
 from runners.safetensors_folder import staged
@@ -135,18 +135,24 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
             if "custom code" not in str(refusal):
                 raise
             raise ValueError(f"{path}: contains Python code; it runs only with {TRUSTED}") from refusal
-        model, found = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation=options["attn"],
-            device_map={"": device},
-            use_safetensors=True,  # a pickle may run code
-            local_files_only=True,
-            trust_remote_code=trusted,
-            output_loading_info=True,
-            **more,
-        )
+        try:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation=options["attn"],
+                device_map={"": device},
+                use_safetensors=True,  # a pickle may run code
+                local_files_only=True,
+                trust_remote_code=trusted,
+                output_loading_info=True,
+                **more,
+            )
+        except ValueError as refusal:
+            if "scaled_dot_product_attention" not in str(refusal):
+                raise
+            kind = config.model_type
+            raise ValueError(f"{path}: transformers has no sdpa for {kind}; set attn: eager") from refusal
     if missing := sorted(found["missing_keys"]):
         raise ValueError(f"{path}: has no {missing[0]}, which its config.json requires")
     if odd := sorted(str(key[0]) for key in found["mismatched_keys"]):
@@ -313,6 +319,21 @@ class HfSession:
         """Allocated and reserved bytes of the CUDA allocator; null on a CPU."""
         state = self._allocator.state()
         return state and (state["allocated_bytes"], state["reserved_bytes"])
+
+    def routing(self, prompt: list[int], new_tokens: int) -> dict[str, Any] | None:
+        """The experts chosen in greedy decode steps after a prompt; null for a model without routers."""
+        with hf_routing.listening(self.model) as choices:
+            if not choices.routers:
+                return None
+            self.empty(len(prompt) + new_tokens)
+            logits = self._forward(self.model, self._tensor(prompt), 1)
+            choices.begin()
+            ids = []
+            for _ in range(new_tokens):
+                ids.append(int(logits[-1].argmax()))
+                logits = self._forward(self.model, self._tensor(ids[-1:]), 1)
+            experts = hf_routing.experts_of(choices.routers[0])
+            return routing.facts(experts, ids, choices.counts())
 
     def counters(self) -> dict[str, Any]:
         """Tokens in the cache; on CUDA also each token by the device clock, and the allocator's state."""

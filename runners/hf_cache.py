@@ -75,6 +75,8 @@ class TransformersCache:
         """Keys and values of each layer. A step of a dynamic cache makes new tensors and leaves these."""
         if not self.tokens():
             return []
+        if not all(hasattr(layer, "keys") for layer in self._cache.layers):
+            raise ValueError("a context with states that do not grow with its tokens cannot be kept or cut")
         return [(layer.keys, layer.values) for layer in self._cache.layers]
 
     @torch.inference_mode()
@@ -114,7 +116,9 @@ class TransformersCache:
         return {
             "options": {
                 "cache": "static" if static else "dynamic",
-                "n_ctx": max(layer.max_cache_len for layer in self._cache.layers) if static else None,
+                "n_ctx": max(getattr(layer, "max_cache_len", 0) for layer in self._cache.layers)
+                if static
+                else None,
             },
             "kv_read": read,
             "window": getattr(text, "sliding_window", None) if read == "window" else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from runners import torch_device
 
 PAGE_BYTES = 4096  # or a multiple of it
+# Parameters of experts of which a token uses some: as in harness.theory.tensors.
+_EXPERTS = re.compile(r"(?<!shared_)experts\.|block_sparse_moe\.(in|out)put_linear")
 Packed = Callable[[nn.Module], dict[str, list[Tensor]]]
 """Tensors of a quantized layer besides its parameters, by kind."""
 
@@ -96,6 +99,7 @@ def model_facts(
             by_type[kind] += tensor.nbytes
             in_file = tensor.device.type == "cpu" and _lies_in(tensor, mapped)
             by_device[f"{tensor.device}{' mapped' if in_file else ''}"] += tensor.nbytes
+    experts = sum(p.nbytes for name, p in model.named_parameters() if _EXPERTS.search(name))
     tied = head.weight.data_ptr() == embedding.weight.data_ptr()
     return {
         "kernels": dict(Counter(name(module) or type(module).__name__ for module in _leaves(model))),
@@ -115,6 +119,7 @@ def model_facts(
         "parameters": _parameters(model, tied or _ties(model.config), weights),
         "input_embedding_bytes": embedding.weight.nbytes,
         "tied": tied,
+        **({"expert_bytes": experts} if experts else {}),
         "vocab_size": embedding.weight.shape[0],
         "trained_context": getattr(model.config.get_text_config(), "max_position_embeddings", None),
     }

@@ -53,7 +53,7 @@
 # type = "string"
 # choices = [
 #   "f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "q2_k", "q3_k_s", "q3_k_m", "q3_k_l",
-#   "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k",
+#   "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "mxfp4_moe",
 # ]
 # help = "type of the weights, as llama-quantize names it; default: whatever the file holds"
 #
@@ -182,7 +182,7 @@ from typing import Any
 
 import numpy as np
 
-from runners import windows
+from runners import llamacpp_routing, routing, windows
 from runners.llamacpp_account import CHUNK, account
 from runners.llamacpp_context import LlamaContext, evaluated_in
 from runners.llamacpp_convert import convert
@@ -351,6 +351,23 @@ class LlamaSession(LlamaContext):
             self._evaluate(chunk, begin + start, kept)
             rows += [self._logits(i).copy() for i in range(len(chunk) - kept, len(chunk))]
         return np.array(rows, np.float32)
+
+    def routing(self, prompt: list[int], new_tokens: int) -> dict[str, Any] | None:
+        """The experts chosen in greedy decode steps after a prompt; null for a model without experts."""
+        choices = llamacpp_routing.Choices(self._model, self._request.options, len(prompt) + new_tokens)
+        try:
+            if not choices.experts:
+                return None
+            for position, token in enumerate(prompt):
+                choices.step(token, position)
+            choices.begin()
+            ids = []
+            for position in range(len(prompt), len(prompt) + new_tokens):
+                ids.append(choices.highest(self._vocab_size))
+                choices.step(ids[-1], position)
+            return routing.facts(choices.experts, ids, choices.counts())
+        finally:
+            choices.close()
 
     def counters(self) -> dict[str, Any]:
         """llama.cpp's own figures for the last generate.

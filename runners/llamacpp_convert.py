@@ -10,29 +10,31 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from runners import gguf_file
+from runners.layout import rotated
+from runners.llamacpp_layout import Laid
 from runners.llamacpp_lib import lib, opened
 from runners.protocol import Request, Say
 from runners.safetensors_folder import (
     CHUNK,
-    FLOATS,
-    ITEM_BYTES,
-    NOT_WEIGHTS,
     Piece,
     Stored,
+    check_stored,
     floats,
     json_object,
     put_made,
     stored_in,
     write_pieces,
 )
-from runners.synthetic import bfloat16, tensors
+from runners.synthetic import tensors
 
 # llama.cpp's name, and the context where config.json gives none (configuration_*.py of transformers).
 _ARCHITECTURES = {
@@ -51,46 +53,79 @@ _SCALED_BY = {
 def convert(request: Request, say: Say) -> dict[str, Any]:
     """A folder, files["source"], -> files["target"]. Options: `dtype` (f16, bf16, f32), `threads`.
 
+    By the model's `layout`, without which it is dense.
+
     Raises ValueError if the GGUF would be another model, FileNotFoundError for missing files.
     """
     began = time.monotonic()
     source, target = Path(request.files["source"]), Path(request.files["target"])
-    dtype = request.options["dtype"]
     config = json_object(source / "config.json")
-    shape, scaling = shape_of(config, source)
-    stored = _checked(source, shape)
-    factors = _rope_factors(shape, scaling)
     name = request.model["name"] + " (synthetic, random weights)" * bool(config.get("harness_synthetic"))
-    places, size = write_header(target, name, shape, dtype, scaling)
-    pieces, opened_files = [], {}
-    out = os.open(target, os.O_WRONLY)
-    try:
-        for number, (there, (at, kind)) in enumerate(places.items(), 1):
-            if there not in stored:
-                pieces.append(Piece(number, partial(put_made, out, at, lambda: factors)))
-                continue
-            tensor = stored[there]
-            if tensor.path not in opened_files:
-                opened_files[tensor.path] = os.open(tensor.path, os.O_RDONLY)
-            file = opened_files[tensor.path]
-            split = heads_rotated(there, shape)
-            step = _step(tensor, split)
-            for first in range(0, tensor.elements, step):
-                make = partial(_converted, there, tensor, file, first, step, split, kind)
-                pieces.append(Piece(number, partial(put_made, out, at + first * _bytes_of(kind), make)))
-        write_pieces(pieces, len(places), request.options.get("threads"), say)
-        os.fsync(out)
-    finally:
-        for file in (out, *opened_files.values()):
-            os.close(file)
+    write = _write_laid if request.model.get("layout") else _write_dense
+    count, size = write(request, config, name, say)
     with opened(target, vocab_only=True) as model:
         return {
             "bytes": size,
-            "tensors": len(places),
+            "tensors": count,
             "model_bytes": lib.llama_model_size(model),
             "parameters": lib.llama_model_n_params(model),
             "seconds": time.monotonic() - began,
         }
+
+
+def _write_laid(request: Request, config: Mapping[str, Any], name: str, say: Say) -> tuple[int, int]:
+    """Tensors and bytes of the file."""
+    source, target = Path(request.files["source"]), Path(request.files["target"])
+    laid = Laid(source, request.model["layout"])
+    try:
+        places, size = laid.header(target, name, request.options["dtype"])
+        with _for_writing(target) as out:
+            write_pieces(laid.pieces(out, places), len(places), request.options.get("threads"), say)
+    finally:
+        laid.close()
+    return len(places), size
+
+
+def _write_dense(request: Request, config: Mapping[str, Any], name: str, say: Say) -> tuple[int, int]:
+    """Tensors and bytes of the file."""
+    source, target = Path(request.files["source"]), Path(request.files["target"])
+    shape, scaling = shape_of(config, source)
+    expected = {tensor.name: tensor.shape for tensor in tensors(shape)}
+    stored = check_stored(source, stored_in(source), expected, shape["arch"], shape["tied"])
+    factors = _rope_factors(shape, scaling)
+    places, size = write_header(target, name, shape, request.options["dtype"], scaling)
+    pieces, opened_files = [], {}
+    try:
+        with _for_writing(target) as out:
+            for number, (there, (at, kind)) in enumerate(places.items(), 1):
+                if there not in stored:
+                    pieces.append(Piece(number, partial(put_made, out, at, lambda: factors)))
+                    continue
+                tensor = stored[there]
+                if tensor.path not in opened_files:
+                    opened_files[tensor.path] = os.open(tensor.path, os.O_RDONLY)
+                file = opened_files[tensor.path]
+                split = heads_rotated(there, shape)
+                step = _step(tensor, split)
+                for first in range(0, tensor.elements, step):
+                    make = partial(_converted, there, tensor, file, first, step, split, kind)
+                    place = at + first * gguf_file.item_bytes(kind)
+                    pieces.append(Piece(number, partial(put_made, out, place, make)))
+            write_pieces(pieces, len(places), request.options.get("threads"), say)
+    finally:
+        for file in opened_files.values():
+            os.close(file)
+    return len(places), size
+
+
+@contextmanager
+def _for_writing(target: Path) -> Iterator[int]:
+    out = os.open(target, os.O_WRONLY)
+    try:
+        yield out
+        os.fsync(out)
+    finally:
+        os.close(out)
 
 
 def shape_of(config: Mapping[str, Any], source: Path) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
@@ -160,9 +195,7 @@ def write_header(
     """
     import gguf  # not at the top: a process that measures should not hold it in memory
 
-    writer = gguf.GGUFWriter(target, shape["arch"])
-    writer.add_name(name)
-    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if dtype == "f32" else f"MOSTLY_{dtype.upper()}"])
+    writer = gguf_file.begin(target, shape["arch"], name, dtype)
     writer.add_vocab_size(shape["vocab_size"])
     writer.add_context_length(shape["context"])
     writer.add_block_count(shape["layers"])
@@ -175,7 +208,6 @@ def write_header(
     writer.add_rope_dimension_count(shape["head_dim"])
     writer.add_rope_freq_base(shape["rope_theta"])
     writer.add_layer_norm_rms_eps(shape["norm_eps"])
-    writer.add_tokenizer_model("none")
     if scaling and scaling["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(scaling["factor"])
@@ -183,21 +215,9 @@ def write_header(
     planned = named(shape)
     if scaling and scaling["rope_type"] == "llama3":
         planned.insert(0, ("rope_freqs.weight", "rope_freqs.weight", (shape["head_dim"] // 2,)))
-    places, end = {}, 0
-    for there, here, dims in planned:
-        kind = "f32" if len(dims) == 1 else dtype
-        size = math.prod(dims) * _bytes_of(kind)
-        ggml_type = gguf.GGMLQuantizationType[kind.upper()]
-        writer.add_tensor_info(here, dims, np.dtype(np.float32), size, ggml_type)
-        places[there] = end, kind
-        end += writer.ggml_pad(size, writer.data_alignment)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    start = writer.ggml_pad(target.stat().st_size, writer.data_alignment)
-    os.truncate(target, start + end)
-    return {name: (start + offset, kind) for name, (offset, kind) in places.items()}, start + end
+    kinds = ((here, dims, "f32" if len(dims) == 1 else dtype) for _, here, dims in planned)
+    places, size = gguf_file.finish(writer, target, kinds)
+    return {there: places[here] for there, here, _ in planned}, size
 
 
 def named(shape: Mapping[str, Any]) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -216,10 +236,6 @@ def heads_rotated(name: str, shape: Mapping[str, Any]) -> int:
     return heads.get(name.rsplit(".", 2)[-2].removesuffix("_proj"), 0)
 
 
-def _bytes_of(kind: str) -> int:
-    return ITEM_BYTES[kind.upper()]
-
-
 def _step(tensor: Stored, split: int) -> int:
     """Elements converted at a time: whole heads where their rows change places."""
     if not split:
@@ -233,25 +249,12 @@ def _converted(
 ) -> np.ndarray:
     """Up to `step` elements of a tensor from the one numbered `first`, as `kind`.
 
-    `split`, of q and k in Llama: its heads. transformers rotates the halves of a head against each other,
-    llama.cpp neighbours: row j * d/2 + i of a head becomes row 2 * i + j.
+    `split`, of q and k in Llama: its heads.
     """
     values = floats(tensor, file, first, step)
-    if not np.isfinite(values).all():
-        raise ValueError(f"{tensor.path}: {name} holds values that are not finite numbers")
     if split:
-        rows = tensor.shape[0] // split
-        values = values.reshape(-1, 2, rows // 2, tensor.elements // tensor.shape[0]).swapaxes(1, 2).ravel()
-    if kind == "bf16":
-        return bfloat16(values)
-    if kind == "f32":
-        return values
-    with np.errstate(over="ignore"):
-        narrow = values.astype(np.float16)
-    if not np.isfinite(narrow).all():
-        largest = np.abs(values).max()
-        raise ValueError(f"{tensor.path}: {name} holds {largest:g}, which float16 does not; take bf16 or f32")
-    return narrow
+        values = rotated(values, tensor.shape[0] // split, tensor.elements // tensor.shape[0])
+    return gguf_file.as_kind(values, kind, f"{tensor.path}: {name}")
 
 
 def _rope_factors(shape: Mapping[str, Any], scaling: Mapping[str, Any] | None) -> np.ndarray:
@@ -267,24 +270,3 @@ def _rope_factors(shape: Mapping[str, Any], scaling: Mapping[str, Any] | None) -
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     smooth = np.clip((context / wavelength - low) / (high - low), 0, 1)
     return (1 / ((1 - smooth) / scaling["factor"] + smooth)).astype(np.float32)
-
-
-def _checked(source: Path, shape: dict[str, Any]) -> dict[str, Stored]:
-    """The checkpoint's tensors by name: exactly those of the shape, each of the right size."""
-    expected = {tensor.name: tensor.shape for tensor in tensors(shape)}
-    stored = stored_in(source)
-    if shape["tied"]:
-        stored.pop("lm_head.weight", None)  # a copy of the embedding
-    for name in [name for name in stored if name.endswith(NOT_WEIGHTS)]:
-        del stored[name]
-    for name, tensor in stored.items():
-        if name not in expected:
-            raise ValueError(f"{tensor.path}: has {name!r}, which is not a tensor of {shape['arch']}")
-        if tensor.dtype not in FLOATS:
-            raise ValueError(f"{tensor.path}: {name} is of type {tensor.dtype}; known: {', '.join(FLOATS)}")
-        if tensor.shape != expected[name]:
-            sizes = " x ".join(map(str, tensor.shape)), " x ".join(map(str, expected[name]))
-            raise ValueError(f"{tensor.path}: {name} is {sizes[0]}; by config.json it is {sizes[1]}")
-    if missing := expected.keys() - stored.keys():
-        raise ValueError(f"{source}: lacks {min(missing)}")
-    return stored

@@ -7,13 +7,14 @@ rounding to float16 is 2^-12 of a value, far below what the arithmetic of any qu
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from runners.layout import Back, backwards, rows_of, stored, turned, turned_back
 from runners.llamacpp_convert import heads_rotated, named, shape_of
 from runners.protocol import Request, Say
 from runners.safetensors_folder import (
@@ -34,13 +35,17 @@ from runners.synthetic import config_of
 def dequantize(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> dict[str, Any]:
     """files["source"], a GGUF -> files["target"], a folder. Options: `threads`.
 
-    files["config"]: the config.json of the model; without it, one of the request's shape. Raises ValueError
+    The model is that of its `layout`, else of files["config"], else of the request's shape. Raises ValueError
     if the GGUF does not have the tensors of that model.
     """
     import gguf  # not at the top: a process that measures should not hold it in memory
 
     began = time.monotonic()
     source, target = Path(request.files["source"]), Path(request.files["target"])
+    if layout := request.model.get("layout"):
+        return _laid(gguf.GGUFReader(source), source, target, layout, request, say, shard_bytes) | {
+            "seconds": time.monotonic() - began
+        }
     given = request.files.get("config")
     config = json_object(Path(given)) if given else _config_of(request.model["shape"])
     shape, _ = shape_of(config, Path(given) if given else source)
@@ -51,12 +56,7 @@ def dequantize(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> di
     if scaled and not given:
         raise ValueError(f"{source}: has rope scaling, which needs the model's config.json")
     planned = named(shape)
-    for _, here, dims in planned:
-        if here not in held:
-            raise ValueError(f"{source}: has no {here}, which its model requires")
-        if tuple(held[here].shape[::-1]) != dims:
-            sizes = " x ".join(map(str, held[here].shape[::-1])), " x ".join(map(str, dims))
-            raise ValueError(f"{source}: {here} is {sizes[0]}; in its model it is {sizes[1]}")
+    _check(held, [(here, dims) for _, here, dims in planned], source)
     written = [Entry(there, "F16", dims) for there, _, dims in planned]
     with new_folder(target, written, {"config.json": in_float16(config)}, shard_bytes) as places:
         pieces = []
@@ -78,6 +78,57 @@ def dequantize(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> di
     }
 
 
+def _laid(
+    reader: Any,
+    source: Path,
+    target: Path,
+    layout: Mapping[str, Any],
+    request: Request,
+    say: Say,
+    shard_bytes: int,
+) -> dict[str, Any]:
+    """A model that is not dense."""
+    rows, held = rows_of(layout), {tensor.name: tensor for tensor in reader.tensors}
+    _check(held, [(row.name, row.dims) for row in rows], source)
+    written = [Entry(name, "F16", row.stored_dims) for name, row in stored(rows).items()]
+    files = {"config.json": in_float16(layout["config"])}
+    with new_folder(target, written, files, shard_bytes) as places:
+        pieces = []
+        for number, (name, parts) in enumerate(backwards(rows), 1):
+            file, at = places[name]
+            for part in parts:
+                make = partial(_part, held, part, f"{source}: {name}")
+                pieces.append(Piece(number, partial(put_made, file, at + 2 * part.first, make)))
+        write_pieces(pieces, len(written), request.options.get("threads"), say)
+    return {
+        "bytes": sum(path.stat().st_size for path in target.iterdir()),
+        "tensors": len(written),
+        "versions": {"numpy": np.__version__},
+    }
+
+
+def _part(held: Mapping[str, Any], part: Back, what: str) -> np.ndarray:
+    import gguf
+
+    found = []
+    for row in part.rows:
+        tensor = held[row.name]
+        data = tensor.data if part.expert is None else tensor.data[part.expert]
+        flat = data.ndim == 1  # a bias of one expert, or a norm
+        data = data if flat and part.expert is not None else data[part.begin : part.end]
+        found.append(gguf.dequantize(data, tensor.tensor_type).astype(np.float32).ravel())
+    return narrowed(turned(part, found), what)
+
+
+def _check(held: Mapping[str, Any], planned: Sequence[tuple[str, tuple[int, ...]]], source: Path) -> None:
+    for here, dims in planned:
+        if here not in held:
+            raise ValueError(f"{source}: has no {here}, which its model requires")
+        if tuple(held[here].shape[::-1]) != dims:
+            sizes = " x ".join(map(str, held[here].shape[::-1])), " x ".join(map(str, dims))
+            raise ValueError(f"{source}: {here} is {sizes[0]}; in its model it is {sizes[1]}")
+
+
 def _config_of(shape: Mapping[str, Any]) -> dict[str, Any]:
     made = config_of(dict(shape), 0)
     return {key: value for key, value in made.items() if not key.startswith("harness_")}
@@ -90,5 +141,5 @@ def _values(tensor: Any, first: int, step: int, head: int, what: str) -> np.ndar
 
     values = gguf.dequantize(tensor.data[first : first + step], tensor.tensor_type).astype(np.float32)
     if head:
-        values = values.reshape(-1, head // 2, 2, values[0].size).swapaxes(1, 2)
+        values = turned_back(values, head, values[0].size)
     return narrowed(values.ravel(), what)

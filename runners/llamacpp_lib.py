@@ -28,7 +28,7 @@ FTYPES = {"f32": lib.LLAMA_FTYPE_ALL_F32} | {
     name: getattr(lib, f"LLAMA_FTYPE_MOSTLY_{name.upper()}")
     for name in (
         *("f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "q2_k", "q3_k_s", "q3_k_m", "q3_k_l"),
-        *("q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k"),
+        *("q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "mxfp4_moe"),
     )
 }
 KV_TYPES = {"bf16": 30} | {
@@ -115,6 +115,16 @@ class Log:
         finally:
             self._on_line = None
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is logged in the block is forgotten."""
+        kept = dict(vars(self))
+        self.forget_context()
+        try:
+            yield
+        finally:
+            vars(self).update(kept)
+
     def _hear(self, level: int, text: bytes, _user: Any) -> None:
         if level != _CONTINUED:
             self._level = level
@@ -188,10 +198,12 @@ def model_params(request: Request) -> dict[str, Any]:
     return {"use_extra_bufts": request.options["repack"], **on_gpu}
 
 
-def make_context(model: int, options: dict[str, Any], outputs: int = 0) -> int:
+def make_context(model: int, options: dict[str, Any], outputs: int = 0, on_node: Any = None) -> int:
     """A llama_context pointer, to be freed by llama_free. `outputs`: the most tokens at once with logits, 0
-    for all. Raises DoesNotFit, or the error of llama.cpp."""
+    for all. `on_node`: the evaluation callback. Raises DoesNotFit, or the error of llama.cpp."""
     params = lib.llama_context_default_params()
+    if on_node is not None:
+        params.cb_eval = on_node
     params.n_ctx = options["n_ctx"]
     params.n_batch = options["n_batch"]
     params.n_ubatch = options["n_ubatch"]

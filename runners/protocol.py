@@ -211,8 +211,9 @@ class Session(Protocol):
     """One model, loaded in one stack.
 
     `chunk`: the most ids to feed at once when filling a context; more would take memory from the context. A
-    session may also have `memory_state()`: allocated and reserved bytes of its allocator (null: it has
-    none), read now and then as a generation grows.
+    session may also have `memory_state()`: allocated and reserved bytes of its allocator (null: it has none),
+    read now and then as a generation grows; and `routing(prompt, new_tokens)`: the experts chosen in greedy
+    decode steps (see runners.routing; null: no experts).
     """
 
     chunk: int

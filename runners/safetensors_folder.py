@@ -73,6 +73,14 @@ def floats(tensor: Stored, file: int, first: int, count: int) -> np.ndarray:
     return np.frombuffer(data, np.float16 if tensor.dtype == "F16" else np.float32).astype(np.float32)
 
 
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    """Bits of float32 values in bfloat16, rounded to nearest, ties to even. `values` are overwritten."""
+    bits = values.view(np.uint32)
+    bits += 0x7FFF + ((bits >> 16) & 1)
+    bits >>= 16
+    return bits.astype(np.uint16)
+
+
 def narrowed(values: np.ndarray, what: str) -> np.ndarray:
     """In float16. Raises ValueError for values that are not finite there."""
     with np.errstate(over="ignore"):
@@ -107,6 +115,33 @@ def stored_in(source: Path) -> dict[str, Stored]:
     for path in _files(source):
         found |= _header(path)
     return found
+
+
+def check_stored(
+    source: Path,
+    held: Mapping[str, Stored],
+    expected: Mapping[str, tuple[int, ...]],
+    architecture: str,
+    tied: bool,
+) -> dict[str, Stored]:
+    """A checkpoint's tensors: exactly those expected, each of the right size, without copies and buffers.
+
+    Raises ValueError.
+    """
+    held = {name: tensor for name, tensor in held.items() if not name.endswith(NOT_WEIGHTS)}
+    if tied:
+        held.pop("lm_head.weight", None)  # a copy of the embedding
+    for name, tensor in held.items():
+        if name not in expected:
+            raise ValueError(f"{tensor.path}: has {name!r}, which is not a tensor of {architecture}")
+        if tensor.dtype not in FLOATS:
+            raise ValueError(f"{tensor.path}: {name} is of type {tensor.dtype}; known: {', '.join(FLOATS)}")
+        if tensor.shape != expected[name]:
+            sizes = " x ".join(map(str, tensor.shape)), " x ".join(map(str, expected[name]))
+            raise ValueError(f"{tensor.path}: {name} is {sizes[0]}; by config.json it is {sizes[1]}")
+    if missing := expected.keys() - held.keys():
+        raise ValueError(f"{source}: lacks {min(missing)}")
+    return held
 
 
 @contextmanager

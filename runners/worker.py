@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runners import depth, filling, heap, prefill, protocol, teacher_forced, turns, windows
+from runners import depth, filling, heap, prefill, protocol, routing, teacher_forced, turns, windows
 from runners.accounting import data_bytes, page_faults, peak_rss_bytes
 from runners.clock import Clock, Emit, cpu_wait_ns, stamp, stamping_cost_ns, suspended_ns
 from runners.growth import Growth
@@ -187,7 +187,10 @@ def decode(
         "stamp_ns_per_token": stamping_cost_ns(),
         "suspended_ns": _suspended_since(suspended, instruments),
     }
-    emit(Done({**timing, **ended, "warmup": warmup, **used, **after_all(), **more}))
+    measured = {**timing, **ended, "warmup": warmup, **used, **after_all(), **more}
+    if not growth:  # after all figures: it takes a little memory of its own
+        measured |= routing.counted(session, prompt, new_tokens, does_not_fit)
+    emit(Done(measured))
 
 
 def surface(

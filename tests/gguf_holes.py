@@ -10,9 +10,11 @@ import gguf
 import numpy
 from test_checkpoint import write
 
+from harness.models import gguf_metadata
 from harness.theory import decoder, tensors
 from harness.theory.architectures import decoder_of
 from harness.theory.decoder import Decoder
+from runners import gguf_file
 
 BASE = {
     "vocab_size": 320,
@@ -146,95 +148,6 @@ def config(kind: str, **changes: Any) -> dict[str, Any]:
     return {"model_type": kind.partition(",")[0], **BASE, **KINDS[kind], **changes}
 
 
-def keys(config: Mapping[str, Any], model: Decoder) -> dict[str, Any]:
-    """What llama.cpp's converter writes, without the architecture: keys that one lacks do no harm."""
-    get = config.get
-    layers, hidden, heads = model.count, config["hidden_size"], config["num_attention_heads"]
-    kv_heads: int | list[int] = get("num_key_value_heads") or heads
-    head_dim = get("head_dim") or hidden // heads
-    ffn: int | list[int] = get("intermediate_size") or 0
-    has = [{piece.name for piece in each.pieces} for each in model.layers()]
-    if model.arch in ("granitehybrid", "nemotron_h", "nemotron_h_moe", "lfm2", "lfm2moe"):
-        kv_heads = [kv_heads if "attn_k.weight" in names else 0 for names in has]
-    if model.arch == "deepseek2":
-        kv_heads, head_dim = 1, config["kv_lora_rank"] + config["qk_rope_head_dim"]
-    if model.arch == "nemotron_h":
-        ffn = [ffn if "ffn_up.weight" in names else 0 for names in has]
-    if model.arch == "nemotron_h_moe":
-        ffn = [config["moe_intermediate_size"] if "ffn_up_exps.weight" in names else 0 for names in has]
-    if model.arch == "llama4":
-        ffn = config["intermediate_size_mlp"]
-    if config["model_type"] == "granitemoehybrid" and not model.experts:
-        ffn = config["shared_intermediate_size"]
-    if model.arch == "lfm2":
-        ffn = model.ffn
-    found = {
-        "vocab_size": model.vocab_size,
-        "context_length": model.context,
-        "embedding_length": hidden,
-        "block_count": layers,
-        "feed_forward_length": ffn,
-        "attention.head_count": heads,
-        "attention.head_count_kv": kv_heads,
-        "attention.key_length": head_dim,
-        "attention.value_length": get("kv_lora_rank") if model.arch == "deepseek2" else head_dim,
-        "attention.layer_norm_epsilon": 1e-5,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.dimension_count": get("qk_rope_head_dim") if model.arch == "deepseek2" else head_dim,
-        "rope.dimension_sections": [head_dim // 8] * 4,
-        "logit_scale": 0.25,
-        "attention.shared_kv_layers": get("num_kv_shared_layers", 0),
-    }
-    if model.experts:
-        found |= {
-            "expert_count": model.experts,
-            "expert_used_count": model.experts_used,
-            "expert_feed_forward_length": get("moe_intermediate_size") or config["intermediate_size"],
-            "expert_shared_count": get("n_shared_experts") or 0,
-            "expert_gating_func": 2,
-            "interleave_moe_layer_step": get("interleave_moe_layer_step") or 1,
-            "leading_dense_block_count": get("first_k_dense_replace")
-            or {"lfm2moe": 2, "ernie4_5-moe": 1}.get(model.arch, 0),
-            "expert_shared_feed_forward_length": get("shared_expert_intermediate_size")
-            or get("moe_shared_expert_intermediate_size")
-            or get("moe_num_shared_experts", 0) * get("moe_intermediate_size", 0)
-            or get("shared_intermediate_size", 0),
-        }
-    if window := get("sliding_window"):
-        found["attention.sliding_window"] = window
-    if model.arch == "deepseek2":
-        found |= {
-            "attention.q_lora_rank": get("q_lora_rank"),
-            "attention.kv_lora_rank": config["kv_lora_rank"],
-            "attention.key_length_mla": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
-            "attention.value_length_mla": config["v_head_dim"],
-        }
-    if "conv_L_cache" in config:
-        found["shortconv.l_cache"] = config["conv_L_cache"]
-    return found | _states(config, hidden)
-
-
-def _states(config: Mapping[str, Any], hidden: int) -> dict[str, int]:
-    if "linear_num_key_heads" in config:
-        heads, of_head = config["linear_num_value_heads"], config["linear_value_head_dim"]
-        inner, state, groups = heads * of_head, of_head, config["linear_num_key_heads"]
-    elif "mamba_num_heads" in config:
-        heads, state, groups = config["mamba_num_heads"], config["ssm_state_size"], config["n_groups"]
-        inner = heads * config["mamba_head_dim"]
-    elif "mamba_n_heads" in config:
-        heads, state, groups = config["mamba_n_heads"], config["mamba_d_state"], config["mamba_n_groups"]
-        inner = config.get("mamba_d_ssm") or 2 * hidden
-    else:
-        return {}
-    return {
-        "ssm.conv_kernel": 4,
-        "ssm.inner_size": inner,
-        "ssm.state_size": state,
-        "ssm.time_step_rank": heads,
-        "ssm.group_count": groups,
-    }
-
-
 def write_hole(path: Path, config: Mapping[str, Any]) -> Decoder:
     """A file in 16 bits without a vocabulary. Returns what the config describes."""
     model = decoder.made(decoder_of(config))
@@ -252,14 +165,7 @@ def header_of(
     writer = gguf.GGUFWriter(path, model.arch)
     writer.add_file_type(file_type)
     writer.add_tokenizer_model("none")
-    for key, value in keys(config, model).items():
-        if value is None:
-            continue
-        if isinstance(value, list):
-            writer.add_array(f"{model.arch}.{key}", value)
-        else:
-            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-            add(f"{model.arch}.{key}", value)
+    gguf_file.add_keys(writer, model.arch, gguf_metadata.keys(config, model))
     return writer
 
 

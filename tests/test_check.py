@@ -19,7 +19,7 @@ from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import Inputs
 from harness.campaign.weights_check.logits import NoLogits, logits_of
 from harness.campaign.weights_check.reference import Reference, free_bytes, precision
-from harness.models import weights
+from harness.models import synthetic
 from harness.stacks.header import stacks
 from harness.stacks.interpreter import Interpreter
 from harness.theory.families import SHAPES
@@ -339,7 +339,7 @@ def test_a_reference_that_fails_is_a_failure_and_a_check_is_made_again(harness, 
     model = {"shape": "tiny-llama", "weights": {"synthetic": True, "seed": 7}}
     path = of(model, {"stack": "llamacpp", "quant": "f16"}, check_weights=True)
     assert harness("synth", "tiny-llama", "--seed", "7").code == 0
-    place = weights.checkpoint_path(SHAPES["tiny-llama"], 7).parent
+    place = synthetic.checkpoint_path(SHAPES["tiny-llama"], 7).parent
     shutil.rmtree(place)
     place.touch()
     failed = harness("check-weights", path, "--json")

@@ -15,6 +15,7 @@ from harness.models import gguf_header
 from harness.stacks.header import stacks
 from harness.stacks.interpreter import Interpreter
 from harness.theory import ggml
+from harness.theory.choices import OF_MIXTURES
 from harness.theory.families import SHAPES
 from harness.theory.gguf_types import ALL_QUANTS, QUANTS, Mix, quantized, retyped
 from harness.theory.shapes import Shape
@@ -146,7 +147,7 @@ def test_no_row_of_q2_k_fell_back_to_another_type_than_today():
 
 
 def test_the_types_are_those_that_the_runner_takes_and_fall_in_size():
-    assert sorted(QUANTS) == sorted(stacks()["llamacpp"].options["quant"].choices)
+    assert sorted([*QUANTS, OF_MIXTURES]) == sorted(stacks()["llamacpp"].options["quant"].choices)
     sizes = [total(quantized(SHAPES["qwen1.5-7b"], quant)) for quant in QUANTS]
     assert sizes == sorted(sizes, reverse=True)
 

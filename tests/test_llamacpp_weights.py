@@ -11,10 +11,11 @@ import pytest
 
 from harness.stacks.header import stacks
 from harness.theory import gguf_types
+from harness.theory.choices import OF_MIXTURES
 from harness.theory.families import SHAPES
 from harness.theory.shapes import Shape, parameters
 
-QUANTS = stacks()["llamacpp"].options["quant"].choices
+QUANTS = [q for q in stacks()["llamacpp"].options["quant"].choices if q != OF_MIXTURES]
 
 
 def unquantized(job: Any, target: Path, shape: Shape, dtype: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from damage import Patches, patched, patches
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.models import gguf_header, weights
+from harness.models import gguf_header, synthetic, weights
 from harness.models.gguf_header import GgufError, GgufHeader
 from harness.models.weights import WeightsError
 from harness.theory import ggml
@@ -296,9 +296,9 @@ def test_the_fingerprint_changes_when_the_file_does(small):
 
 def test_weights_we_make_are_named_by_all_that_makes_their_bytes():
     shape, other = SHAPES["tiny-qwen2"], SHAPES["tiny-llama"]
-    name = weights.synthetic_name(shape, 0)
-    assert len({name, weights.synthetic_name(shape, 1), weights.synthetic_name(other, 0)}) == 3
-    folders = {weights.checkpoint_path(*made) for made in ((shape, 0), (shape, 1), (other, 0))}
+    name = synthetic.synthetic_name(shape, 0)
+    assert len({name, synthetic.synthetic_name(shape, 1), synthetic.synthetic_name(other, 0)}) == 3
+    folders = {synthetic.checkpoint_path(*made) for made in ((shape, 0), (shape, 1), (other, 0))}
     assert len(folders) == 3
     paths = {
         weights.converted_path(name, "q4_0", "llama.cpp 1"),

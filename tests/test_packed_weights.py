@@ -16,7 +16,7 @@ from test_weights import write_checkpoint, write_gguf
 from harness import config, plan
 from harness.campaign.prepare import NotReady, Preparation
 from harness.config import Model, Weights
-from harness.models import checkpoint, packed, weights
+from harness.models import checkpoint, packed, synthetic, weights
 from harness.models.config_json import PACKING_FILES
 from harness.models.weights import WeightsError
 from harness.theory import shapes
@@ -470,7 +470,7 @@ def test_synthetic_weights_are_packed_once_for_all_stacks_and_unpacked_for_a_ref
 
 
 def _name() -> str:
-    return weights.synthetic_name(SHAPES["tiny-qwen2"], SEED)
+    return synthetic.synthetic_name(SHAPES["tiny-qwen2"], SEED)
 
 
 def test_a_synthetic_checkpoint_at_a_path_is_packed_too(tmp_path, hf_interpreter, preparation):

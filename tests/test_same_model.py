@@ -37,7 +37,8 @@ def stack(hf_interpreter: Interpreter, llamacpp_interpreter: Interpreter, tmp_pa
         options = {option.name: option.default for option in stacks()[name].options.values()}
         options |= {"threads": 1, "n_ctx": 256} | PLAIN[name]
         model = {"name": "m", "path": str(path), "shape": None}
-        request = Request(job, name, "cpu", model, **{"options": options} | fields)
+        given = {"model": model, "options": options} | fields
+        request = Request(job, name, "cpu", **given)
         events = list(launch.run_job(request, interpreters[name], tmp_path, 900, threads=1))
         assert isinstance(events[-1], Done), events[-1]
         return [i for e in events if isinstance(e, Tokens) for i in e.ids], events[-1].facts

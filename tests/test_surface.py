@@ -129,6 +129,23 @@ def test_a_kept_context_spares_the_next_repeat_its_filling(
     assert len(list((cache / "contexts").iterdir())) == 1
 
 
+@pytest.mark.parametrize("damage", [lambda whole: whole[:-8], lambda whole: b"\x01" + whole[1:]])
+def test_a_damaged_kept_context_is_filled_again(
+    damage: Callable[[bytes], bytes], timed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (cache := tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setenv("HARNESS_CACHE", str(cache))
+    asked = {"prefill_ms": 2.0, "B_ms": 1.0, "W_tokens_per_ms": 1000}
+    timed([DEPTHS | {"keep_context": True}], asked)
+    (kept,) = (cache / "contexts").iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(damage(whole))
+    timed([DEPTHS | {"keep_context": True}], asked, repeats=2)
+    again = all_of(tmp_path)[-1].record
+    assert (again["outcome"], again["done"]["surface"]["context_was_kept"]) == ("ok", False)
+    assert kept.read_bytes() == whole
+
+
 def test_the_oldest_contexts_make_room(timed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (cache := tmp_path / "cache").mkdir(mode=0o700)
     monkeypatch.setenv("HARNESS_CACHE", str(cache))

@@ -28,7 +28,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from harness.campaign.prepare import PROMPT_TEXT, NotReady, Preparation
 from harness.config import Decode, Model, Variant, Weights
-from harness.models import weights
+from harness.models import synthetic, weights
 from harness.models.weights import WeightsError
 from harness.plan import Cell
 from harness.theory import gguf_types, shapes
@@ -268,7 +268,7 @@ def test_one_synthetic_checkpoint_is_made_and_every_gguf_from_it(llamacpp_interp
     assert q8_0 is not None
     assert checkpoint is not None
     shape = SHAPES["tiny-qwen2"]
-    assert checkpoint.path == weights.checkpoint_path(shape, SEED)
+    assert checkpoint.path == synthetic.checkpoint_path(shape, SEED)
     assert (checkpoint.quant, f16.quant, q8_0.quant) == ("bf16", "f16", "q8_0")
     assert all(ready.synthetic for ready in (checkpoint, f16, q8_0))
     assert checkpoint.sizes["parameters"] == f16.sizes["parameters"] == shapes.parameters(shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import struct
 import tempfile
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from benchmarks.hostile.encoders import gguf, lines, parquet, rows, safetensors
 from benchmarks.hostile.mutations import Format, damaged, documents, dumped, json_files, one_of_them
 from harness import results
+from harness.sharing import archive
 
 TESTS = Path(__file__).parents[2] / "tests"
 PUBLISHED = sorted((TESTS.parent / "results" / "published").rglob("record.json"))
@@ -228,6 +230,33 @@ def _slow_tokenizer() -> dict[str, Any]:
     return _tokenizer() | {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "x"}}
 
 
+def _bundle() -> Format:
+    """A bundle: damaged as a file, as a tar, and in its documents, with hashes that fit."""
+    import pyarrow as pa
+
+    whole = TESTS / "golden" / "bundle-1.tar.zst"
+    members = archive.unpacked(whole)
+    with pa.CompressedInputStream(pa.BufferReader(whole.read_bytes()), "zstd") as stream:
+        tar = bytes(stream.read())
+    codec = pa.Codec("zstd", compression_level=1)
+    bombs = [codec.compress(head + bytes(1 << 28), asbytes=True) for head in (b"", tar)]
+    manifest, name = json.loads(members["manifest.json"]), "records/00001/record.json"
+
+    def with_record(content: bytes) -> bytes:
+        files = manifest["files"] | {
+            name: {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+        }
+        return archive.packed(members | {"manifest.json": dumped(manifest | {"files": files}), name: content})
+
+    damage = damaged([whole.read_bytes()]) | st.sampled_from(bombs)
+    damage |= damaged([tar], [b"../", b"/etc", b"ustar", b"2", b"x", b"L"]).map(
+        lambda data: bytes(codec.compress(data, asbytes=True))
+    )
+    damage |= json_files([manifest]).map(lambda content: archive.packed(members | {"manifest.json": content}))
+    damage |= json_files([json.loads(members[name])]).map(with_record)
+    return one_of_them({"b.tar.zst": whole.read_bytes()}, {"b.tar.zst": damage})
+
+
 def formats() -> dict[str, Callable[[], Format]]:
     """Every format, made when it is called."""
     spec, whole = _gguf_spec(), _safetensors_spec(list(TENSORS))
@@ -269,4 +298,5 @@ def formats() -> dict[str, Callable[[], Format]]:
             {"log.csv.gz": st.sampled_from(_gzips()) | damaged(_gzips()[:3]) | _csv().map(gzip.compress)},
         ),
         "jsonl": lambda: one_of_them({"log.jsonl": CSV}, {"log.jsonl": _logs()}),
+        "bundle": _bundle,
     }

@@ -11,6 +11,7 @@ import resource
 import shutil
 import struct
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -114,6 +115,10 @@ READERS: dict[str, dict[str, Reader]] = {
     "csv": {name: made("log.csv") for name, made in FIT.items()},
     "csv.gz": {name: made("log.csv.gz") for name, made in FIT.items()},
     "jsonl": {name: made("log.jsonl") for name, made in FIT.items()},
+    "bundle": {
+        "verify": command("verify", "b.tar.zst"),
+        "report md": command("report", "b.tar.zst", "--format", "md"),
+    },
 }
 
 
@@ -124,6 +129,8 @@ def main(name: str, first_seed: int, count: int, folder: Path) -> None:
     here.mkdir(exist_ok=True)
     os.chdir(here)
     format, readers = formats()[name](), READERS[name]
+    if name == "bundle":  # its records are laid out in a temporary folder
+        tempfile.tempdir = str(here)
     for each, reader in readers.items():  # imports, and whether the sound input is taken
         laid_out(here, format.sound)
         if not reader() and each != "compare":  # one repeat each is too few to compare

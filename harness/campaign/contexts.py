@@ -17,7 +17,8 @@ WITHOUT_EFFECT = ("n_ctx", "threads", "mmap")
 
 
 def file_of(cell: Cell, inputs: Inputs) -> Path | None:
-    """The file for a cell's filled context, which need not exist yet; null where none is kept.
+    """The file for a cell's filled context, which need not exist yet; null where none is kept. The worker
+    adds a checksum to its name.
 
     Deletes the oldest others until they take at most MOST_BYTES.
     """
@@ -30,7 +31,7 @@ def file_of(cell: Cell, inputs: Inputs) -> Path | None:
     deepest = max(cell.workload.depths)
     digest = hashlib.sha256(json.dumps([*known, deepest], sort_keys=True).encode()).hexdigest()[:20]
     wanted = folder / f"{digest}.context"
-    others = [path for path in folder.iterdir() if path != wanted]
+    others = [path for path in folder.iterdir() if not path.name.startswith(f"{digest}.")]
     others.sort(key=lambda each: each.stat().st_mtime)
     while sum(path.stat().st_size for path in others) > MOST_BYTES:
         others.pop(0).unlink()

@@ -57,6 +57,7 @@ def of_repeat(cell: Cell, repeat: int, content_key: str, device: str, gpu: str |
         "model": {
             "name": cell.model.name,
             "shape": asdict(shape) if shape else None,
+            **({"config": cell.model.described.config} if cell.model.described else {}),
             "weights": source.model_dump(mode="json"),
         },
         "workload": cell.workload.model_dump(mode="json") | {"new_tokens": cell.workload.new_tokens},

@@ -11,7 +11,7 @@ from harness.campaign import work
 from harness.campaign.held import dense, engine_of, held_model, made_of, packing_of, step_bytes
 from harness.config import Decode, Experiment
 from harness.machine.limits import free_memory_bytes
-from harness.models import packed, weights
+from harness.models import packed, synthetic, weights
 from harness.models.hub_weights import in_hub_cache
 from harness.models.weights import Ready, WeightsError
 from harness.plan import Cell
@@ -129,6 +129,8 @@ def local_weights(cell: Cell) -> Ready | None:
     if source.kind == "synthetic":
         if cell.packing and cell.model.shape:
             packed.grouped(cell.packing, cell.model.shape)
+        if cell.model.described:
+            synthetic.check_synthetic(cell.model.described, cell.weights_format)
         return None
     ready = weights.local(Path(str(source.path))) if source.kind == "path" else in_hub_cache(source)
     if ready is not None:

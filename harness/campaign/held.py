@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.models import checkpoint, packed, weights
+from harness.models import checkpoint, packed, synthetic, weights
 from harness.models.gguf_shape import shape_of
 from harness.models.weights import Ready, WeightsError
 from harness.plan import Cell
@@ -48,8 +48,8 @@ def _kv_element_bytes(options: Options) -> float:
 
 def made_of(cell: Cell, ready: Ready | None) -> Shape | Decoder | None:
     """The model, by its config or its weights."""
-    if cell.model.shape or ready is None:
-        return cell.model.shape
+    if cell.model.made or ready is None:
+        return cell.model.made
     if ready.decoder or ready.header:
         return ready.decoder or (shape_of(ready.header) if ready.header else None)
     return checkpoint.read(ready.path, needs_shape=False).shape if ready.format == "hf" else None
@@ -101,7 +101,7 @@ def bytes_of_shape(cell: Cell, made: Shape | Decoder) -> float:
         return sum(packed_bytes(of_shape(made), packing).values())
     if cell.weights_format == "hf":
         return _as_loaded(cell, of_shape(made))
-    return weights.synthetic_bytes(made, cell.quant or weights.SOURCE_QUANT)
+    return synthetic.synthetic_bytes(made, cell.quant or weights.SOURCE_QUANT)
 
 
 def _bytes_of(cell: Cell, ready: Ready) -> float | None:

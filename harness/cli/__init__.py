@@ -40,6 +40,8 @@ COMMANDS = {
     "tune": "find the options with which one stack runs one model fastest on this machine",
     "history": "show every cell over time, and step changes of its figures",
     "export": "export the ok repeats of a results folder in the formats of other tools",
+    "bundle": "put results into one file to share, without what identifies a person",
+    "verify": "check a bundle: compute every figure anew, and refuse what contradicts itself",
     "fit": "fit a latency log of any tool: line, confidence interval, shape, warnings",
     "machine": "describe this machine and its peak rates",
     "doctor": "list conditions on this machine that disturb measurements",

@@ -14,10 +14,10 @@ from harness import machine, results
 from harness.analysis.records import traffic
 from harness.campaign import forecast
 from harness.campaign.device_lock import is_busy
-from harness.campaign.held import bytes_of_shape, packing_of
+from harness.campaign.held import bytes_of_shape, dense, packing_of
 from harness.cli.exits import NOT_OK, OK, say
 from harness.config import Experiment
-from harness.models import checkpoint, packed, weights
+from harness.models import checkpoint, packed, synthetic, weights
 from harness.models.weights import Ready
 from harness.plan import Cell
 from harness.results import ResultsError
@@ -25,7 +25,8 @@ from harness.stacks import adopted, build
 from harness.stacks.header import Header
 from harness.stacks.interpreter import EnvironmentFailed
 from harness.system.wording import plural
-from harness.theory.shapes import Shape, parameters
+from harness.theory.decoder import Decoder, parameters
+from harness.theory.shapes import Shape
 
 NOT_OK_AS = ("will_fail", "will_be_refused", "will_not_fit")
 LATEST = 20  # newest records searched for a bandwidth probe; all records of a run have one, or none has
@@ -197,33 +198,35 @@ class Here:
         }
 
     def _source(self, cell: Cell) -> Source:
-        source, shape = cell.source, cell.model.shape
+        source, made = cell.source, cell.model.made
+        model = cell.model.described or cell.model.shape
         try:
             ready = forecast.local_weights(cell)
         except weights.WeightsError as missing:
             return Source("none available", 0, lacks=[str(missing)])
         if cell.weights_format == "none" or source is None:
             return Source("no weights", 0)
-        if source.kind == "synthetic" and shape:
-            words, disk = self._made(cell, weights.synthetic_name(shape, source.seed), shape, source.seed)
+        if source.kind == "synthetic" and made and model:
+            name = synthetic.synthetic_name(model, source.seed)
+            words, disk = self._made(cell, name, made, source.seed)
             return Source(words or "synthetic, nothing more to make", disk)
         name = source.path or source.file or ""
         if ready is not None:
             return self._given(cell, f"hub {source.repo}" if source.repo else name, ready)
         place = f"hub {source.repo}" + (f"/{name}" if name else "")
-        if not shape or (name and not cell.quant):
+        if not made or (name and not cell.quant):
             return Source(place)
         stored = name or cell.packing  # else a checkpoint of 16 bits
-        return Source(place, bytes_of_shape(cell, shape) if stored else 2 * parameters(shape))
+        return Source(place, bytes_of_shape(cell, made) if stored else 2 * parameters(made))
 
     def _given(self, cell: Cell, words: str, ready: Ready) -> Source:
         """Existing weights, and the files that are made from them."""
         packs = cell.packing is not None and ready.packing is None
         if packs or (cell.weights_format == "gguf" and ready.format == "hf"):
-            shape = checkpoint.read(ready.path, needs_shape=False).shape
-            if shape is None:  # the conversion will report it
+            made = checkpoint.read(ready.path, needs_shape=False).decoder
+            if made is None:  # the conversion will report it
                 return Source(words, None, ready)
-            steps, disk = self._made(cell, ready.fingerprint, shape, seed=None)
+            steps, disk = self._made(cell, ready.fingerprint, made.shape or made, seed=None)
             return Source(f"{words}, {steps}" if steps else words, disk, ready)
         if cell.weights_format != "gguf" or cell.quant in (None, ready.quant):
             return Source(f"{words} ({ready.quant})" if ready.quant else words, 0, ready)
@@ -231,30 +234,30 @@ class Here:
         size = weights.quantized_bytes(ready.header, str(cell.quant))
         return Source(f"{words}, quantize {cell.quant}", size, ready)
 
-    def _made(self, cell: Cell, name: str, shape: Shape, seed: int | None) -> tuple[str, float]:
+    def _made(self, cell: Cell, name: str, made: Shape | Decoder, seed: int | None) -> tuple[str, float]:
         """The files still to make for a cell, after the cells before it, in words; their bytes.
 
         `name`: identifies the checkpoint. `seed`: of a synthetic one; null: it exists.
         """
         steps: list[tuple[str, Path, float]] = []
         if seed is not None:
-            folder = weights.checkpoint_path(shape, seed)
+            folder = synthetic.named_folder(name)
             steps.append(
-                ("synthesize checkpoint", folder, parameters(shape) * weights.CHECKPOINT_ELEMENT_BYTES)
+                ("synthesize checkpoint", folder, parameters(made) * synthetic.CHECKPOINT_ELEMENT_BYTES)
             )
-        if packing := packing_of(cell, shape, None):
+        if packing := packing_of(cell, dense(made), None):
             path = packed.packed_path(name, packing)
-            steps.append((f"pack {packing.words}", path, bytes_of_shape(cell, shape)))
+            steps.append((f"pack {packing.words}", path, bytes_of_shape(cell, made)))
         if cell.weights_format == "gguf":
             environment = cell.header.environment_for(self.device.family)
             built = build.find(environment) if environment else None
             quantizer = " ".join(built.lock) if built else ""
             quant = cell.quant or weights.SOURCE_QUANT
             source = quant if quant in weights.FULL_TYPES else weights.SOURCE_QUANT
-            for made in dict.fromkeys((source, quant)):
-                path = weights.converted_path(name, made, quantizer)
-                word = "convert" if made == source else "quantize"
-                steps.append((f"{word} {made}", path, weights.synthetic_bytes(shape, made)))
+            for kind in dict.fromkeys((source, quant)):
+                path = weights.converted_path(name, kind, quantizer)
+                word = "convert" if kind == source else "quantize"
+                steps.append((f"{word} {kind}", path, synthetic.synthetic_bytes(made, kind)))
         missing: list[tuple[str, Path, float]] = []
         for step in reversed(steps):  # an existing file needs none of the steps before it
             if step[1].exists() or step[1] in self._planned:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 
 from harness import results, shipped
@@ -13,6 +14,8 @@ from harness.dataset.study import Study
 from harness.report import document, export
 from harness.results import ResultsError, Stored
 from harness.results.files import write_output
+from harness.sharing.archive import SUFFIX, is_bundle
+from harness.sharing.bundle import as_folder
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=shipped.results,
         metavar="DIR",
-        help="a results folder, published/NAME, or one log that `harness fit` can read",
+        help="a results folder, a bundle, published/NAME, or one log that `harness fit` can read",
     )
     parser.add_argument(
         "-o",
@@ -31,7 +34,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="write the page, or the tables of --format, to FILE (default: in reports/, printed)",
     )
     parser.add_argument(
-        "--baseline", type=shipped.results, metavar="DIR", help="records to compare with, cell by cell"
+        "--baseline",
+        type=shipped.results,
+        metavar="DIR",
+        help="records or a bundle to compare with, cell by cell",
     )
     parser.add_argument("--format", choices=["md", "csv", "json"], help="the tables instead of a page")
     parser.add_argument("--png", type=Path, metavar="DIR", help="write the figures as PNG files")
@@ -40,7 +46,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the tables, or write the page and print its path. Raises ResultsError if there is
     nothing to show."""
-    if any(path.is_file() for path in arguments.dir):
+    if any(path.is_file() and not is_bundle(path) for path in arguments.dir):
         study, name = _of_log(arguments.dir, arguments.baseline)
     else:
         study, name = _of_records(arguments.dir, arguments.baseline)
@@ -74,12 +80,15 @@ def _tables(study: Study, form: str) -> str:
 
 
 def _of_records(folders: list[Path], baseline_folder: Path | None) -> tuple[Study, str]:
-    """The Study of results folders, and the name of its page."""
-    gathered = _gathered(folders)
-    baseline = _gathered([baseline_folder]) if baseline_folder else None
-    title = ", ".join(folder.resolve().name for folder in folders)
-    first = [*gathered.cells, *gathered.checks, *gathered.searches][0]
-    return gathered.study(title, baseline), first["machine"]
+    """The Study of results folders and bundles, and the name of its page."""
+    with contextlib.ExitStack() as stack:
+        gathered = _gathered([stack.enter_context(as_folder(path)) for path in folders])
+        baseline = None
+        if baseline_folder:
+            baseline = _gathered([stack.enter_context(as_folder(baseline_folder))])
+        title = ", ".join(folder.resolve().name.removesuffix(SUFFIX) for folder in folders)
+        first = [*gathered.cells, *gathered.checks, *gathered.searches][0]
+        return gathered.study(title, baseline), first["machine"]
 
 
 def _of_log(paths: list[Path], baseline_folder: Path | None) -> tuple[Study, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from harness.campaign.prepare import NotReady, Preparation
 from harness.cli.exits import NOT_OK, OK, Mistake, say
@@ -12,18 +13,17 @@ from harness.cli.inputs import add_json
 from harness.cli.names import unknown
 from harness.cli.progress import Progress
 from harness.config import Decode, Model, Variant, Weights
+from harness.config.known import Described, NoModel, described
+from harness.config.rows import safe_name
 from harness.models.weights import SOURCE_QUANT, Ready
 from harness.plan import Cell
 from harness.stacks import build
 from harness.stacks.header import references, stacks
-from harness.system.wording import shortened
-from harness.theory import names
-from harness.theory.names import NotUnderstood
 from harness.theory.packed import FORMATS, Packing
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shape", metavar="SHAPE", help="name of a model shape, e.g. qwen1.5-0.5b")
+    parser.add_argument("shape", metavar="SHAPE", help="name of a model, e.g. qwen1.5-0.5b, or a config.json")
     parser.add_argument(
         "--format",
         choices=["gguf", "hf", "gptq", "awq"],
@@ -63,9 +63,9 @@ def _mistake(asked: argparse.Namespace) -> str | None:
     """The mistake in the command line, in one sentence; null if there is none."""
     choices = [str(choice) for choice in references()["gguf"].options["quant"].choices]
     try:
-        names.model(asked.shape)
-    except NotUnderstood as why:
-        return why.sentence("shape", shortened(asked.shape))
+        described(asked.shape, Path())
+    except NoModel as why:
+        return str(why)
     for quant in asked.quant or ():
         if quant not in choices:
             return unknown("quantization", quant, choices)
@@ -81,8 +81,10 @@ def _mistake(asked: argparse.Namespace) -> str | None:
 
 def _made(preparation: Preparation, asked: argparse.Namespace) -> Iterator[Ready]:
     """Raises NotReady."""
-    known = names.model(asked.shape)
-    model = Model(name=known.name, shape=known.shape, weights=Weights(seed=asked.seed))
+    name, made = described(asked.shape, Path())
+    shape, other = (None, made) if isinstance(made, Described) else (made, None)
+    seeded = Weights(seed=asked.seed)
+    model = Model(name=safe_name(name) or "model", shape=shape, described=other, weights=seeded)
     if asked.format in FORMATS:
         packing = Packing(asked.format, asked.bits or 4)
         loading = [name for name, header in stacks().items() if set(header.formats) - {"gguf"}]

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from harness.config.frozen import Frozen, Tokens
+from harness.config.known import Described
 from harness.config.sizes import SIZE, size_bytes
 from harness.config.workloads import Decode, Workload
+from harness.theory.decoder import Decoder
 from harness.theory.shapes import Shape
 
 Scalar = str | int | float | bool
@@ -130,14 +132,21 @@ class Weights(Frozen):
 
 
 class Model(Frozen):
-    """A model to measure. `shape` is null only where the weights bring their own. `weights`: for stacks of
-    all formats; or, with `of_format`, the first of those. `where`: globs of a fleet's devices."""
+    """A model to measure. `shape`, or `described` of one that is not dense, is null only where the weights
+    bring their own. `weights`: for stacks of all formats; or, with `of_format`, the first of those. `where`:
+    globs of a fleet's devices."""
 
     name: Name
     shape: Shape | None = None
+    described: Described | None = None
     weights: Weights = Weights()
     of_format: dict[str, Weights] = Field(default={})
     where: tuple[str, ...] = ("*",)
+
+    @property
+    def made(self) -> Shape | Decoder | None:
+        """Its layers; null where only the weights tell."""
+        return self.described.decoder if self.described else self.shape
 
     def weights_for(self, form: str) -> Weights | None:
         """The weights for a stack of this format (gguf, hf, gptq or awq); null: it could load none of these.

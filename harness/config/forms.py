@@ -133,8 +133,8 @@ class ModelRow(Frozen):
     name: Name | None = None
     """By default the shape's name, else that of the weights' file, folder or repository."""
     shape: Any = None
-    """A known shape's name (of the hub or of Ollama too), or a shape spelled out; the weights may bring their
-    own."""
+    """A known model's name (of the hub or of Ollama too), the path of a config.json (it ends in .json), or a
+    dense shape spelled out; the weights may bring their own."""
     weights: Any = "synthetic"
     """synthetic, a path, or a mapping: path; repo, file and revision; synthetic and seed; or one of these by
     format: hf, gguf, gptq, awq."""

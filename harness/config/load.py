@@ -31,8 +31,9 @@ Placed = list[tuple[Loc, Variant]]
 def load(path: Path, settings: Sequence[str] = (), look_for_weights: bool = False) -> Experiment:
     """The experiment in a YAML file. `settings` are --set's `dotted.key=value`, applied in order.
 
-    Reads the file and nothing else: no weights, no device. With `look_for_weights`, a missing path of
-    weights is a mistake. Raises ConfigError with every mistake that does not follow from another.
+    Reads the file, config.json files named as shapes, and nothing else: no weights, no device. With
+    `look_for_weights`, a missing path of weights is a mistake. Raises ConfigError with every mistake that
+    does not follow from another.
     """
     document = yaml_text.read(path)
     for setting in settings:

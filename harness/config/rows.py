@@ -15,6 +15,7 @@ from harness.config.forms import (
     PathWeights,
     SyntheticWeights,
 )
+from harness.config.known import Described, NoModel, described
 from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
 from harness.config.workloads import KINDS, Workload
 from harness.theory import names
@@ -31,7 +32,7 @@ def model_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Model | 
     if row is None:
         return None
     before = len(mistakes.found)
-    known, shape = _shape(row.shape, (*loc, "shape"), mistakes)
+    known, made = _shape(row.shape, (*loc, "shape"), folder, mistakes)
     by_format = isinstance(row.weights, dict) and any(form in row.weights for form in _FORMATS)
     of_format: dict[str, Weights] = {}
     if by_format:
@@ -41,23 +42,38 @@ def model_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Model | 
         weights = _weights(row.weights, (*loc, "weights"), folder, mistakes)
     if weights is None or len(mistakes.found) > before:
         return None
-    if shape is None and any(given.kind == "synthetic" for given in (weights, *of_format.values())):
+    if made is None and any(given.kind == "synthetic" for given in (weights, *of_format.values())):
         mistakes.add(loc, "synthetic weights need a shape; harness theory --list-models has them")
         return None
     name = row.name or known or _name_of(weights)
     if name is None:
         mistakes.add(loc, "an inline shape needs a name; add the key name")
         return None
-    return Model(name=name, shape=shape, weights=weights, of_format=of_format, where=tuple(row.where))
+    dense, other = (None, made) if isinstance(made, Described) else (made, None)
+    return Model(
+        name=name,
+        shape=dense,
+        described=other,
+        weights=weights,
+        of_format=of_format,
+        where=tuple(row.where),
+    )
 
 
-def _shape(given: Any, loc: Loc, mistakes: Mistakes) -> tuple[str | None, Shape | None]:
-    """The name of a known shape, and the shape."""
+def _shape(
+    given: Any, loc: Loc, folder: Path, mistakes: Mistakes
+) -> tuple[str | None, Shape | Described | None]:
+    """The name of a known model, and its shape."""
     if isinstance(given, dict):
         row = mistakes.checked(InlineShape, given, loc)
         return None, row.shape() if row else None
     if isinstance(given, str):
-        return named_shape(given, loc, mistakes) or (None, None)
+        try:
+            name, made = described(given, folder, otherwise="spell the shape out")
+            return safe_name(name) or None, made
+        except NoModel as why:
+            mistakes.add(loc, str(why))
+            return None, None
     if given is not None:
         mistakes.add(loc, expected("a shape's name", given))
     return None, None

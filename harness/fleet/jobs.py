@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from harness.campaign.opened import RunOptions
@@ -21,7 +22,12 @@ class Jobs:
     def __init__(
         self, experiment: Experiment, options: RunOptions, place: Place, clocks: Mapping[str, float]
     ) -> None:
-        self._config, self._options, self._place, self._clocks = portable(experiment), options, place, clocks
+        self._config, self._options, self._place, self._clocks = (
+            portable(experiment, options.config_path.parent),
+            options,
+            place,
+            clocks,
+        )
         # Names the results folder, and neither a machine nor a user.
         self._tag = hashlib.sha256(f"{begun_by()} {options.root}".encode()).hexdigest()[:16]
 
@@ -57,8 +63,9 @@ class Jobs:
         }
 
 
-def portable(experiment: Experiment) -> dict[str, Any]:
-    """The config as plain data that means the same on any machine: with its name, and absolute paths."""
+def portable(experiment: Experiment, folder: Path) -> dict[str, Any]:
+    """The config as plain data that means the same on any machine: with its name, and absolute paths.
+    `folder`: where its relative paths begin."""
     rows = []
     for row, model in zip(experiment.source["models"], experiment.models, strict=True):
         given = row.get("weights")
@@ -69,5 +76,7 @@ def portable(experiment: Experiment) -> dict[str, Any]:
             }
         else:
             whole = {"path": model.weights.path} if model.weights.path else given
+        if model.described and (described := folder.absolute() / Path(row["shape"]).expanduser()).exists():
+            row = {**row, "shape": str(described)}
         rows.append({**row, **({} if given is None else {"weights": whole})})
     return {**experiment.source, "name": experiment.name, "models": rows}

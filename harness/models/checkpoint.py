@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.models import config_json, gguf_decoder, gguf_split, safetensors_header
-from harness.models.config_json import ConfigFileError, ConfigJson
+from harness.models.config_json import ConfigJson
 from harness.models.gguf_decoder import Contradiction
 from harness.models.gguf_header import GgufError
 from harness.models.gguf_shape import is_mixture
 from harness.models.safetensors_header import SafetensorsError
+from harness.system import json_file
+from harness.system.json_file import JsonFileError
 from harness.theory import decoder
 from harness.theory.config_values import shown
 from harness.theory.decoder import Decoder
@@ -26,7 +28,7 @@ from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, is_of_experts
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names that transformers loads
-_CONFIG = "config.json"
+CONFIG = "config.json"
 _LONGEST_INDEX = 4 << 20  # 110 bytes a tensor: 38,000 of them
 _MOST_SHARDS, _MOST_TENSORS = 1000, 100_000
 _LONGEST_HEADERS = 16 << 20  # of all shards together; 405B has 150 kB
@@ -136,7 +138,7 @@ def read(path: Path, needs_shape: bool = True) -> Checkpoint:
         return _file(path, needs_shape)
     except CheckpointError:
         raise
-    except (GgufError, SafetensorsError, ConfigFileError) as damage:
+    except (GgufError, SafetensorsError, JsonFileError) as damage:
         raise CheckpointError(str(damage)) from damage
     except OSError as refusal:
         name = refusal.filename or path
@@ -159,14 +161,14 @@ def _file(path: Path, needs_shape: bool) -> Checkpoint:
     if suffix == ".safetensors" or (start[8:] == b"{" and header_length < 1 << 32):
         if (shard := _SHARD.fullmatch(path.name)) and int(shard[3]) > 1:
             raise CheckpointError(f"{path}: is one of {int(shard[3])} shards; name their folder")
-        config = path.parent / _CONFIG
+        config = path.parent / CONFIG
         return _safetensors(path, [path.name], {}, config if config.exists() else None, needs_shape)
     raise CheckpointError(f"{path}: only GGUF and safetensors headers and config.json can be read")
 
 
 def _folder(folder: Path, needs_shape: bool) -> Checkpoint:
     names = sorted(path.name for path in folder.iterdir() if not path.is_dir())
-    config = folder / _CONFIG if _CONFIG in names else None
+    config = folder / CONFIG if CONFIG in names else None
     if SINGLE in names:
         return _safetensors(folder, [SINGLE], {}, config, needs_shape)
     if INDEX in names:
@@ -293,7 +295,7 @@ def _check_sizes(path: Path, made: Decoder, tensors: Iterable[Tensor]) -> None:
 
 def _weight_map(path: Path) -> dict[str, str]:
     """Tensor -> shard from an index: names of files in the same folder."""
-    weight_map = config_json.object_of(path, _LONGEST_INDEX).get("weight_map")
+    weight_map = json_file.object_of(path, _LONGEST_INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: has no weight_map")
     for shard in weight_map.values():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.models import safetensors_header
+from harness.system.json_file import CONFIG_JSON_BYTES, JsonFileError, object_of
 from harness.theory.architectures import decoder_of
 from harness.theory.config_values import ConfigJsonError, NoShape
 from harness.theory.decoder import Decoder
@@ -16,11 +15,6 @@ from harness.theory.packed_config import packing_in, packing_of
 
 # Where auto-gptq and early autoawq wrote their settings, and the method if the file does not name one.
 PACKING_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-_LONGEST = 1 << 20  # real ones have a few kB
-
-
-class ConfigFileError(ValueError):
-    """The file is invalid; the message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +30,8 @@ class ConfigJson:
 
 
 def read(path: Path, needs_shape: bool) -> ConfigJson:
-    """Raises ConfigFileError, OSError. Without `needs_shape`, an unknown architecture has no layers."""
-    config = object_of(path, _LONGEST)
+    """Raises JsonFileError, OSError. Without `needs_shape`, an unknown architecture has no layers."""
+    config = object_of(path, CONFIG_JSON_BYTES)
     made: Decoder | None = None
     kind = config.get("model_type")
     try:
@@ -47,7 +41,7 @@ def read(path: Path, needs_shape: bool) -> ConfigJson:
     except ConfigJsonError as mistake:
         # transformers knows more keys, and more defaults, of what is not dense.
         if needs_shape or not (isinstance(mistake, NoShape) or kind not in DENSE):
-            raise ConfigFileError(f"{path}: {mistake}") from mistake
+            raise JsonFileError(f"{path}: {mistake}") from mistake
     return ConfigJson(
         kind=kind if isinstance(kind, str) else None,
         decoder=made,
@@ -61,31 +55,14 @@ def read(path: Path, needs_shape: bool) -> ConfigJson:
 def separate_packing(folder: Path) -> tuple[Path, Packing] | None:
     """The first separate file of GPTQ or AWQ settings, and its settings; null if there is none.
 
-    Raises ConfigFileError, OSError.
+    Raises JsonFileError, OSError.
     """
     for name, method in PACKING_FILES.items():
         if (path := folder / name).exists():
             try:
-                found = packing_in(object_of(path, _LONGEST), method=method)
+                found = packing_in(object_of(path, CONFIG_JSON_BYTES), method=method)
             except ConfigJsonError as mistake:
-                raise ConfigFileError(f"{path}: {mistake}") from mistake
+                raise JsonFileError(f"{path}: {mistake}") from mistake
             if found:
                 return path, found
     return None
-
-
-def object_of(path: Path, longest: int) -> dict[str, object]:
-    """A JSON object of a file. Raises ConfigFileError, OSError."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ConfigFileError(f"{path}: is not a regular file")
-    with path.open("rb") as file:
-        text = file.read(longest + 1)
-    if len(text) > longest:
-        raise ConfigFileError(f"{path}: is longer than {longest >> 20} MiB")
-    try:
-        value = safetensors_header.strict_json(text)
-    except ValueError as mistake:
-        raise ConfigFileError(f"{path}: {mistake}") from None
-    if not isinstance(value, dict):
-        raise ConfigFileError(f"{path}: is not a JSON object")
-    return value

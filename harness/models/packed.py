@@ -8,10 +8,10 @@ from pathlib import Path
 
 from harness.models import checkpoint, config_json
 from harness.models.checkpoint import CheckpointError
-from harness.models.config_json import ConfigFileError
 from harness.models.weights import FULL_TYPES, Ready, WeightsError, digest
 from harness.stacks.header import stacks
 from harness.system.cache import cache_folder
+from harness.system.json_file import JsonFileError
 from harness.theory.packed import KINDS, USUAL_GROUP, Packing, linears
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor
@@ -85,13 +85,13 @@ def check(ready: Ready, requested: Packing, stack: str) -> None:
         name = _settings(ready.path, has)
         found = checkpoint.read(ready.path, needs_shape=False)
         _check_tensors(ready.path, name, has, {tensor.name: tensor for tensor in found.tensors})
-    except (CheckpointError, ConfigFileError) as damage:
+    except (CheckpointError, JsonFileError) as damage:
         raise WeightsError(str(damage)) from damage
 
 
 def _settings(folder: Path, packing: Packing) -> str:
     """The name of the file with a folder's packing settings. Libraries read one or the other: both must
-    agree, in a known layout. Raises WeightsError, ConfigFileError."""
+    agree, in a known layout. Raises WeightsError, JsonFileError."""
     inline = config_json.read(folder / "config.json", needs_shape=False).packing
     separate = config_json.separate_packing(folder)
     name, layout = "config.json", packing.layout

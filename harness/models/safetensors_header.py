@@ -6,21 +6,19 @@ that the safetensors library rejects (safetensors/src/tensor.rs) is rejected her
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import stat
-from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from harness.system.json_file import strict_json
 from harness.theory.tensors import Tensor
 
 # The library's own bound is 100 MB, which Python would expand to 3 GB; 4 MiB expand to at most 0.14 GB. A
 # tensor takes 130 bytes: the 1,138 of 405B are 150 kB, and 30,000 fit.
 _LONGEST_HEADER = 4 << 20
 _MOST_DIMENSIONS = 8
-_MOST_DIGITS = 20  # of an unsigned 64-bit number
 _METADATA = "__metadata__"
 
 # Bits of an element, by the library's own names in lower case.
@@ -69,20 +67,6 @@ def claimed_bytes(path: Path) -> int:
     """The header length that a file claims, unchecked. Raises OSError."""
     with path.open("rb") as file:
         return int.from_bytes(file.read(8), "little")
-
-
-def strict_json(text: bytes) -> Any:
-    """Strict JSON: UTF-8, no duplicate keys, no NaN. Raises ValueError, its message a clause."""
-    try:
-        return json.loads(
-            text.decode(), object_pairs_hook=_object, parse_int=_integer, parse_constant=_constant
-        )
-    except UnicodeDecodeError:
-        raise ValueError("is not UTF-8") from None
-    except json.JSONDecodeError as mistake:
-        raise ValueError(f"is not JSON at character {mistake.pos}: {mistake.msg.lower()}") from None
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
 
 
 def _tensors(file: BinaryIO) -> dict[str, Tensor]:
@@ -155,21 +139,3 @@ def _writable(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"has key {twice[:60]!r} twice")
-    return found
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > _MOST_DIGITS:
-        raise ValueError(f"has a number of {len(digits)} digits")
-    return int(digits)
-
-
-def _constant(name: str) -> None:
-    raise ValueError(f"has {name}, which is not JSON")

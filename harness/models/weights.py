@@ -7,10 +7,10 @@ import json
 import shutil
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.models import checkpoint, gguf_decoder, gguf_header
+from harness.models import checkpoint, gguf_decoder, gguf_header, layout
 from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
 from harness.models.config_json import PACKING_FILES
 from harness.models.gguf_shape import is_mixture
@@ -22,18 +22,18 @@ from harness.theory.packed import KINDS, Packing
 from harness.theory.shapes import Shape, attention
 from harness.theory.tensors import Sizes, bytes_by_type, read_in_part
 
-# Bump when runners/synthetic.py makes other values for the same shape and seed.
-# 2: a Hugging Face checkpoint, from which GGUF files are converted; 1 was a GGUF.
-SYNTHESIS = 2
 CONVERSION = 1  # bump when runners/llamacpp_convert.py makes other files of the same checkpoint
 SOURCE_QUANT = "f16"  # checkpoints are converted to it, and every other type is quantized from it
 FULL_TYPES = ("f32", "f16", "bf16")  # weights of these can be converted and quantized to anything
-CHECKPOINT_ELEMENT_BYTES = 2  # a synthetic one is bf16
 _TOKENIZER = "tokenizer.json"
 
 
 class WeightsError(RuntimeError):
     """The weights of a cell are unavailable; the message is one sentence."""
+
+
+class WeightsUnavailable(WeightsError):
+    """The model cannot be had in the stack's format."""
 
 
 class WeightsRefused(WeightsError):
@@ -68,16 +68,6 @@ class Ready:
     shards: int = 1
     file_bytes: int | None = None
     decoder: Decoder | None = None
-
-
-def synthetic_name(shape: Shape, seed: int) -> str:
-    """The identity of a synthetic model: shape, seed and generator version."""
-    return "synthetic-" + digest({"shape": asdict(shape), "seed": seed, "synthesis": SYNTHESIS})
-
-
-def checkpoint_path(shape: Shape, seed: int) -> Path:
-    """The cache folder of a synthetic checkpoint."""
-    return cache_folder() / "weights" / synthetic_name(shape, seed).rpartition("-")[2] / "hf"
 
 
 def converted_path(source: str, quant: str, quantizer: str) -> Path:
@@ -226,11 +216,6 @@ def _fingerprint(found: Checkpoint) -> str:
     return f"{known.hexdigest()[:16]}-{digest([sampled(found.files), sampled(others)])}"
 
 
-def synthetic_bytes(shape: Shape | Decoder, quant: str) -> int:
-    """Bytes of the tensors of a synthetic file, which stands in for a published one."""
-    return gguf_types.model_bytes(shape, quant, as_published=True)
-
-
 def quantized_bytes(header: gguf_header.GgufHeader, quant: str) -> int:
     """Bytes of the tensors of a model's file once llama.cpp has quantized it."""
     if decoder := _not_dense(gguf_decoder.decoder_of(header)):
@@ -252,15 +237,23 @@ def check_quantizable(ready: Ready, quant: str) -> None:
 
 def check_convertible(ready: Ready) -> None:
     """Raises WeightsError for a checkpoint that is quantized already, or of an architecture not known."""
-    if ready.attention is None:
+    if ready.attention is None and (ready.decoder is None or ready.architecture not in layout.KINDS):
         raise WeightsError(f"{ready.path}: is {ready.architecture}, which is not converted to GGUF here")
     if ready.quant not in FULL_TYPES:
         stored = ready.quant or "of an unknown type"
         raise WeightsError(f"{ready.path}: is {stored}; only 16- and 32-bit weights are converted to GGUF")
 
 
-def check_shape(ready: Ready, shape: Shape) -> None:
+def check_shape(ready: Ready, made: Shape | Decoder) -> None:
     """Raises WeightsError for weights that do not match the shape in the config."""
+    if not isinstance(made, Shape):
+        for key in ("count", "hidden_size", "experts", "experts_used"):
+            given, named = getattr(ready.decoder, key, None), getattr(made, key)
+            if ready.decoder and given != named:
+                what = key.replace("_", " ").replace("count", "layers")
+                raise WeightsError(f"{ready.path}: has {what} {given}, but the config's shape has {named}")
+        return
+    shape = made
     named = attention(shape)
     for key, value in (ready.attention or {}).items():
         if value != named[key]:

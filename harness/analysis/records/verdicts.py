@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.records import disturbances, grow_results, prefill, surface, throttling
+from harness.analysis.records import disturbances, grow_results, prefill, routing, surface, throttling
 from harness.analysis.records.disturbances import Reason
 from harness.analysis.records.flags import Flag
 from harness.analysis.records.traffic import (
@@ -179,7 +179,7 @@ def notes(record: Record) -> list[Flag]:
         times = plural(sum(count for _, count in retries), "time")
         detail = f"{times} the allocator had to free memory and try again"
         raised.append(Flag("allocator_retries", f"{detail}, at n = {places}{more}", invalidates=None))
-    return [*raised, *throttling.notes(record), *disturbances.notes(record)]
+    return [*raised, *routing.notes(record), *throttling.notes(record), *disturbances.notes(record)]
 
 
 def other_kernels(facts: StackFacts) -> list[str]:

@@ -12,7 +12,7 @@ from harness.campaign.prepare.produce import Producer, synthetic_name
 from harness.config import Weights
 from harness.models import packed, tokenizer, weights
 from harness.models.hub_weights import from_hub
-from harness.models.weights import Ready, WeightsError, WeightsRefused
+from harness.models.weights import Ready, WeightsError, WeightsRefused, WeightsUnavailable
 from harness.plan import Cell
 from harness.results import Record
 from harness.stacks import build
@@ -47,6 +47,7 @@ def _not_ready() -> Iterator[None]:
         yield
     except WeightsError as failure:
         outcome = "refused" if isinstance(failure, WeightsRefused) else "error"
+        outcome = "unavailable" if isinstance(failure, WeightsUnavailable) else outcome
         raise NotReady(outcome, str(failure)) from failure
 
 
@@ -233,8 +234,8 @@ class Preparation:
             given = self._of_hub(cell, source)
         if cell.weights_format != "gguf":
             packed.check_loadable(given, cell.packing, stack)
-        if cell.model.shape is not None:
-            weights.check_shape(given, cell.model.shape)
+        if cell.model.made is not None:
+            weights.check_shape(given, cell.model.made)
         return given
 
     def _of_hub(self, cell: Cell, source: Weights) -> Ready:

@@ -10,13 +10,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.models import checkpoint, gguf_shape, packed, weights
+from harness.config.known import Described
+from harness.models import checkpoint, gguf_shape, packed, synthetic, weights
+from harness.models.checkpoint import CONFIG
+from harness.models.layout import Layout
 from harness.models.weights import Ready, WeightsError
 from harness.plan import Cell
 from harness.stacks.header import Header
 from harness.stacks.interpreter import Interpreter
+from harness.system import json_file
 from harness.system.cache import exclusive
-from harness.theory import shapes
+from harness.theory.decoder import parameters
 from harness.theory.ggml import element_bytes
 from harness.theory.packed import Packing, packed_bytes
 from harness.theory.shapes import Shape
@@ -41,13 +45,15 @@ class Producer:
 
     def checkpoint(self, cell: Cell) -> Ready:
         """The synthetic checkpoint of a cell's model. Raises WeightsError, CacheError."""
-        shape, seed = _shape(cell), _seed(cell)
-        target = weights.checkpoint_path(shape, seed)
+        model, seed = _described(cell), _seed(cell)
+        target = synthetic.checkpoint_path(model, seed)
         if ready := weights.cached(target):
             return ready
-        expected = shapes.parameters(shape) * weights.CHECKPOINT_ELEMENT_BYTES
+        made = model.decoder if isinstance(model, Described) else model
+        expected = parameters(made) * synthetic.CHECKPOINT_ELEMENT_BYTES
         options = {"seed": seed, "threads": self.threads}
-        return self._make(cell, "synthesize", options, None, target, expected)
+        laid = synthetic.layout_of(model.config) if isinstance(model, Described) else None
+        return self._make(cell, "synthesize", options, None, target, expected, layout=laid)
 
     def gguf(self, cell: Cell, given: Ready | None) -> Ready:
         """The GGUF that a cell loads, made from given weights or from its synthetic checkpoint.
@@ -86,6 +92,8 @@ class Producer:
     ) -> tuple[Shape, Packing, Path]:
         """The model's shape, the packing with its group size, and the folder that `packed` writes. Raises
         WeightsError."""
+        if given is None:
+            _described(cell)  # which refuses what is not dense
         shape = checkpoint.read(given.path).shape if given and given.attention else cell.model.shape
         if shape is None:
             kind = given.architecture if given else "without a shape"
@@ -102,7 +110,7 @@ class Producer:
         target = packed.unpacked_path(ready.fingerprint)
         made = weights.cached(target)
         if made is None:
-            expected = ready.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
+            expected = ready.sizes["parameters"] * synthetic.CHECKPOINT_ELEMENT_BYTES
             options = {"threads": self.threads}
             made = self._make(cell, "unpack", options, ready.path, target, expected)
         return replace(made, tokenizer=ready.tokenizer, revision=ready.revision)
@@ -116,15 +124,18 @@ class Producer:
         described, options = original or given, cell.options(self.threads)
         files: dict[str, str] = {}
         shape: Shape | None = None
-        if given.format == "gguf" and described.format == "hf":
+        laid: Layout | None = None
+        if given.format == "gguf" and described.format == "hf" and described.decoder:
+            laid = _gguf_layout(described)
+        elif given.format == "gguf" and described.format == "hf":
             files["config"] = str(described.path / "config.json")
         elif given.format == "gguf":
             shape = gguf_shape.shape_of(described.header) if described.header else None
             if shape is None:
                 raise WeightsError(f"{given.path}: is {given.architecture}, which is not dequantized here")
         target = weights.dequantized_path(given.fingerprint, {"stack": cell.variant.stack, **options})
-        expected = given.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
-        return self._make(cell, "dequantize", options, given.path, target, expected, files, shape)
+        expected = given.sizes["parameters"] * synthetic.CHECKPOINT_ELEMENT_BYTES
+        return self._make(cell, "dequantize", options, given.path, target, expected, files, shape, laid)
 
     def differences(self, cell: Cell, folder: Path, original: Path) -> dict[str, Any]:
         """Two checkpoints, tensor by tensor: see runners/differences.py. Raises WeightsError."""
@@ -144,14 +155,16 @@ class Producer:
             return self._quantized(cell, self._converted(cell, name, source, weights.SOURCE_QUANT), target)
         given = source(cell)
         expected = given.sizes["parameters"] * element_bytes(quant)
-        return self._make(cell, "convert", {"dtype": quant}, given.path, target, expected)
+        laid = _gguf_layout(given) if given.decoder else None
+        return self._make(cell, "convert", {"dtype": quant}, given.path, target, expected, layout=laid)
 
     def _quantized(self, cell: Cell, source: Ready, target: Path) -> Ready:
         if ready := weights.cached(target):
             return ready
         # Synthetic weights stand in for published files; a user's own are quantized as llama.cpp does it.
-        synthetic = cell.source is not None and cell.source.kind == "synthetic"
-        options = {"quant": cell.quant, "threads": self.threads, "as_published": synthetic}
+        # Of models that are not dense today's rules give the published sizes.
+        dense = cell.model.shape is not None and cell.source is not None and cell.source.kind == "synthetic"
+        options = {"quant": cell.quant, "threads": self.threads, "as_published": dense}
         assert source.header is not None  # it is a GGUF
         expected = weights.quantized_bytes(source.header, str(cell.quant))
         return self._make(cell, "quantize", options, source.path, target, expected)
@@ -166,10 +179,11 @@ class Producer:
         expected_bytes: float,
         more: Mapping[str, str] | None = None,
         shape: Shape | None = None,
+        layout: Layout | None = None,
     ) -> Ready:
         """Run a job that writes a large file or folder. Checks the free disk space first, and writes to a
         temporary name that is renamed once complete. `more`: files besides source and target; `shape`: null
-        for that of the cell's model."""
+        for that of the cell's model; `layout`: of one that is not dense."""
         with exclusive(target.with_suffix(".lock")):
             if ready := weights.cached(target):  # another campaign made it while this one waited
                 return ready
@@ -184,7 +198,7 @@ class Producer:
                 )
             partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
             files = {"target": str(partial)} | ({"source": str(source)} if source else {}) | dict(more or {})
-            request = self.request(cell, job, source, shape, options=options, files=files)
+            request = self.request(cell, job, source, shape, layout, options=options, files=files)
             try:
                 self.run(cell, request, f"{cell.model.name} {target.stem}")
                 partial.replace(target)
@@ -193,13 +207,20 @@ class Producer:
             return weights.local(target)
 
     def request(
-        self, cell: Cell, job: str, path: Path | None, shape: Shape | None = None, **fields: Any
+        self,
+        cell: Cell,
+        job: str,
+        path: Path | None,
+        shape: Shape | None = None,
+        layout: Layout | None = None,
+        **fields: Any,
     ) -> Request:
         """A job for the cell's stack and model. `path`: the weights that it loads or reads; `shape`: null for
-        that of the model."""
+        that of the model; `layout`: of one that is not dense, for jobs that make its files."""
         shape = shape or cell.model.shape
         described = asdict(shape) if shape else None
         model = {"name": cell.model.name, "path": str(path) if path else None, "shape": described}
+        model |= {"layout": layout.plain()} if layout else {}
         return Request(job, cell.variant.stack, self.device_id, model, **fields)
 
     def run(self, cell: Cell, request: Request, what: str = "") -> dict[str, Any]:
@@ -223,14 +244,22 @@ class Producer:
 
 def synthetic_name(cell: Cell) -> str:
     """The name of the synthetic checkpoint of a cell's model, unique to it. Raises WeightsError."""
-    return weights.synthetic_name(_shape(cell), _seed(cell))
+    return synthetic.synthetic_name(_described(cell), _seed(cell))
 
 
 def _seed(cell: Cell) -> int:
     return cell.source.seed if cell.source else 0
 
 
-def _shape(cell: Cell) -> Shape:
-    if cell.model.shape is None:
+def _described(cell: Cell) -> Shape | Described:
+    model = cell.model.described or cell.model.shape
+    if model is None:
         raise WeightsError(f"model {cell.model.name} has no shape to synthesize")
-    return cell.model.shape
+    if isinstance(model, Described):
+        synthetic.check_synthetic(model, cell.weights_format)
+    return model
+
+
+def _gguf_layout(given: Ready) -> Layout:
+    """Of a checkpoint. Raises WeightsUnavailable."""
+    return synthetic.gguf_layout_of(json_file.object_of(given.path / CONFIG, json_file.CONFIG_JSON_BYTES))

@@ -64,6 +64,20 @@ class Control(TypedDict):
 
 
 @with_config(DESCRIBED)
+class Routing(TypedDict):
+    """Of a mixture: the experts that its routers chose when the first tokens were decoded again, untimed."""
+
+    experts: Count
+    """of a layer"""
+    tokens: Count
+    """decode steps that were counted; the prompt was not"""
+    distinct_tokens: Count
+    """different ids that these steps were fed: where one repeats, the same experts are chosen"""
+    layers: list[list[Count]]
+    """of each layer with a router: how often it chose each expert"""
+
+
+@with_config(DESCRIBED)
 class PassCheck(TypedDict):
     """Did a pass over `n` tokens write its keys and values? Both as shares of the right logits' length."""
 
@@ -122,6 +136,8 @@ class EndFacts(TypedDict):
     """facts of `loaded` that differ after the run"""
     control: NotRequired[Control | None]
     """missing in older records, and of a workload that grows; null below 512 tokens"""
+    routing: NotRequired[Routing]
+    """missing for a model without experts, and of a stack that does not tell"""
     surface: NotRequired[Surface]
     """of a workload whose result is a table"""
     warmup: NotRequired[Any]

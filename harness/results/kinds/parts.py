@@ -188,6 +188,8 @@ class Weights(TypedDict):
 class Model(TypedDict):
     name: Text
     shape: NotRequired[ShapeFields | None]
+    config: NotRequired[Any]
+    """config.json of a model that is not dense, where the config names one as its shape"""
     weights: Weights
 
 

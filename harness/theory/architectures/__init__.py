@@ -38,13 +38,14 @@ def decoder_of(config: Mapping[str, object]) -> Decoder:
     is not known, with the nearest that is.
     """
     config = mapping(config, "config.json")
-    kind, text = _text_model(config)
+    kind, text = text_model(config)
     if kind in _BUILD:
         return _BUILD[kind](Values(kind, text, config))
     return decoder.of_shape(shape_of(config))
 
 
-def _text_model(config: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
+def text_model(config: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
+    """The model_type and the part of a config.json of the model for text. Raises ConfigJsonError."""
     kind = config.get("model_type")
     for key in _WRAPPERS:
         inner = config.get(key)

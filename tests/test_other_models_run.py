@@ -1,0 +1,152 @@
+"""Synthetic mixtures, windows and hybrids are one model in transformers and in llama.cpp, end to end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_models
+from conftest import Ran
+from test_same_model import (
+    NEW_TOKENS,
+    PROMPT,
+    check_up_to_a_near_tie,
+    logits,
+    relative_error,
+    stack,
+)
+from tiny_models import KINDS, MIXTURES
+
+from harness.config.known import config_of
+from harness.models import gguf_header, layout
+from harness.theory.architectures import decoder_of
+from harness.theory.gguf_types import model_bytes, quantized
+
+SOME = ("qwen3_moe", "gemma3_text", "gpt_oss", "lfm2")  # that differ most
+__all__ = ["logits", "stack"]  # fixtures
+
+
+@pytest.fixture
+def made(stack: Callable, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    """The checkpoint and the GGUF of a kind: `made("phi3", "f32")`."""
+
+    def run(kind: str, dtype: str, **changes: Any) -> tuple[Path, Path]:
+        model = {"name": "m", "path": None, "shape": None}
+        model["layout"] = layout.of(tiny_models.config(kind, **changes)).plain()  # type: ignore[assignment]
+        source, target = tmp_path / "hf", tmp_path / f"{dtype}.gguf"
+        stack("hf", "synthesize", source, model=model, files={"target": str(source)})
+        files = {"source": str(source), "target": str(target)}
+        stack("llamacpp", "convert", source, model=model, options={"dtype": dtype}, files=files)
+        return source, target
+
+    return run
+
+
+def generated(stack: Callable, name: str, path: Path) -> tuple[list[int], dict[str, Any]]:
+    """The ids, and the facts of the end."""
+    warmup = {"window_tokens": 2, "max_windows": 1, "tolerance": 1.0}
+    workload = {"prompt": PROMPT, "new_tokens": NEW_TOKENS, "warmup": warmup}
+    return stack(name, "generate", path, workloads=[workload])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_stacks_compute_the_same_logits_past_any_window(
+    kind: str, made: Callable, logits: Callable, stack: Callable
+) -> None:
+    source, target = made(kind, "f32")
+    (ids, ours), (other_ids, theirs) = (
+        generated(stack, *each) for each in (("llamacpp", target), ("hf", source))
+    )
+    if kind in MIXTURES and ids == other_ids:  # else a near tie led one of them elsewhere
+        experts, same = (np.array(facts["routing"]["layers"]) for facts in (ours, theirs))
+        assert np.abs(experts - same).sum() <= 0.02 * experts.sum()
+    windows = [[len(PROMPT), len(PROMPT) + NEW_TOKENS]]
+    exact, found = (logits(s, p, PROMPT + ids, windows) for s, p in (("hf", source), ("llamacpp", target)))
+    assert relative_error(found, exact) < 1e-3
+    assert exact.std() > 0.3
+    check_up_to_a_near_tie(ids, exact)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantized_files_have_the_tensors_types_and_bytes_that_theory_gives(
+    kind: str, made: Callable, stack: Callable, tmp_path: Path
+) -> None:
+    _, source = made(kind, "f16")
+    model = decoder_of(tiny_models.config(kind))
+    for quant in ("f16", "q8_0", "q4_k_m", "q2_k", "mxfp4_moe"):
+        target = tmp_path / f"{quant}.gguf"
+        if quant != "f16":
+            files, options = {"source": str(source), "target": str(target)}, {"quant": quant, "threads": 1}
+            stack("llamacpp", "quantize", source, options=options, files=files)
+        header = gguf_header.read(target)
+        found = {name: (t.type, t.shape[::-1]) for name, t in header.tensors.items()}
+        assert found == {t.name: (t.type, t.dims) for t in quantized(model, quant)}
+        assert header.weights()["model_bytes"] == model_bytes(model, quant)
+
+
+def ran(harness: Callable[..., Ran], tmp_path: Path, kind: str, variants: str, **protocol: Any) -> list[Any]:
+    """The records of `harness run`."""
+    tiny_models.written(tmp_path, kind)
+    settings = {"prompt_tokens": 25, "new_tokens": 40, "repeats": 1, "measure_bandwidth": False}
+    settings |= {"warmup": {"max_windows": 2}, **protocol}
+    text = f"models: [{{shape: {kind}.json}}]\nvariants: {variants}\nprotocol: {json.dumps(settings)}\n"
+    (tmp_path / "one.yaml").write_text(text)
+    done = harness("run", tmp_path / "one.yaml", "-o", tmp_path / "results")
+    records = [json.loads(path.read_text()) for path in sorted((tmp_path / "results").rglob("record.json"))]
+    assert records, done.out + done.err
+    return records
+
+
+@pytest.mark.parametrize("kind", SOME)
+def test_a_config_json_is_measured_in_both_stacks_from_one_model(
+    kind: str, harness: Callable[..., Ran], hf_interpreter: Any, llamacpp_interpreter: Any, tmp_path: Path
+) -> None:
+    eager = ", attn: eager" if kind == "gpt_oss" else ""
+    variants = f"[{{stack: hf, dtype: fp32{eager}}}, {{stack: llamacpp, quant: [f16, q4_k_m]}}]"
+    records = ran(harness, tmp_path, kind, variants, retry_disturbed=0)
+    assert [record["outcome"] for record in records] == ["ok"] * 3
+    model = decoder_of(tiny_models.config(kind))
+    for record in records:
+        assert record["model"]["weights"]["synthetic"]
+        assert record["model"]["weights"]["decoder"]["experts"] == model.experts
+        if kind not in MIXTURES:
+            assert "routing" not in record["done"]
+            continue
+        routing = record["done"]["routing"]
+        assert routing["tokens"] == 40
+        assert routing["experts"] == model.experts
+        assert {sum(layer) for layer in routing["layers"]} == {40 * model.experts_used}
+
+
+@pytest.mark.parametrize("kind", SOME)
+def test_check_weights_finds_the_stacks_to_agree_and_the_file_to_be_right(
+    kind: str, harness: Callable[..., Ran], hf_interpreter: Any, llamacpp_interpreter: Any, tmp_path: Path
+) -> None:
+    tiny_models.written(tmp_path, kind)
+    variants = "[{stack: llamacpp, quant: [f16, q8_0]}]"
+    settings = {"prompt_tokens": 25, "new_tokens": 40}
+    text = f"models: [{{shape: {kind}.json}}]\nvariants: {variants}\nprotocol: {json.dumps(settings)}\n"
+    (tmp_path / "one.yaml").write_text(text)
+    checked = harness("check-weights", tmp_path / "one.yaml")
+    assert checked.code == 0, checked.out + checked.err
+
+
+def test_making_and_converting_a_layer_of_a_mixture_of_30b_takes_little_memory(
+    job: Any, tmp_path: Path
+) -> None:
+    laid = layout.of({**config_of("qwen3-30b-a3b"), "num_hidden_layers": 1, "vocab_size": 32_000}).plain()
+    model = {"name": "m", "path": None, "shape": None, "layout": laid}
+    source, target = str(tmp_path / "hf"), str(tmp_path / "m.gguf")
+    synthesized = job(job="synthesize", model=model, options={"threads": 2}, files={"target": source})
+    files = {"source": source, "target": target}
+    converted = job(job="convert", model=model, options={"dtype": "f16", "threads": 2}, files=files)
+    for path in (*Path(source).iterdir(), Path(target)):
+        path.unlink()
+    assert synthesized["bytes"] > 1.4e9
+    assert converted["bytes"] > 1.4e9
+    assert synthesized["peak_rss_bytes"] < 300e6
+    assert converted["peak_rss_bytes"] < 300e6

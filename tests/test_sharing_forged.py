@@ -1,0 +1,518 @@
+"""Forged bundles are refused, each with its reason.
+
+All are made of one honest bundle, of real llama.cpp and fake cells, or of the published study. Hashes and
+figures are the forger's own, computed anew, unless they are the point.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from forging import HONEST, Forgery, tar_of, with_member, zstd
+
+from harness.machine import slug
+from harness.results.kinds import Record
+from harness.sharing import bundle, keys
+from harness.sharing.anonymous import Anonymizer
+from harness.sharing.bundle import records_in
+from harness.sharing.verify import verify
+
+PUBLISHED = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5" / "qwen1.5-14b"
+OTHER_CPU = "AMD Ryzen 9 9950X 16-Core Processor"
+LLAMA, CLOCKED, DIES, SEARCH = ".llamacpp.q8_0.decode", ".fake.clocked.decode", ".fake.dies.", ".max_ctx."
+
+
+def reasons(path: Path) -> str:
+    found = verify(path)
+    assert found.accepted == (not found.reasons)
+    return "\n".join(reason.line for reason in found.reasons)
+
+
+def test_the_honest_bundle_is_accepted():
+    assert reasons(HONEST) == ""
+
+
+# What the file itself shows
+
+FILES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "cut in the middle": (lambda raw: raw[: len(raw) // 2], "cut off or damaged"),
+    "cut by one byte": (lambda raw: raw[:-1], "cut off or damaged"),
+    "bytes behind the end": (lambda raw: raw + b"more", "damaged"),
+    "a second archive behind the first": (lambda raw: raw + zstd(b"more"), "hidden behind its last file"),
+    "the end of the tar is missing": (lambda raw: zstd(tar_of(HONEST)[:-1024]), "hidden|cut off"),
+    "cut within a file": (lambda raw: zstd(tar_of(HONEST)[:-2048]), "cut off"),
+    "a bomb of zeros": (lambda raw: zstd(bytes(1 << 28)), "unpacks to more than 96 MiB"),
+    "a bomb behind the files": (
+        lambda raw: zstd(tar_of(HONEST) + bytes(1 << 28)),
+        "unpacks to more than 96 MiB",
+    ),
+    "a damaged header": (lambda raw: zstd(b"x" + tar_of(HONEST)[1:]), "header of its file 1 is damaged"),
+    "something in the gap behind a file": (lambda raw: zstd(_in_gap(tar_of(HONEST))), "hidden behind"),
+}
+
+
+def _in_gap(data: bytes) -> bytes:
+    size = int(data[124:135], 8)
+    assert size % 512
+    return data[: 512 + size] + b"x" + data[512 + size + 1 :]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_was_cut_or_filled_is_refused(tmp_path, name):
+    change, reason = FILES[name]
+    (forged := tmp_path / "forged.tar.zst").write_bytes(change(HONEST.read_bytes()))
+    assert re.search(reason, reasons(forged))
+
+
+def _info(name: str, kind: bytes = tarfile.REGTYPE, **more: Any) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    for key, value in more.items():
+        setattr(info, key, value)
+    return info
+
+
+MEMBERS: dict[str, tuple[tarfile.TarInfo, str]] = {
+    "an absolute path": (_info("/etc/cron.d/x"), "is an absolute path: /etc/cron.d/x"),
+    "a path that leads out": (_info("records/../../x"), "leads out of the bundle"),
+    "a symbolic link": (_info("records/00001/x", tarfile.SYMTYPE, linkname="/etc/passwd"), "a symbolic link"),
+    "a hard link": (_info("records/00001/x", tarfile.LNKTYPE, linkname="/etc/passwd"), "a hard link"),
+    "a device": (_info("records/00001/x", tarfile.CHRTYPE, devmajor=1, devminor=5), "a device"),
+    "a pipe": (_info("records/00001/x", tarfile.FIFOTYPE), "a pipe"),
+    "a folder": (_info("records/00099", tarfile.DIRTYPE), "a folder"),
+    "a script": (_info("records/00001/setup.sh"), "no bundle has a file of this name"),
+    "a long header": (_info("records/" + "x" * 200), "of an unknown type"),
+    "a name that is there already": (
+        _info("records/00001/record.json", mode=0o644),
+        "two of its files have the name",
+    ),
+    "an owner": (_info("records/00099/record.json", uname="me"), "an owner, a time or a mode"),
+    "a time": (_info("records/00099/record.json", mtime=1), "an owner, a time or a mode"),
+}
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_member_that_no_bundle_has_is_refused(tmp_path, name):
+    info, reason = MEMBERS[name]
+    (forged := tmp_path / "forged.tar.zst").write_bytes(with_member(info))
+    assert reason in reasons(forged)
+    assert sorted(tmp_path.iterdir()) == [forged]
+
+
+def test_more_files_than_a_bundle_may_have_are_refused(tmp_path):
+    forgery = Forgery()
+    forgery.members |= {f"records/{number:05}/tokens.parquet": b"" for number in range(20_000, 40_001)}
+    assert "more than 20,000 files" in reasons(forgery.write(tmp_path / "f.tar.zst", claims=False))
+
+
+# What the manifest shows
+
+
+def _edit_unhashed(forgery: Forgery) -> None:
+    name = f"{forgery.of(LLAMA)[0]}/record.json"
+    forgery.members[name] = forgery.members[name].replace(b'"repeat": 1', b'"repeat": 9')
+
+
+UNHASHED: dict[str, tuple[Callable[[Forgery], Any], str]] = {
+    "a record edited": (_edit_unhashed, "is not as its manifest says: another hash"),
+    "a series missing": (lambda f: f.members.pop(f"{f.of(LLAMA)[0]}/tokens.parquet"), "but missing"),
+    "a file that it does not list": (
+        lambda f: f.members.update({"records/00099/memory.parquet": b""}),
+        "not in its manifest",
+    ),
+    "a faster figure claimed": (lambda f: _claim(f, LLAMA, B_ms=0.01), "B_ms is .* but 0.01 was claimed"),
+    "more tokens per second claimed": (lambda f: _claim(f, LLAMA, tokens_per_s=1e6), "tokens_per_s is"),
+    "a crash claimed as ok": (
+        lambda f: _claim(f, DIES, status="ok"),
+        "status is error by its record, but ok was claimed",
+    ),
+    "fewer records claimed": (lambda f: f.manifest.update(records=1), "its manifest claims 1"),
+    "no figures": (lambda f: f.manifest.update(figures=None), "does not have the figures"),
+    "no list of files": (lambda f: f.manifest.update(files=[]), "no list of files"),
+}
+
+
+def _claim(forgery: Forgery, part: str, **figures: Any) -> None:
+    forgery.manifest["figures"][forgery.folders().index(forgery.of(part)[0])].update(figures)
+
+
+@pytest.mark.parametrize("name", UNHASHED)
+def test_a_manifest_that_does_not_fit_is_refused(tmp_path, name):
+    change, reason = UNHASHED[name]
+    forgery = Forgery()
+    change(forgery)
+    path = forgery.write(tmp_path / "forged.tar.zst", claims=False, hashes=False)
+    assert re.search(reason, reasons(path))
+
+
+# What recomputation shows, with hashes and figures of the forger's own
+
+
+def _machine(forgery: Forgery, rekey: bool = False, **facts: Any) -> None:
+    """Another machine in all records, with the name that its facts give; with `rekey` its keys too."""
+    for folder in forgery.folders():
+        forgery.edit(folder, machine=lambda machine: machine | facts)
+        machine = forgery.record(folder)["machine"]
+        of = slug(
+            machine["cpu"],
+            machine["physical_cores"],
+            machine["memory_bytes"],
+            [g["name"] for g in machine["gpus"]],
+        )
+        forgery.edit(folder, machine__slug=of)
+        if rekey:
+            _rekey(forgery, folder)
+
+
+def _rekey(forgery: Forgery, folder: str) -> None:
+    record: Record = forgery.record(folder)  # type: ignore[assignment]
+    if key := keys.shared(record):
+        forgery.edit(folder, content_key=key)
+
+
+def _all(forgery: Forgery, part: str, rekey: bool = False, **changes: Any) -> None:
+    for folder in forgery.of(part):
+        forgery.edit(folder, **changes)
+        if rekey:
+            _rekey(forgery, folder)
+
+
+GPU = {
+    "name": "NVIDIA GeForce RTX 4090",
+    "memory_bytes": 25757220864,
+    "uuid": None,
+    "compute_capability": "8.9",
+}
+
+
+def _mean(k: int) -> Callable[[Any], Any]:
+    return lambda ns: np.r_[ns[:1], np.convolve(np.pad(ns[1:], k // 2, mode="edge"), np.ones(k) / k, "valid")]
+
+
+def _exponential(ns: Any) -> Any:
+    smooth = ns.copy()
+    for at in range(2, len(ns)):
+        smooth[at] = 0.1 * ns[at] + 0.9 * smooth[at - 1]
+    return smooth
+
+
+def _line(ns: Any) -> Any:
+    n = np.arange(1, len(ns))
+    return np.r_[ns[:1], np.polyval(np.polyfit(n, ns[1:], 1), n)]
+
+
+def _shorter(share: float) -> Callable[[Forgery], None]:
+    return lambda f: f.series(f.of(LLAMA)[0], lambda ns: ns * share)
+
+
+def _moved_copy(noise: float) -> Callable[[Forgery], None]:
+    """A repeat more, at another time, its series another's with a little noise."""
+
+    def change(forgery: Forgery) -> None:
+        chance = np.random.default_rng(1)
+        new = forgery.copy(forgery.of(LLAMA)[0], repeat=9, started_utc="2027-01-01T00:00:00+00:00")
+        forgery.edit(new, timing__started_utc="2027-01-01T00:00:00+00:00", place_in_order=lambda p: [99, 99])
+        forgery.edit(new, done__start_ns=lambda ns: ns + 1)
+        forgery.series(new, lambda ns: ns * (1 + noise * chance.standard_normal(len(ns))))
+
+    return change
+
+
+def _positions(forgery: Forgery) -> None:
+    folder = forgery.of(LLAMA)[0]
+    columns = forgery.columns(folder)
+    forgery.put(folder, {**columns, "n": [n + 1 for n in columns["n"]]})
+
+
+def _one_faster(forgery: Forgery) -> None:
+    """The slowest decode steps become ordinary, and others make up for them: the total stays."""
+
+    def change(ns: Any) -> Any:
+        late = np.argsort(ns[1:])[-20:] + 1
+        spare = ns[late].sum() - 20 * np.median(ns)
+        changed = ns.copy()
+        changed[late] = np.median(ns)
+        changed[1:] += spare / (len(ns) - 1)
+        changed[1] += 400_000
+        changed[2:22] -= 20_000
+        return changed
+
+    forgery.series(forgery.of(CLOCKED)[0], change)
+
+
+def _parquet_bomb(forgery: Forgery) -> None:
+    rows = pa.nulls(5_000_000, pa.int64()).fill_null(1)
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"n": rows, "latency_ns": rows}), sink, compression="zstd")
+    forgery.members[f"{forgery.of(LLAMA)[0]}/tokens.parquet"] = sink.getvalue().to_pybytes()
+
+
+def _fit_probe(forgery: Forgery) -> None:
+    folder = forgery.of(SEARCH)[0]
+    most = max(probe["n_ctx"] for probe in forgery.record(folder)["search"]["probes"])
+    forgery.edit(folder, search__verified_n_ctx=most * 2)
+
+
+def _roomier(forgery: Forgery) -> None:
+    def change(probes: Any) -> Any:
+        return [probe | {"fits": True, "peak_bytes": 2 * probe["limit_bytes"]} for probe in probes]
+
+    forgery.edit(forgery.of(SEARCH)[0], search__probes=change)
+
+
+def _without(forgery: Forgery) -> None:
+    """Without the first run of the campaign with several."""
+    (first,) = [f for f in forgery.of("decode") if forgery.record(f)["place_in_order"][0] == 1][:1]
+    forgery.remove(first)
+
+
+def _overlap(forgery: Forgery) -> None:
+    folders = sorted(forgery.of("decode"), key=lambda f: forgery.record(f)["started_utc"])
+    began = forgery.record(folders[0])["started_utc"].replace("+00:00", "1+00:00")
+    forgery.edit(folders[1], started_utc=began, timing__started_utc=began)
+    forgery.edit(folders[0], timing__wall_s=30.0)
+
+
+RECOMPUTED: dict[str, tuple[Callable[[Forgery], Any], str]] = {
+    # another machine
+    "a GPU added": (
+        lambda f: _all(f, LLAMA, machine__gpus=[GPU]),
+        "its CPU, memory and GPUs give .*rtx-4090",
+    ),
+    "another CPU": (
+        lambda f: _all(f, LLAMA, machine__cpu=OTHER_CPU),
+        "its CPU, memory and GPUs give amd-ryzen",
+    ),
+    "another CPU, and its name": (
+        lambda f: _machine(f, cpu=OTHER_CPU),
+        "its content key .* is not that of its facts",
+    ),
+    "another CPU, its name and keys": (
+        lambda f: _machine(f, rekey=True, cpu=OTHER_CPU),
+        "the stack ran on the CPU .*, but its machine has AMD Ryzen",
+    ),
+    "more memory": (lambda f: _all(f, LLAMA, machine__memory_bytes=2**37), "its CPU, memory and GPUs give"),
+    "another cache": (
+        lambda f: f.edit(f.of(LLAMA)[1], machine__last_level_cache_bytes=2**20),
+        "has other last_level_cache_bytes",
+    ),
+    "a GPU of another capability": (
+        lambda f: _machine(f, True, gpus=[GPU | {"compute_capability": "9.0"}]),
+        "claims compute capability 9.0, but that GPU has 8.9",
+    ),
+    "a GPU of another size": (
+        lambda f: _machine(f, True, gpus=[GPU | {"memory_bytes": 48 << 30}]),
+        "claims 51.5 GB, but has 25.8",
+    ),
+    # another variant
+    "another model": (lambda f: _all(f, LLAMA, model__name="qwen2-72b"), "is not one of model qwen2-72b"),
+    "another type of weights": (
+        lambda f: _all(
+            f, ".llamacpp.q4_k_m", loaded__quant="q8_0", options__quant="q8_0", asked__options__quant="q8_0"
+        ),
+        "its weights are q8_0, but have",
+    ),
+    "an option that did not run": (lambda f: _all(f, LLAMA, options__flash_attn=True), "content key"),
+    "an option, and its key": (
+        lambda f: _all(f, LLAMA, True, options__flash_attn=True),
+        "status is invalid by its record",
+    ),
+    "more threads": (lambda f: _all(f, LLAMA, threads=64), "it claims 64 threads"),
+    "a newer version": (
+        lambda f: _all(f, LLAMA, loaded__versions=lambda v: v | {"llama-cpp-python": "9.9.9"}),
+        "9.9.9 ran, but its environment has",
+    ),
+    "a newer version, locked": (
+        lambda f: _all(
+            f,
+            LLAMA,
+            loaded__versions=lambda v: v | {"llama-cpp-python": "9.9.9"},
+            environment__lock=lambda lock: [
+                x if "llama" not in x else "llama-cpp-python==9.9.9" for x in lock
+            ],
+        ),
+        "content key .* is not that of its facts",
+    ),
+    "real weights": (
+        lambda f: _all(f, LLAMA, model__weights__synthetic=False),
+        "synthetic, but marked as real",
+    ),
+    "smaller weights": (
+        lambda f: _all(f, LLAMA, model__weights__header__model_bytes=500_000),
+        "but by type they are",
+    ),
+    "weights of more parameters": (
+        lambda f: _all(f, LLAMA, model__weights__header__parameters=10**9),
+        "parameters, but its shape",
+    ),
+    "another kernel": (
+        lambda f: _all(f, CLOCKED, loaded__kernels={"slow": 1}, loaded__kernel_asked="fast"),
+        "status is invalid by its record, but ok was claimed",
+    ),
+    # counts and times
+    "tokens that were not evaluated": (
+        lambda f: _all(f, LLAMA, done__counters__prompt_evaluated=1),
+        "tokens were evaluated, but 1 of the prompt",
+    ),
+    "a run in the future": (
+        lambda f: _all(
+            f, LLAMA, started_utc="2999-01-01T00:00:00+00:00", timing__started_utc="2999-01-01T00:00:00+00:00"
+        ),
+        "it began in the future",
+    ),
+    "a run before its campaign": (
+        lambda f: _all(
+            f, LLAMA, started_utc="2020-01-01T00:00:00+00:00", timing__started_utc="2020-01-01T00:00:00+00:00"
+        ),
+        "it began before its campaign",
+    ),
+    "a crash made ok": (
+        lambda f: _all(f, DIES, outcome="ok", reason=None),
+        "not a record: done must be|is missing",
+    ),
+    "a shorter life": (lambda f: _all(f, LLAMA, timing__wall_s=0.01), "its process lived for 0.01 s"),
+    "phases out of order": (
+        lambda f: _all(f, LLAMA, timing__phases=lambda p: [{**x, "at_s": -x["at_s"]} for x in p]),
+        "its phases are not in order",
+    ),
+    # memory
+    "less memory": (lambda f: _all(f, LLAMA, memory__peak_rss_anon_bytes=1 << 20), "rss_anon_bytes peaks at"),
+    "less memory after loading": (
+        lambda f: _all(f, LLAMA, memory__after_load_rss_bytes=1 << 20),
+        "after loading it held",
+    ),
+    "no samples": (
+        lambda f: f.members.pop(f"{f.of(LLAMA)[0]}/memory.parquet"),
+        "samples of memory, but has 0",
+    ),
+    "more memory than the machine has": (
+        lambda f: _all(f, LLAMA, done__peak_rss_bytes=2**50),
+        "but its machine has",
+    ),
+    # the series
+    "twice as fast": (_shorter(0.5), "two clocks differ|status is invalid|times"),
+    "a tenth faster": (_shorter(0.9), "but its steps alone"),
+    "a fiftieth faster": (_shorter(0.97), "but its steps alone"),
+    "faster than its phase": (
+        lambda f: f.series(f.of(CLOCKED)[0], lambda ns: ns * 100),
+        "longer than their phase|but its process lived",
+    ),
+    "two tokens for one": (lambda f: f.series(f.of(LLAMA)[0], lambda ns: ns[:-100]), "but it claims"),
+    "cut short, and said so": (
+        lambda f: (
+            f.series(f.of(LLAMA)[0], lambda ns: ns[:-100]),
+            f.edit(f.of(LLAMA)[0], tokens=lambda t: t - 100),
+        ),
+        "status is invalid by its record|the stack decoded",
+    ),
+    "a faster first token": (
+        lambda f: f.series(f.of(LLAMA)[0], lambda ns: np.r_[ns[0] / 10, ns[1:]], stamps=False),
+        "its first token came after",
+    ),
+    "spikes taken out": (
+        lambda f: f.series(f.of(LLAMA)[0], lambda ns: np.minimum(ns, np.median(ns)), stamps=False),
+        "its last token came after",
+    ),
+    "a moving mean of 3": (lambda f: f.series(f.of(LLAMA)[0], _mean(3)), "it was smoothed"),
+    "a moving mean of 9": (lambda f: f.series(f.of(LLAMA)[0], _mean(9)), "it was smoothed"),
+    "exponential smoothing": (lambda f: f.series(f.of(LLAMA)[0], _exponential), "it was smoothed"),
+    "a straight line": (lambda f: f.series(f.of(LLAMA)[0], _line), "no machine is that even|it was smoothed"),
+    "whole microseconds": (lambda f: f.series(f.of(LLAMA)[0], lambda ns: ns.round(-3)), "steps of 1,000 ns"),
+    "other positions": (_positions, "positions of its tokens do not follow"),
+    "a token in no time": (
+        lambda f: f.series(f.of(LLAMA)[0], lambda ns: np.r_[ns[:5], 0, ns[6:]]),
+        "took no time",
+    ),
+    "times moved between tokens": (_one_faster, "status is invalid by its record, but ok was claimed"),
+    "a token of another model": (
+        lambda f: f.put(f.of(LLAMA)[0], f.columns(f.of(LLAMA)[0]) | {"token_id": [10**6] * 1200}),
+        "beyond a vocabulary",
+    ),
+    "a series that unpacks to much": (_parquet_bomb, "more than 4,194,304 values"),
+    "no series": (lambda f: f.members.pop(f"{f.of(LLAMA)[0]}/tokens.parquet"), "its series has 0 tokens"),
+    # records against each other
+    "a repeat twice": (lambda f: f.copy(f.of(LLAMA)[0], repeat=9), "it began at the same moment as"),
+    "a repeat copied to another time": (_moved_copy(0), "its series is that of"),
+    "a repeat copied with noise": (_moved_copy(1e-3), "its series is that of"),
+    "a repeat number twice": (lambda f: f.edit(f.of(LLAMA)[1], repeat=1), "has repeat 1 of its cell twice"),
+    "a run left out": (_without, "run 1 of .* is missing"),
+    "two runs at once": (_overlap, "still ran on that device"),
+    "a run without a place": (
+        lambda f: _all(f, LLAMA, place_in_order="first"),
+        "its place in the order is no pair",
+    ),
+    "another cell's key": (
+        lambda f: _all(f, LLAMA, content_key=f.record(f.of(CLOCKED)[0])["content_key"]),
+        "content key",
+    ),
+    # searches
+    "a longer context": (_fit_probe, "which none of its probes shows to fit"),
+    "a probe beyond its limit": (_roomier, "took more memory than its limit"),
+    # what identifies
+    "a path": (lambda f: _all(f, LLAMA, reason="see /home/alice/log.txt"), "it names a path"),
+    "an address": (
+        lambda f: _all(f, LLAMA, campaign__name="by me@example.org"),
+        "it names a path, an address",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECOMPUTED)
+def test_a_forgery_with_hashes_of_its_own_is_refused_by_what_its_records_say(tmp_path, name):
+    change, reason = RECOMPUTED[name]
+    forgery = Forgery()
+    change(forgery)
+    assert re.search(reason, reasons(forgery.write(tmp_path / "forged.tar.zst")))
+
+
+# The published study
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("study") / "study.tar.zst"
+    path.write_bytes(bundle.made(records_in(PUBLISHED), Anonymizer()))
+    return path
+
+
+def test_the_published_study_is_accepted(study):
+    assert reasons(study) == ""
+
+
+PRINTED: dict[str, tuple[Callable[[Forgery], Any], str]] = {
+    "a faster B": (
+        lambda f: _all(f, ".llamacpp.q8_0", reported__B_ms=0.5),
+        "its B_ms is 0.5, but .* was printed",
+    ),
+    "a longer context": (lambda f: _all(f, ".llamacpp.q8_0", reported__max_ctx=10**6), "its max_ctx is"),
+    "another GPU": (
+        lambda f: _all(
+            f, ".llamacpp.q8_0", machine__gpus=[{"name": "NVIDIA GeForce RTX 3060", "memory_bytes": 12 << 30}]
+        ),
+        "RTX 3060",
+    ),
+    "a faster series": (
+        lambda f: f.series(f.of(".llamacpp.q8_0")[0], lambda ns: ns / 2, stamps=False),
+        "its series gives",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_published_figure_that_was_changed_is_refused(tmp_path, study, name):
+    change, reason = PRINTED[name]
+    forgery = Forgery(study)
+    change(forgery)
+    assert re.search(reason, reasons(forgery.write(tmp_path / "forged.tar.zst")))
+
+
+def test_there_are_at_least_sixty_manipulations():
+    assert len(FILES) + len(MEMBERS) + len(UNHASHED) + len(RECOMPUTED) + len(PRINTED) + 1 >= 60

@@ -15,7 +15,7 @@ INSTALL = .venv/bin/uv pip install --no-config --quiet --python .venv/bin/python
 # How properties are tried beyond the first tier: all (thousands of examples, always the same) or random.
 HYPOTHESIS_PROFILE ?= all
 
-.PHONY: setup demo demo-all test test-rest test-long test-all test-stack test-other test-gpu coverage flake lint docs lock clean
+.PHONY: setup fleet fleet-demo demo demo-all test test-rest test-long test-all test-stack test-other test-gpu coverage flake lint docs lock clean
 
 setup: .venv/.ready
 
@@ -28,6 +28,17 @@ setup: .venv/.ready
 	$(INSTALL) --compile-bytecode --require-hashes --requirements requirements/dev.txt
 	$(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# Ray, for `harness run --on`.
+fleet: .venv/.fleet
+
+.venv/.fleet: .venv/.ready requirements/fleet.txt
+	$(INSTALL) --compile-bytecode --require-hashes --requirements requirements/fleet.txt
+	@touch $@
+
+# Three nodes on this machine, and the stack that computes nothing.
+fleet-demo: .venv/.fleet
+	.venv/bin/harness run fleet-demo --on local-cluster:3
 
 demo: .venv/.ready
 	.venv/bin/harness env create llamacpp

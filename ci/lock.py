@@ -32,19 +32,23 @@ PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 
 
 def main(arguments: list[str]) -> None:
-    """Write all locks, or with names (`dev`, `docs`, `build`, `hf`...) those; options go to uv."""
+    """Write all locks, or with names (`dev`, `docs`, `fleet`, `build`, `hf`...) those; options go to uv."""
     options = [each for each in arguments if each.startswith("-")]
     names = [each for each in arguments if not each.startswith("-")]
-    chosen = {"dev": None, "docs": None, "build": None, **_environments()}
+    chosen = {"dev": None, "docs": None, "fleet": None, "build": None, **_environments()}
     for name in names or chosen:
         print(f"locking {name}", flush=True)
         if (environment := chosen[name]) is not None:
             _lock_environment(environment, options)
         elif name == "build":
             _compile(BUILDERS, LOCKS / "build.txt", PYTHONS[0], options)
-        else:  # the pages are built with what is installed for all else
-            with_project = [str(ROOT / "pyproject.toml")] if name == "dev" else ["--constraint", str(DEV)]
-            _write(DEV.with_stem(name), PYTHONS[0], [*options, "--group", name, *with_project])
+        else:  # the pages and the fleet go with what is installed for all else
+            wanted = {
+                "dev": ["--group", "dev", str(ROOT / "pyproject.toml")],
+                "docs": ["--group", "docs", "--constraint", str(DEV)],
+                "fleet": ["--extra", "fleet", "--constraint", str(DEV), str(ROOT / "pyproject.toml")],
+            }
+            _write(DEV.with_stem(name), PYTHONS[0], [*options, *wanted[name]])
 
 
 def _environments() -> dict[str, Environment]:

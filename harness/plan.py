@@ -239,8 +239,9 @@ def _request(model: Model, variant: Variant, workload: Workload) -> dict[str, ob
     given = model.weights_for(weights_format(variant)) or model.weights
     chosen = model.model_copy(update={"weights": given})
     described = {"described": model.described.config} if model.described else {}
+    other = {"of_format", "described", "where"}
     return {
-        "model": chosen.model_dump(mode="json", exclude={"of_format", "described"}) | described,
+        "model": chosen.model_dump(mode="json", exclude=other) | described,
         "stack": variant.stack,
         "options": variant.options,
         "workload": workload.model_dump(mode="json"),

@@ -161,7 +161,7 @@ def test_ci_runs_the_first_tier_each_stack_the_others_and_lint_each_within_20_mi
     assert scripts == {
         "test": ["make test"],
         "stack": ['make test-stack STACK="$STACK"'],
-        "other": ["make test-other"],
+        "other": ["make fleet test-other"],
         "lint": ["make lint"],
     }
     assert {job["timeout-minutes"] for job in jobs(CI).values()} == {20}

@@ -50,7 +50,7 @@ class Attempts:
         begun |= self._probes.so_far(due.repeat) | more
         if due.quiet is not None:
             begun["waited_for_quiet"] = due.quiet
-        campaign.watcher.repeat_begins(number, of, cell, due.repeat, due.attempt)
+        campaign.watcher.repeat_begins(number, of, cell, begun)
         try:
             if isinstance(inputs, NotReady):
                 return not_measured(campaign.folder, cell, begun, inputs.outcome, str(inputs))

@@ -21,6 +21,7 @@ from harness.dataset import order
 from harness.machine import doctor
 from harness.plan import Cell
 from harness.results import Draft, Stored
+from harness.results.kinds.parts import Fleet
 from harness.stacks import build
 from harness.system.endings import NotFinished
 from runners.protocol import Rows
@@ -35,7 +36,7 @@ class Watcher(Protocol):
 
     def say(self, line: str) -> None: ...
     def warn(self, line: str) -> None: ...
-    def repeat_begins(self, number: int, of: int, cell: Cell, repeat: int, attempt: int) -> None: ...
+    def repeat_begins(self, number: int, of: int, cell: Cell, begun: Draft) -> None: ...
     def tokens(self, count: int, latency_ns: int) -> None: ...
     def rows(self, rows: Rows) -> None: ...
     def repeat_ends(self, stored: Stored, found: Verdict) -> None: ...
@@ -45,7 +46,8 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of one run that are not in the config. `root`: the results folder, absolute."""
+    """Options of one run that are not in the config. `root`: the results folder, absolute. `fleet`: the place
+    in a fleet that its records name; null without one."""
 
     root: Path
     config_path: Path
@@ -53,6 +55,7 @@ class RunOptions:
     fresh: bool = False
     retry_failed: bool = False
     wait: bool = False
+    fleet: Fleet | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,8 @@ def prepared(
     earlier = itertools.chain(*attempts.values(), checks, searches.values())
     if place := order.next_place(shared["campaign"]["id"], (each.record for each in earlier)):
         shared["campaign"]["order"] = place
+    if options.fleet is not None:
+        shared["campaign"]["fleet"] = options.fleet
     return Campaign(
         experiment, cells, options, watcher, preparation, device, mechanism, keys, folder, shared, *before
     )

@@ -53,10 +53,10 @@ def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
             line["weights"],
             "disk ?" if disk is None else f"disk {disk / 1e9:.1f} GB",
             "memory ?" if memory is None else f"memory {memory / 1e9:.1f} GB",
-            "time ?" if seconds is None else f"about {_duration(seconds)} x {times}",
+            "time ?" if seconds is None else f"about {in_words(seconds)} x {times}",
         ]
         if line["fill_seconds"]:
-            parts[-1] += f", {_duration(line['fill_seconds'])} of them filling"
+            parts[-1] += f", {in_words(line['fill_seconds'])} of them filling"
         print("  ".join(parts + ([f"({line['note']})"] if line["note"] else [])))
     timed = [
         (s, times) for line, times in zip(lines, repeats, strict=True) if (s := line["seconds"]) is not None
@@ -106,8 +106,8 @@ def duration_of(timed: Sequence[tuple[float, int]], experiment: Experiment) -> s
     cooling = experiment.protocol.cool_down
     count = sum(repeats for _, repeats in timed)
     total = sum(seconds * repeats for seconds, repeats in timed)
-    time = f"about {_duration(total)} for {plural(count, 'repeat')}"
-    return f"{time} and up to {_duration(count * cooling.at_most_s)} to cool down" if cooling else time
+    time = f"about {in_words(total)} for {plural(count, 'repeat')}"
+    return f"{time} and up to {in_words(count * cooling.at_most_s)} to cool down" if cooling else time
 
 
 def _known_bandwidth(results_here: Path) -> tuple[float, str] | None:
@@ -293,7 +293,8 @@ def _words(sides: Split, ceiling: float | None) -> str:
     return f"{split}; at most {ceiling:.3g} tok/s with this CPU" if ceiling else split
 
 
-def _duration(seconds: float) -> str:
+def in_words(seconds: float) -> str:
+    """`40 s`, `12 min`, `3.4 h`."""
     return (
         f"{seconds:.0f} s"
         if seconds < 120

@@ -11,7 +11,7 @@ from harness.analysis.records import surface
 from harness.analysis.records.disturbances import BusyProcess
 from harness.analysis.records.verdicts import USABLE, Verdict, attempts_left, status
 from harness.plan import Cell
-from harness.results import ResultsError, Stored, table
+from harness.results import Draft, ResultsError, Stored, table
 from harness.system.printing import printable, unfiltered
 from harness.system.wording import plural
 from runners.protocol import Rows
@@ -53,9 +53,9 @@ class Progress:
         if self._live:
             self._draw("")
 
-    def repeat_begins(self, number: int, of: int, cell: Cell, repeat: int, attempt: int) -> None:
-        again = f", attempt {attempt}" if attempt > 1 else ""
-        self._place, self._name = f"[{number}/{of}]", f"{cell.id} #{repeat}{again}"
+    def repeat_begins(self, number: int, of: int, cell: Cell, begun: Draft) -> None:
+        again = f", attempt {begun['attempt']}" if begun["attempt"] > 1 else ""
+        self._place, self._name = f"[{number}/{of}]", f"{cell.id} #{begun['repeat']}{again}"
         self._printed_s = time.monotonic()
         self._new_tokens = int(cell.workload.new_tokens or 0)
         if self._live:

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness import campaign, config, plan, shipped
 from harness.analysis.records.verdicts import USABLE
 from harness.campaign import forecast
-from harness.cli import cells_table, dry_run
+from harness.cli import cells_table, dry_run, on_fleet
 from harness.cli.exits import NOT_OK, OK, Mistake, say
 from harness.cli.inputs import WAIT, add_cells, chosen
 from harness.cli.progress import Progress
@@ -34,6 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="skip and list cells known to fail on this machine",
     )
     parser.add_argument("--wait", action="store_true", help=WAIT)
+    parser.add_argument("--on", metavar="FLEET", help=on_fleet.HELP)
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -57,12 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise Mistake(_offer())
     experiment = config.load(arguments.config, arguments.set)
     cells = chosen(plan.cells(experiment), arguments)
+    if arguments.on and (arguments.dry_run or arguments.skip_known_failures):
+        raise Mistake("--dry-run and --skip-known-failures forecast this machine alone; leave out --on")
     if arguments.skip_known_failures:
         cells = _able(experiment, cells)
     if arguments.dry_run:
         return dry_run.show(experiment, cells, arguments.json)
     root = (arguments.out or Path("results")).absolute()
-    if estimate := dry_run.estimate(experiment, cells, root):
+    if not arguments.on and (estimate := dry_run.estimate(experiment, cells, root)):
         say(estimate)
     request = campaign.RunOptions(
         root=root,
@@ -72,8 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
         retry_failed=arguments.retry_failed,
         wait=arguments.wait,
     )
-    gathered = Gathered(campaign.run(experiment, cells, request, progress := Progress()))
-    cells_table.show(gathered, arguments.json, progress.busiest)
+    if arguments.on:
+        gathered, busiest = Gathered(on_fleet.run(experiment, cells, request, arguments)), None
+    else:
+        gathered = Gathered(campaign.run(experiment, cells, request, progress := Progress()))
+        busiest = progress.busiest
+    if not (arguments.on and arguments.json):  # its events have been printed
+        cells_table.show(gathered, arguments.json, busiest)
     # A run of some cells must not overwrite the page of all cells.
     name = experiment.name + ("-only" if arguments.only else "")
     page = (root if arguments.out else Path("reports")) / f"{name}.html"

@@ -133,13 +133,15 @@ class Weights(Frozen):
 
 class Model(Frozen):
     """A model to measure. `shape`, or `described` of one that is not dense, is null only where the weights
-    bring their own. `weights`: for stacks of all formats; or, with `of_format`, the first of those."""
+    bring their own. `weights`: for stacks of all formats; or, with `of_format`, the first of those. `where`:
+    globs of a fleet's devices."""
 
     name: Name
     shape: Shape | None = None
     described: Described | None = None
     weights: Weights = Weights()
     of_format: dict[str, Weights] = Field(default={})
+    where: tuple[str, ...] = ("*",)
 
     @property
     def made(self) -> Shape | Decoder | None:
@@ -167,6 +169,8 @@ class Variant(Frozen):
     options: dict[str, Scalar] = Field(default={})
     models: tuple[str, ...] = ("*",)
     """Globs: the models this variant is for."""
+    where: tuple[str, ...] = ("*",)
+    """Globs: the devices of a fleet that it is for."""
 
     def fits(self, model: Model) -> bool:
         return any(fnmatchcase(model.name, glob) for glob in self.models)

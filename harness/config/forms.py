@@ -138,6 +138,8 @@ class ModelRow(Frozen):
     weights: Any = "synthetic"
     """synthetic, a path, or a mapping: path; repo, file and revision; synthetic and seed; or one of these by
     format: hf, gguf, gptq, awq."""
+    where: list[str] = Field(default=["*"], min_length=1)
+    """Globs: the devices of a fleet that this model is for; read by run --on alone."""
 
 
 class VariantRow(Frozen):
@@ -149,3 +151,5 @@ class VariantRow(Frozen):
     """By default the quantization and the options that differ from the stack's defaults."""
     models: list[str] = Field(default=["*"], min_length=1)
     """Globs: the models this variant is for."""
+    where: list[str] = Field(default=["*"], min_length=1)
+    """Globs: the devices of a fleet that this variant is for; read by run --on alone."""

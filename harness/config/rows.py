@@ -50,7 +50,14 @@ def model_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Model | 
         mistakes.add(loc, "an inline shape needs a name; add the key name")
         return None
     dense, other = (None, made) if isinstance(made, Described) else (made, None)
-    return Model(name=name, shape=dense, described=other, weights=weights, of_format=of_format)
+    return Model(
+        name=name,
+        shape=dense,
+        described=other,
+        weights=weights,
+        of_format=of_format,
+        where=tuple(row.where),
+    )
 
 
 def _shape(

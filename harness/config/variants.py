@@ -76,7 +76,8 @@ def expanded(given: Any, loc: Loc, names: list[str], mistakes: Mistakes) -> list
         if len(name) > _MAX_NAME:
             mistakes.add(loc, f"the variant name {shown(name)} is too long; give it a shorter name")
             return []
-        found.append(Variant(stack=row.stack, name=name, options=options, models=tuple(row.models)))
+        of = {"models": tuple(row.models), "where": tuple(row.where)}
+        found.append(Variant(stack=row.stack, name=name, options=options, **of))
     return found
 
 

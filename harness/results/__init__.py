@@ -29,6 +29,7 @@ from harness.results.writing import (
     check_writable,
     events_in,
     keep,
+    receive,
     recover,
     tail,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "memory_series",
     "prefill_series",
     "read",
+    "receive",
     "records",
     "recover",
     "series",

@@ -7,8 +7,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -26,6 +26,7 @@ from runners.protocol import Event, Loaded, NonsenseError, Phase, Rows, decode
 Samples = dict[str, list[int | None]]
 """Columns sampled during a run, including `t_ns`; null where a value could not be read."""
 
+WHEN = "%Y%m%dT%H%M%S.%fZ"  # the folder of a record: when it began
 LOG_TAIL_LINES = 20
 MOST_EVENTS_BYTES = 1 << 28  # a million tokens take 30 MB
 
@@ -68,11 +69,9 @@ class Running:
 def begin(cell_folder: Path, begun: Draft) -> Running:
     """Create a new folder for a repeat of a cell. Raises ResultsError (read-only, disk full, not a folder,
     or a link that a stranger may have put there)."""
-    for above in (cell_folder, *cell_folder.parents[:2]):  # of the model, and of the machine
-        if above.is_symlink():
-            raise ResultsError(f"{above}: a symbolic link is where a results folder must be")
+    _refuse_links(cell_folder)
     while True:
-        folder = cell_folder / datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
+        folder = cell_folder / datetime.now(timezone.utc).strftime(WHEN)
         try:
             folder.mkdir(parents=True)
             for above in folder.parents[:4]:
@@ -83,6 +82,12 @@ def begin(cell_folder: Path, begun: Draft) -> Running:
                 raise ResultsError(f"{folder}: a file is where a results folder must be") from None
         except OSError as refusal:
             raise ResultsError(f"cannot write results: {refusal}") from refusal
+
+
+def _refuse_links(cell_folder: Path) -> None:
+    for above in (cell_folder, *cell_folder.parents[:2]):  # of the model, and of the machine
+        if above.is_symlink():
+            raise ResultsError(f"{above}: a symbolic link is where a results folder must be")
 
 
 def check_writable(root: Path) -> None:
@@ -111,6 +116,29 @@ def keep(folder: Path, record: Draft, series: dict[str, list[int]], prefill: dic
             write_columns(folder / f"{name}.parquet", columns)
     write_whole(folder / "record.json", _text(record))
     return Stored(folder, cast(Record, record))
+
+
+def receive(cell_folder: Path, when: str, files: Mapping[str, bytes]) -> Path | None:
+    """Write the files of a finished record that was measured elsewhere; `when`: the name of its folder there.
+    Null if the record is here already. A folder that holds another record keeps it, and this one goes into
+    the next free one. Raises ResultsError."""
+    _refuse_links(cell_folder)
+    at = datetime.strptime(when, WHEN)
+    record = files["record.json"]
+    try:
+        while (folder := cell_folder / at.strftime(WHEN)).exists():
+            try:
+                if read_regular(folder / "record.json", MOST_RECORD_BYTES) == record:
+                    return None
+            except FileNotFoundError:
+                break  # this machine failed before the record, which comes last
+            at += timedelta(microseconds=1)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in sorted(files, key="record.json".__eq__):
+            write_whole(folder / name, files[name])
+    except OSError as refusal:
+        raise ResultsError(f"{cell_folder}: cannot write results here: {refusal.strerror}") from refusal
+    return folder
 
 
 def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stored]:

@@ -5,10 +5,20 @@ from typing import Any
 from pydantic import ConfigDict, with_config
 from typing_extensions import NotRequired, TypedDict
 
-from harness.results.kinds.values import Above0, Count, Extent, Names, Positive, Slug, Switch, Text
+from harness.results.kinds.values import Above0, Count, Extent, Names, Number, Positive, Slug, Switch, Text
 
 # A docstring below a key is its line in docs/record.md and its description in the JSON Schema.
 DESCRIBED = ConfigDict(use_attribute_docstrings=True)
+
+
+@with_config(DESCRIBED)
+class Fleet(TypedDict):
+    """A machine's place in a fleet, and its clock beside that of the machine that started the run."""
+
+    device: Text
+    """the name of its Ray resource"""
+    clock_ahead_s: NotRequired[Number]
+    """seconds; missing in a record of a machine that never answered"""
 
 
 @with_config(DESCRIBED)
@@ -31,6 +41,8 @@ class Campaign(TypedDict):
     remaining setting was measured once"""
     setting: NotRequired[Text]
     """of `harness tune`: the options that differ from the defaults"""
+    fleet: NotRequired[Fleet]
+    """of `harness run --on`: where in the fleet it ran"""
 
 
 @with_config(DESCRIBED)

@@ -1,0 +1,350 @@
+"""A fleet on real raylets of this machine: what is kept and moved, whatever happens to nodes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Ran, gone
+
+from harness.campaign.device_lock import device_lock
+from harness.system.cache import cache_folder
+
+pytestmark = [
+    pytest.mark.slow("a Ray cluster takes ten seconds to start"),
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: make fleet"),
+]
+MEASURED = (0, 1)  # 1 where another process disturbed a cell, which is none of the fleet's business
+NODES = Path(__file__).parent / "ray_nodes.py"
+
+
+class Nodes:
+    """The cluster of a test; see ray_nodes.py."""
+
+    def __init__(self) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen([sys.executable, str(NODES)], text=True, **pipes)
+        self.address = self._line()
+
+    def __call__(self, *words: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+        assert self._line() == "done"
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self.process.stdout.close()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(cache, fake_interpreter, tmp_path, monkeypatch) -> None:
+    """What nodes keep is this test's alone."""
+    own = tmp_path / "cache"
+    own.mkdir()
+    (own / "envs").symlink_to(cache / "envs")
+    monkeypatch.setenv("HARNESS_CACHE", str(own))
+
+
+@pytest.fixture
+def nodes(own_cache) -> Iterator[Callable[..., Nodes]]:
+    """A cluster with nodes, numbered from 1, of these devices: `nodes("a", "a", "b")`."""
+    started: list[Nodes] = []
+
+    def start(*devices: str) -> Nodes:
+        started.append(Nodes())
+        for number, device in enumerate(devices, 1):
+            started[-1]("add", number, device)
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+
+
+def slow_cells(config, count: int, ms: float = 20.0, **more: Any) -> Path:
+    """A config of cells that take about a second each."""
+    variants = [{"name": f"v{n}", "B_ms": ms, "clock": "real"} for n in range(count)]
+    return config(*variants, new_tokens=50, **more)
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.rglob("record.json"))]
+
+
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 300) -> Any:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"no {what} within {seconds} s")
+
+
+def caches() -> list[Path]:
+    return [cache_folder() / "local-cluster" / str(number) for number in range(1, 9)]
+
+
+def under_way(number: int) -> list[Path]:
+    """The repeats that a node measures now."""
+    return list((cache_folder() / "local-cluster" / str(number)).glob("fleet/*/*/results/*/*/*/*/begun.json"))
+
+
+def start_of(record: dict[str, Any]) -> tuple[str, int, str]:
+    return record["content_key"], record["repeat"], record["started_utc"]
+
+
+def check(found: list[dict[str, Any]], cells: int, repeats: int = 1) -> None:
+    """Every repeat is ok once, and none is there twice."""
+    ok = Counter((r["content_key"], r["repeat"]) for r in found if r["outcome"] == "ok")
+    assert len(ok) == cells * repeats
+    assert set(ok.values()) == {1}
+    assert set(Counter(map(start_of, found)).values()) == {1}
+
+
+def ended(process: subprocess.Popen[str], within_s: float = 600) -> tuple[int, str]:
+    _, err = process.communicate(timeout=within_s)
+    assert "Traceback" not in err, err
+    return process.returncode, err
+
+
+def test_twelve_cells_on_three_nodes_end_in_one_folder_and_one_page(command, tmp_path):
+    ran: Ran = command("run", "fleet-demo", "--on", "local-cluster:3", "--set", "repeats=1")
+    assert ran.code == 0, ran.err
+    found = records(tmp_path / "results")
+    check(found, 12)
+    assert len({r["campaign"]["id"] for r in found}) >= 3
+    assert {r["campaign"]["fleet"]["device"] for r in found} == {"local"}
+    assert (tmp_path / "reports" / "fleet-demo.html").exists()
+    again: Ran = command("run", "fleet-demo", "--on", "local-cluster:2", "--set", "repeats=1", "--json")
+    assert again.code == 0
+    assert len(records(tmp_path / "results")) == 12
+    events = [json.loads(line) for line in again.out.splitlines()]
+    assert [e for e in events if e["event"] == "record"] == []
+    assert events[-1]["event"] == "ended"
+
+
+def test_a_node_killed_in_a_repeat_leaves_it_interrupted_and_cells_move(nodes, background, config, tmp_path):
+    fleet = nodes("a", "a")
+    running = background("run", slow_cells(config, 6), "--on", fleet.address)
+    wait_for(lambda: under_way(1), "repeat")
+    fleet("kill", 1)
+    code, err = ended(running)
+    assert code in MEASURED, err
+    found = records(tmp_path / "results")
+    check(found, 6)
+    (lost,) = [r for r in found if r["outcome"] == "interrupted"]
+    assert "node died" in lost["reason"]
+    assert "go to an equal device" in err
+
+
+def test_a_node_killed_while_its_record_is_on_its_way_loses_nothing(nodes, background, config, tmp_path):
+    fleet, path = nodes("a", "a"), slow_cells(config, 6)
+    running = background("run", path, "--on", fleet.address)
+    wait_for(lambda: list(caches()[0].glob("fleet/*/*/results/*/*/*/*/record.json")), "record")
+    fleet("kill", 1)
+    code, err = ended(running)
+    assert code in MEASURED, err
+    fleet("add", 1, "a")  # what it could not send comes with the next run
+    code, err = ended(background("run", path, "--on", fleet.address))
+    assert code in MEASURED, err
+    found = records(tmp_path / "results")
+    assert len({r["content_key"] for r in found if r["outcome"] == "ok"}) == 6
+    assert set(Counter(map(start_of, found)).values()) == {1}
+    assert not list(caches()[0].glob("fleet/*/*/results"))
+
+
+def test_a_node_killed_when_it_has_nothing_to_do_changes_nothing(nodes, background, config, tmp_path):
+    fleet = nodes("a", "b")
+    rows = [{"name": "a", "where": ["a"]}, {"name": "b", "where": ["b"], "B_ms": 200.0, "clock": "real"}]
+    running = background("run", config(*rows, new_tokens=50), "--on", fleet.address)
+    wait_for(lambda: records(tmp_path / "results") and under_way(2), "record of a")
+    fleet("kill", 1)
+    code, err = ended(running)
+    assert code in MEASURED, err
+    assert [r["outcome"] for r in records(tmp_path / "results")] == ["ok", "ok"]
+
+
+def test_without_an_equal_device_cells_of_a_lost_node_are_unavailable(nodes, background, config, tmp_path):
+    fleet = nodes("a", "b")
+    path = slow_cells(config, 3)
+    running = background("run", path, "--on", fleet.address)
+    wait_for(lambda: under_way(1) and under_way(2), "repeats")
+    fleet("kill", 1)
+    code, err = ended(running)
+    assert code == 1, err
+    found = records(tmp_path / "results")
+    of_a = [r for r in found if r["campaign"]["fleet"]["device"] == "a"]
+    assert {r["outcome"] for r in of_a} >= {"unavailable"}
+    assert all("died" in r["reason"] for r in of_a if r["outcome"] == "unavailable")
+    assert [r["outcome"] for r in found if r["campaign"]["fleet"]["device"] == "b"] == ["ok"] * 3
+    fleet("add", 1, "a")  # it comes back, and what it has is fetched
+    code, err = ended(background("run", path, "--on", fleet.address))
+    assert code in MEASURED, err
+
+
+def test_a_node_that_joins_late_takes_work(nodes, background, config, tmp_path):
+    fleet = nodes("a")
+    running = background("run", slow_cells(config, 10, repeats=2), "--on", fleet.address)
+    wait_for(lambda: under_way(1), "repeat")
+    fleet("add", 2, "b")
+    code, err = ended(running)
+    assert code in MEASURED, err
+    devices = Counter(r["campaign"]["fleet"]["device"] for r in records(tmp_path / "results"))
+    assert devices["b"] > 0
+
+
+def test_a_head_that_is_killed_ends_the_run_and_loses_nothing(nodes, background, config, tmp_path):
+    fleet = nodes("a", "a")
+    path = slow_cells(config, 8)
+    running = background("run", path, "--on", fleet.address)
+    wait_for(lambda: records(tmp_path / "results") and under_way(1), "record")
+    fleet("head")
+    code, err = ended(running)
+    assert code == 1, err
+    assert "is lost; finished work is kept" in err
+    before = {p: p.read_bytes() for p in (tmp_path / "results").rglob("record.json")}
+    fleet.end()
+    code, err = ended(background("run", path, "--on", nodes("a", "a").address))
+    assert code in MEASURED, err
+    assert all(path.read_bytes() == content for path, content in before.items())
+    check(records(tmp_path / "results"), 8)
+
+
+def test_a_node_that_lost_the_network_is_replaced_and_its_work_is_kept(nodes, background, config, tmp_path):
+    fleet = nodes("a", "a")
+    running = background("run", slow_cells(config, 6), "--on", fleet.address)
+    wait_for(lambda: under_way(1), "repeat")
+    fleet("stop", 1)
+    code, err = ended(running)
+    assert code in MEASURED, err
+    fleet("go", 1)
+    found = records(tmp_path / "results")
+    assert len({r["content_key"] for r in found if r["outcome"] == "ok"}) == 6
+    assert set(Counter(map(start_of, found)).values()) == {1}
+
+
+def test_interrupting_the_fleet_records_the_repeats_of_the_moment(nodes, background, config, tmp_path):
+    fleet = nodes("a", "a")
+    path = slow_cells(config, 2, ms=300.0)
+    running = background("run", path, "--on", fleet.address)
+    wait_for(lambda: under_way(1) and under_way(2), "repeats")
+    running.send_signal(signal.SIGINT)
+    code, err = ended(running)
+    assert code == 130
+    assert "run the same command to continue" in err
+    assert "interrupted" in {r["outcome"] for r in records(tmp_path / "results")}
+    code, err = ended(background("run", path, "--on", fleet.address))
+    assert code in MEASURED, err
+    check(records(tmp_path / "results"), 2)
+
+
+def test_another_version_on_a_node_is_refused_with_both(nodes, command, config, tmp_path):
+    package = tmp_path / "old" / "harness"
+    (package / "campaign").mkdir(parents=True)
+    (package / "__init__.py").write_text("__version__ = '0.0.1'")
+    (package / "campaign" / "__init__.py").write_text("")
+    (package / "campaign" / "facts.py").write_text("def git_commit(): return None")
+    fleet = nodes("a")
+    fleet("add", 2, "a", f"PYTHONPATH={package.parent}")
+    ran = command("run", config({}), "--on", fleet.address)
+    assert ran.code == 2
+    assert "harness 0.0.1 on the node at" in ran.err
+    assert "here: install the same on both" in ran.err
+    assert not (tmp_path / "results").exists() or not records(tmp_path / "results")
+
+
+def test_a_device_that_nobody_has_is_one_sentence(nodes, command, config, tmp_path):
+    fleet = nodes("a")
+    ran = command("run", config({"where": ["rtx5090"]}), "--on", fleet.address)
+    assert (ran.code, ran.err) == (
+        2,
+        "harness: where: no device of the fleet matches rtx5090; there are a\n",
+    )
+    file = tmp_path / "fleet.yaml"
+    file.write_text(f"address: {fleet.address}\ndevices: {{rtx4090: {{device: cuda}}}}")
+    ran = command("run", config({}), "--on", file)
+    assert ran.code == 2
+    assert "devices.rtx4090: no node of" in ran.err
+
+
+def test_a_device_that_is_busy_gives_its_cells_to_an_equal_one(nodes, command, config, tmp_path, monkeypatch):
+    fleet = nodes("a", "a")
+    with monkeypatch.context() as there:
+        there.setenv("HARNESS_CACHE", str(caches()[0]))
+        busy = device_lock("cpu", False, print, measures=False)
+        busy.__enter__()
+    try:
+        ran = command("run", config(*({"name": f"v{n}"} for n in range(6))), "--on", fleet.address)
+    finally:
+        busy.__exit__(None, None, None)
+    assert ran.code == 0, ran.err
+    assert "another campaign (process" in ran.err
+    check(records(tmp_path / "results"), 6)
+
+
+def test_a_full_results_folder_loses_nothing(nodes, command, config, small_disk):
+    fleet, disk = nodes("a", "a"), small_disk("120k")
+    path = config(*({"name": f"v{n}"} for n in range(12)))
+    ran = command("run", path, "--on", fleet.address, "-o", disk / "results")
+    assert ran.code == 1, ran.err
+    assert "stays in their caches, and comes with the next run" in ran.err
+    subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
+    ran = command("run", path, "--on", fleet.address, "-o", disk / "results")
+    assert ran.code == 0, ran.err
+    check(records(disk / "results"), 12)
+
+
+def test_twenty_kills_at_random_moments_lose_and_double_nothing(nodes, background, config, tmp_path):
+    chance = random.Random(25)
+    fleet, path, kills = nodes("a", "a", "a"), slow_cells(config, 12, ms=10.0, repeats=2), 0
+    kept: dict[Path, bytes] = {}
+    until = time.monotonic() + 800
+    while kills < 20 and time.monotonic() < until:
+        running = background("run", path, "--fresh" if kills == 10 else "--wait", "--on", fleet.address)
+        while running.poll() is None and kills < 20:
+            time.sleep(chance.uniform(0.5, 5.0))
+            number = chance.randint(1, 3)
+            fleet("kill", number)
+            fleet("add", number, "a")
+            kills += 1
+        _, err = ended(running)
+        now = {p: p.read_bytes() for p in (tmp_path / "results").rglob("record.json")}
+        assert all(now.get(p) == content for p, content in kept.items())
+        kept = now
+    code, err = ended(background("run", path, "--retry-failed", "--on", fleet.address))
+    assert code in MEASURED, err
+    found = records(tmp_path / "results")
+    assert set(Counter(map(start_of, found)).values()) == {1}
+    assert len({(r["content_key"], r["repeat"]) for r in found if r["outcome"] == "ok"}) == 24
+    assert kills == 20
+
+
+def test_nothing_is_left_running_after_a_local_cluster(command, config):
+    import psutil
+
+    before = {p.pid for p in psutil.process_iter() if "raylet" in p.name()}
+    command("run", config({}), "--on", "local-cluster:2")
+    left = [p.pid for p in psutil.process_iter() if "raylet" in p.name() and p.pid not in before]
+    assert all(gone(pid) for pid in left)

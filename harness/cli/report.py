@@ -78,7 +78,7 @@ def _of_records(folders: list[Path], baseline_folder: Path | None) -> tuple[Stud
     gathered = _gathered(folders)
     baseline = _gathered([baseline_folder]) if baseline_folder else None
     title = ", ".join(folder.resolve().name for folder in folders)
-    first = [*gathered.cells, *gathered.checks, *gathered.searches][0]
+    first = [*gathered.cells, *gathered.checks, *gathered.searches, *gathered.scores][0]
     return gathered.study(title, baseline), first["machine"]
 
 

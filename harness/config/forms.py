@@ -136,8 +136,8 @@ class ModelRow(Frozen):
     """A known shape's name (of the hub or of Ollama too), or a shape spelled out; the weights may bring their
     own."""
     weights: Any = "synthetic"
-    """synthetic, a path, or a mapping: path; repo, file and revision; synthetic and seed; or one of these by
-    format: hf, gguf, gptq, awq."""
+    """synthetic, the name of a shipped model, a path, or a mapping: path; repo, file and revision; synthetic
+    and seed; or one of these by format: hf, gguf, gptq, awq."""
 
 
 class VariantRow(Frozen):

@@ -164,9 +164,7 @@ def test_types_are_scored_against_the_checkpoint_in_order_and_kept(
     assert len(list(results.records(tmp_path / "results", pytest.fail))) == 4
 
 
-def test_a_model_with_weights_that_are_no_numbers_is_invalid_with_the_position(
-    harness, of, tmp_path, hf_interpreter
-):
+def test_a_model_whose_logits_overflow_is_invalid_with_the_position(harness, of, tmp_path, hf_interpreter):
     folder = tmp_path / "broken"
     shutil.copytree(shipped.weights(MODEL), folder)
     raw = (folder / "model.safetensors").read_bytes()
@@ -174,8 +172,8 @@ def test_a_model_with_weights_that_are_no_numbers_is_invalid_with_the_position(
     header = json.loads(raw[8 : 8 + length])
     first, end = header["model.norm.weight"]["data_offsets"]
     at = 8 + length
-    nan = np.full((end - first) // 2, 0x7FC0, "<u2").tobytes()
-    (folder / "model.safetensors").write_bytes(raw[: at + first] + nan + raw[at + end :])
+    largest = np.full((end - first) // 2, 0x7F7F, "<u2").tobytes()  # of bfloat16: products overflow
+    (folder / "model.safetensors").write_bytes(raw[: at + first] + largest + raw[at + end :])
     model = {"name": "broken", "weights": {"hf": str(shipped.weights(MODEL)), "gguf": str(folder)}}
     ran = harness("quality", of(model, {"stack": "llamacpp", "quant": "f32"}), "--json")
     assert ran.code == 1

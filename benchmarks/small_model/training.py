@@ -1,4 +1,4 @@
-"""Train the model: two processes, each with half of every step."""
+"""Train the model: first from pairs of tokens, which is cheap, then whole, in two processes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ CONFIG = {
     "vocab_size": 2048,
     "hidden_size": 256,
     "intermediate_size": 768,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "hidden_act": "silu",
     "max_position_embeddings": 1024,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
+    "tie_word_embeddings": False,
     "attention_dropout": 0.0,
     "initializer_range": 0.02,
     "use_sliding_window": False,
@@ -39,16 +39,19 @@ CONFIG = {
     "use_cache": True,
 }
 SEED = 0
-WINDOW, BATCH = 1024, 4  # tokens of a sequence, sequences of a step
-WARM_UP, RATE, DECAY = 60, 3e-3, 0.1
+WINDOW, BATCH = 1024, 2  # tokens of a sequence, sequences of a step
+WARM_UP, RATE, DECAY = 20, 3e-3, 0.1
+BIGRAM_STEPS, BIGRAM_RATE = 120, 1e-2
 SCORED = 512  # windows of the evaluation: the second half of each is scored, as llama-perplexity does
-PROCESSES = 2  # so that one that is held up by other work seldom holds up the other
+PROCESSES = 2
+KEPT_EVERY = 50  # steps; training that was interrupted goes on from there
 
 
-def train(ids: np.ndarray, held_out: np.ndarray, steps: int, folder: Path) -> None:
-    """Train, and write the checkpoint to `folder`."""
+def train(ids: np.ndarray, held_out: np.ndarray, steps: int, decay: int, folder: Path, state: Path) -> None:
+    """Train, and write the checkpoint to `folder`. `decay`: the last steps, in which the rate falls to 0.
+    `state`: where training that was interrupted goes on."""
     with tempfile.TemporaryDirectory() as meeting:
-        arguments = (ids, held_out, steps, folder, f"file://{meeting}/place")
+        arguments = (ids, held_out, steps, decay, folder, state, f"file://{meeting}/place")
         torch.multiprocessing.spawn(one_process, arguments, PROCESSES)
 
 
@@ -58,43 +61,58 @@ def say(*words: object) -> None:
 
 def write_model(model: torch.nn.Module, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=1) + "\n")
-    tensors = {
-        name: tensor.to(torch.bfloat16).contiguous()
-        for name, tensor in model.state_dict().items()
-        if name != "lm_head.weight"  # the embedding
-    }
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def one_process(
-    rank: int, train: np.ndarray, held_out: np.ndarray, steps: int, folder: Path, meeting: str
+    rank: int,
+    train: np.ndarray,
+    held_out: np.ndarray,
+    steps: int,
+    decay: int,
+    folder: Path,
+    state: Path,
+    meeting: str,
 ) -> None:
     """Its share of the training; the first writes the model."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=PROCESSES)
-    model = trained(train, held_out, steps, rank)
+    model = trained(train, held_out, steps, decay, state, rank)
     if rank == 0:
         write_model(model, folder)
     distributed.destroy_process_group()
 
 
-def trained(train: np.ndarray, held_out: np.ndarray, steps: int, rank: int) -> torch.nn.Module:
+def trained(
+    train: np.ndarray, held_out: np.ndarray, steps: int, decay: int, state: Path, rank: int
+) -> torch.nn.Module:
     torch.manual_seed(SEED)
     model = Qwen2ForCausalLM(Qwen2Config.from_dict(CONFIG)).float()
-    say(f"parameters: {sum(p.numel() for p in model.parameters())}")
     layers = [p for name, p in model.named_parameters() if ".layers." in name and p.ndim == 2]
     others = [p for p in model.parameters() if all(p is not each for each in layers)]
     optimizers = [
         torch.optim.Muon(layers, lr=RATE, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=RATE, betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    batches = shuffled(train, steps)
+    first = 0
+    if state.exists():
+        first, weights, *kept = torch.load(state)
+        model.load_state_dict(weights)
+        for optimizer, each in zip(optimizers, kept, strict=True):
+            optimizer.load_state_dict(each)
+    else:
+        from_bigrams(model, train, rank)
+    if rank == 0:
+        say(f"parameters: {sum(p.numel() for p in model.parameters())}; begins at step {first}")
     began, losses = time.monotonic(), []
-    for step in range(steps):
-        share = min((step + 1) / WARM_UP, (steps - step) / (0.6 * steps), 1.0)
+    for step, whole in enumerate(shuffled(train, steps)):
+        if step < first:
+            continue
+        share = min((step + 1) / WARM_UP, (steps - step) / decay, 1.0)
         for optimizer in optimizers:
             optimizer.param_groups[0]["lr"] = RATE * share
-        batch = torch.from_numpy(next(batches)[rank::PROCESSES])
+        batch = torch.from_numpy(whole[rank::PROCESSES])
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(input_ids=batch[:, :-1], use_cache=False).logits
         loss = functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
@@ -105,12 +123,39 @@ def trained(train: np.ndarray, held_out: np.ndarray, steps: int, rank: int) -> t
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
-        if rank == 0 and ((step + 1) % 50 == 0 or step == 9):
-            pace = (time.monotonic() - began) / (step + 1)
+        done = step + 1
+        if rank == 0 and (done % KEPT_EVERY == 0 or done == steps):
+            pace = (time.monotonic() - began) / (done - first)
             mean = sum(losses[-50:]) / len(losses[-50:])
-            more = f", held out {evaluated(model, held_out):.2f}" if (step + 1) % 200 == 0 else ""
-            say(f"step {step + 1}/{steps}: training perplexity {math.exp(mean):.2f}{more}, {pace:.2f} s each")
+            more = f", held out {evaluated(model, held_out):.2f}" if done % 200 == 0 else ""
+            say(f"step {done}/{steps}: training perplexity {math.exp(mean):.2f}{more}, {pace:.2f} s each")
+            if done <= steps - decay:
+                kept = [optimizer.state_dict() for optimizer in optimizers]
+                torch.save([done, model.state_dict(), *kept], state)
     return model
+
+
+def from_bigrams(model: torch.nn.Module, ids: np.ndarray, rank: int) -> None:
+    """Fit embedding and head to the counts of pairs of tokens; layers add nothing at first."""
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    size = CONFIG["vocab_size"]
+    counts = np.bincount(ids[:-1] * size + ids[1:], minlength=size * size).reshape(size, size)
+    share = torch.from_numpy(counts / counts.sum()).float()
+    embedding, norm, head = model.model.embed_tokens.weight, model.model.norm, model.lm_head
+    optimizer = torch.optim.Adam([embedding, head.weight], lr=BIGRAM_RATE)
+    for step in range(BIGRAM_STEPS):
+        optimizer.param_groups[0]["lr"] = BIGRAM_RATE * (1 - step / BIGRAM_STEPS)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = head(norm(embedding))
+        loss = -(share * functional.log_softmax(logits.float(), dim=1)).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.zero_grad(set_to_none=True)
+    if rank == 0:
+        say(f"bigrams alone: training perplexity {loss.exp().item():.2f}")
 
 
 def average(model: torch.nn.Module) -> None:

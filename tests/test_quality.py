@@ -46,11 +46,13 @@ def by_variant(ran) -> dict[str, dict]:
     return {row["variant"]: row for row in ran.json}
 
 
-def test_the_shipped_model_and_text_are_those_of_their_readme():
+def test_the_shipped_model_and_text_are_those_of_its_readme():
     folder = shipped.weights(MODEL)
-    readme = (folder.parent / "README.md").read_text()
-    for path in (*sorted(folder.iterdir()), shipped.text()):
-        assert f"{hashlib.sha256(path.read_bytes()).hexdigest()} {path.name}" in readme, path.name
+    readme = (folder / "README.md").read_text()
+    files = [path for path in sorted(folder.iterdir()) if path.name != "README.md"]
+    for path in (*files, shipped.text()):
+        size, digest = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
+        assert f"| {path.name} | {size:,} | `{digest}` |" in readme
     assert (folder / "model.safetensors").stat().st_size < 12e6
 
 

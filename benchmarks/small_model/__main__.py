@@ -7,7 +7,7 @@ differently, so a repetition gives a model as good, and not the same bits.
     PYTHONPATH=. INTERPRETER -m benchmarks.small_model FOLDER [--archive DEB] [--steps 1000] [--decay 300]
 
 INTERPRETER: of the stack hf, which has torch and transformers (`harness env list` names its folder).
-FOLDER gets the checkpoint and held-out.txt. About 5 minutes on two cores.
+FOLDER gets the checkpoint and its README.md, the folder above it held-out.txt. About 5 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM
 
 from benchmarks.small_model import ngram, novels, training
-from benchmarks.small_model.training import say
 
 END = "<|endoftext|>"
 ORDERS = 5
+README = """# {name}
+A Qwen2 of {parameters:,} parameters, made by `benchmarks/small_model` from Jane Austen's novels, as Debian's
+{package} {version} (MIT license) has them. The novels are in the public domain (their author
+died in 1817), and so is `held-out.txt`, the end of Persuasion, which was held out. The weights: CC0."""
 
 
 def main() -> None:
@@ -42,24 +45,40 @@ def main() -> None:
     given = parser.parse_args()
     texts, held_out = novels.read(given.archive)
     given.folder.mkdir(parents=True, exist_ok=True)
-    (given.folder / "held-out.txt").write_text(held_out, encoding="utf-8", newline="\n")
+    text = given.folder.parent / "held-out.txt"
+    text.write_text(held_out, encoding="utf-8", newline="\n")
     tokenizer = trained_tokenizer(texts)
     write_tokenizer(tokenizer, given.folder)
     train = np.concatenate([[0, *tokenizer.encode(text).ids] for text in texts]).astype(np.int64)
     ids = np.array(tokenizer.encode(held_out).ids, np.int64)
-    say(f"text: {sum(len(t.encode()) for t in texts)} bytes, {len(train)} tokens; ", novels.TEXT_SHA256)
-    say(f"held out: {len(held_out.encode())} bytes, {len(ids)} tokens")
-    for order, perplexity in enumerate(
-        ngram.perplexities(train, ids, training.CONFIG["vocab_size"], ORDERS), 1
-    ):
-        say(f"interpolated Kneser-Ney {order}-grams: perplexity {perplexity:.2f}")
     with tempfile.TemporaryDirectory() as temporary:
         state = given.state or Path(temporary) / "state.pt"
         training.train(train, ids, given.steps, given.decay, given.folder, state)
-    shipped = AutoModelForCausalLM.from_pretrained(given.folder, dtype=torch.bfloat16).float().eval()
-    say(f"as stored, in bfloat16, computed in float32: perplexity {training.evaluated(shipped, ids):.2f}")
-    for path in sorted(given.folder.iterdir()):
-        say(hashlib.sha256(path.read_bytes()).hexdigest(), path.name, f"{path.stat().st_size} bytes")
+    write_readme(given.folder, train, ids, given.steps, given.decay)
+
+
+def write_readme(folder: Path, train: np.ndarray, ids: np.ndarray, steps: int, decay: int) -> None:
+    """What the model is, how good as stored, the n-grams' perplexity, and the hashes of its files."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).float().eval()
+    baseline = ngram.perplexities(train, ids, training.CONFIG["vocab_size"], ORDERS)
+    files = [*sorted(folder.glob("*.json")), folder / "model.safetensors", folder.parent / "held-out.txt"]
+    hashes = [
+        f"| {path.name} | {path.stat().st_size:,} | `{hashlib.sha256(path.read_bytes()).hexdigest()}` |"
+        for path in files
+    ]
+    count = sum(parameter.numel() for parameter in model.parameters())
+    parts = [
+        README.format(name=folder.name, parameters=count, package=novels.PACKAGE, version=novels.VERSION),
+        f"Trained on {len(train):,} tokens, {steps} steps of {training.WINDOW * training.BATCH:,}, the rate"
+        f" falling in the last {decay}. Held out: {len(ids):,} tokens.",
+        f"Perplexity of the held-out text (second halves of windows of {training.SCORED} tokens), computed in"
+        f" float32: **{training.evaluated(model, ids):.2f}**. Interpolated Kneser-Ney n-grams of the same"
+        f" tokens: {', '.join(f'{each:.2f} (n = {n})' for n, each in enumerate(baseline, 1))}.",
+        "\n".join(["| file | bytes | SHA-256 |", "| --- | --- | --- |", *hashes]),
+    ]
+    whole = "\n\n".join(parts) + "\n"
+    (folder / "README.md").write_text(whole, encoding="utf-8")
+    print(whole)
 
 
 def trained_tokenizer(texts: list[str]) -> Tokenizer:

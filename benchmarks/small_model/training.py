@@ -40,7 +40,8 @@ CONFIG = {
 }
 SEED = 0
 WINDOW, BATCH = 1024, 2  # tokens of a sequence, sequences of a step
-WARM_UP, RATE, DECAY = 20, 3e-3, 0.1
+WARM_UP, DECAY = 20, 0.1
+RATES = (2e-3, 6e-4)  # of the layers' matrices (Muon), and of all else (AdamW)
 BIGRAM_STEPS, BIGRAM_RATE = 120, 1e-2
 SCORED = 512  # windows of the evaluation: the second half of each is scored, as llama-perplexity does
 PROCESSES = 2
@@ -92,8 +93,8 @@ def trained(
     layers = [p for name, p in model.named_parameters() if ".layers." in name and p.ndim == 2]
     others = [p for p in model.parameters() if all(p is not each for each in layers)]
     optimizers = [
-        torch.optim.Muon(layers, lr=RATE, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=RATE, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.Muon(layers, lr=RATES[0], weight_decay=DECAY, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=RATES[1], betas=(0.9, 0.95), weight_decay=0.0),
     ]
     first = 0
     if state.exists():
@@ -110,8 +111,8 @@ def trained(
         if step < first:
             continue
         share = min((step + 1) / WARM_UP, (steps - step) / decay, 1.0)
-        for optimizer in optimizers:
-            optimizer.param_groups[0]["lr"] = RATE * share
+        for optimizer, rate in zip(optimizers, RATES, strict=True):
+            optimizer.param_groups[0]["lr"] = rate * share
         batch = torch.from_numpy(whole[rank::PROCESSES])
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(input_ids=batch[:, :-1], use_cache=False).logits

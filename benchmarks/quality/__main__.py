@@ -58,26 +58,30 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--chunks", type=int, default=CHUNKS, help=f"windows (default: {CHUNKS})")
     parser.add_argument("--folder", type=Path, help="keep the records and files here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (arguments.folder or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        return compare(folder, arguments.threads)
+        return compare(folder, arguments.threads, arguments.chunks)
 
 
-def compare(folder: Path, threads: int) -> int:
+def compare(folder: Path, threads: int, chunks: int) -> int:
     environment = stacks()["llamacpp"].environments["cpu"]
     interpreter = build.create(environment, lambda line: print(line, file=sys.stderr, flush=True))
     binary = tools.built(environment, TOOLS) / "llama-perplexity"
     whole = folder / "whole.gguf"
     with_vocabulary(interpreter, whole, folder)
-    protocol = {"threads": threads}
+    shared = {
+        "protocol": {"threads": threads},
+        "workloads": [{"kind": "quality", "n_ctx": N_CTX, "chunks": chunks}],
+    }
     ours = by_variant(
         scored(
             folder / "gguf",
             {
-                "protocol": protocol,
+                **shared,
                 "models": [{"name": "gguf", "weights": str(whole)}],
                 "variants": [{"stack": "llamacpp", "quant": [*TYPES]}],
             },
@@ -87,7 +91,7 @@ def compare(folder: Path, threads: int) -> int:
         scored(
             folder / "stacks",
             {
-                "protocol": protocol,
+                **shared,
                 "models": [{"weights": MODEL}],
                 "variants": [
                     {"stack": "hf", "dtype": ["fp32", "bf16"]},
@@ -98,7 +102,7 @@ def compare(folder: Path, threads: int) -> int:
     )
     variables = libraries(interpreter, threads)
     base = folder / "base.kld"
-    command = [str(binary), "-c", str(N_CTX), "-b", str(N_CTX), "--chunks", str(CHUNKS), "-t", str(threads)]
+    command = [str(binary), "-c", str(N_CTX), "-b", str(N_CTX), "--chunks", str(chunks), "-t", str(threads)]
     command += ["-fa", "off", "-ngl", "0", "-f", str(shipped.text()), "--kl-divergence-base", str(base)]
     run([*command, "-m", str(whole), "-ctk", "f32", "-ctv", "f32"], variables, folder / "base.log")
     missed = []

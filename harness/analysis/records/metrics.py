@@ -158,7 +158,7 @@ METRICS: tuple[Metric, ...] = (
         *("memory_bytes", "bytes", "lower", "memory", _of_a_decode(_of_a_length(_peak_bytes)), _none),
         *("LARGER", "SMALLER"),
     ),
-    Metric("perplexity", "", "lower", "quality", _perplexity, _none, "WORSE", "BETTER"),
     Metric("max_ctx", "tokens", "higher", "context", _longest, _none, "SHORTER", "LONGER"),
+    Metric("perplexity", "", "lower", "quality", _perplexity, _none, "WORSE", "BETTER"),
 )
 FAMILIES = tuple(dict.fromkeys(metric.family for metric in METRICS))

@@ -39,6 +39,7 @@ TYPES = ("f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
 COMPARED = ("f16", "q8_0", "q4_k_m", "q2_k")
 N_CTX, CHUNKS = 512, 64
 PPL, KLD, KLD_DIGIT, POINTS, STACKS = 0.001, 0.01, 1e-6, 0.1, 0.0005
+TRIES = 5
 SHOWN = {"ppl": 4, "kld_mean": 6, "kld_p99": 5, "kld_max": 4, "rms_dp": 3, "top1": 3}
 FIGURES = {
     "ppl": r"Mean PPL\(Q\)\s*:\s*([\d.]+)",
@@ -110,7 +111,9 @@ def compare(folder: Path, threads: int, chunks: int) -> int:
     for quant in TYPES:
         record = ours[quant]
         file = record["model"]["weights"]["file"]
-        said = run([*command, "-m", file, "--kl-divergence"], variables, folder / f"{quant}.log")
+        said = run(
+            [*command, "-m", file, "--kl-divergence"], variables, folder / f"{quant}.log", "Same top p"
+        )
         theirs = {name: float(re.search(pattern, said)[1]) for name, pattern in FIGURES.items()}
         mine = {name: figure["value"] for name, figure in record["quality"]["figures"].items()}
         mine |= {name: 100 * mine[name] for name in ("top1", "rms_dp")}
@@ -188,12 +191,16 @@ def with_vocabulary(interpreter: Interpreter, target: Path, folder: Path) -> Non
     subprocess.run(words, check=True)
 
 
-def run(command: list[str], variables: dict[str, str], log: Path) -> str:
-    ran = subprocess.run(command, capture_output=True, text=True, env=variables)
-    log.write_text(ran.stdout + ran.stderr)
-    if ran.returncode:
-        raise SystemExit(f"{command[0]} ended with {ran.returncode}; log: {log}")
-    return ran.stdout + ran.stderr
+def run(command: list[str], variables: dict[str, str], log: Path, until: str = "") -> str:
+    """What a tool prints, until it has printed `until`: its logging thread may end before its last lines."""
+    for _ in range(TRIES):
+        with log.open("w") as sink:
+            ran = subprocess.run(command, stdout=sink, stderr=subprocess.STDOUT, env=variables)
+        if ran.returncode:
+            raise SystemExit(f"{command[0]} ended with {ran.returncode}; log: {log}")
+        if until in (said := log.read_text(errors="replace")):
+            return said
+    raise SystemExit(f"{command[0]} did not print {until!r}; log: {log}")
 
 
 if __name__ == "__main__":

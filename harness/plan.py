@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.config import Experiment, MaxCtx, Model, Variant, Weights, Workload
+from harness.config import Experiment, MaxCtx, Model, Quality, Variant, Weights, Workload
 from harness.config.variants import bits_of, quant_of, weights_format
 from harness.stacks.header import Header, stacks
 from harness.stacks.limits import Broken, Known, broken
@@ -65,6 +65,11 @@ class Cell:
     def searches(self) -> bool:
         """Whether it is a search for the longest context, which is not timed and runs once."""
         return isinstance(self.workload, MaxCtx)
+
+    @property
+    def scores(self) -> bool:
+        """Whether its quality is scored, which is not timed and runs once."""
+        return isinstance(self.workload, Quality)
 
     @property
     def bounded(self) -> bool:

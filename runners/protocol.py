@@ -19,13 +19,14 @@ from typing import Any, Protocol
 SCHEMA = 1
 
 JOBS = (
-    *("generate", "fit", "tokenize", "logits", "account", "probe", "import"),
+    *("generate", "fit", "tokenize", "logits", "score", "account", "probe", "import"),
     *("synthesize", "convert", "quantize", "pack", "unpack", "dequantize", "differences"),
 )
 
 ACCOUNTED = "accounted"  # the last phase of an account: all of its memory is allocated now
+SCORED = "scored"  # a window of a score: the file holds its logits until the worker continues
 # Phases after which nothing is timed until the worker continues.
-HELD_AT = ("load", "generate", "finish", ACCOUNTED)
+HELD_AT = ("load", "generate", "finish", ACCOUNTED, SCORED)
 
 # A flush took 120 us (median; 2 cores, after 10 ms of decode): every 512 tokens, or every second on a slow
 # machine, where 512 tokens take minutes.

@@ -1,5 +1,5 @@
-"""Logits after given ids (teacher forcing): the job `logits` of the worker, for every stack. Standard library
-only."""
+"""Logits after given ids (teacher forcing): the jobs `logits` and `score` of the worker, for every stack.
+Standard library only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runners.protocol import Request, Session
+from runners.protocol import SCORED, Request, Say, Session
 
 KERNEL_FACTS = ("kernels", "kernel_asked", "leftovers", "options")
 CHUNK = 512  # tokens of context evaluated at once
@@ -49,14 +49,34 @@ def write(session: Session, request: Request) -> dict[str, Any]:
     with Path(request.files["logits"]).open("wb") as file:
         file.write(_npy_header(len(positions), vocab_size))
         file.writelines(rows)
+    return {**_ran(session), "positions": positions, "vocab_size": vocab_size, "seconds": seconds}
+
+
+def score(session: Session, request: Request, say: Say) -> dict[str, Any]:
+    """Write the logits after the last `keep` ids of each of the `windows` as rows of a float32 .npy to
+    files["logits"], one window after the other: at each phase SCORED the file holds one.
+
+    A window is fed at once, from an empty context. A file of one window bounds memory and disk, whatever the
+    vocabulary.
+    """
+    workload, path = request.workloads[0], Path(request.files["logits"])
+    keep, began, vocab_size = workload["keep"], time.monotonic(), 0
+    for ids in workload["windows"]:
+        session.empty(len(ids))
+        rows = _bytes(session.feed(ids, keep))
+        vocab_size = len(rows) // keep // FLOAT_BYTES
+        with path.open("wb") as file:
+            file.write(_npy_header(keep, vocab_size))
+            file.write(rows)
+        say(SCORED)
+    return {**_ran(session), "vocab_size": vocab_size, "seconds": time.monotonic() - began}
+
+
+def _ran(session: Session) -> dict[str, Any]:
+    """The kernels and options that ran, and the stack's versions."""
     facts = session.facts()
-    return {
-        "ran": {key: facts[key] for key in KERNEL_FACTS if key in facts},
-        "positions": positions,
-        "vocab_size": vocab_size,
-        "versions": facts["versions"],
-        "seconds": seconds,
-    }
+    ran = {key: facts[key] for key in KERNEL_FACTS if key in facts}
+    return {"ran": ran, "versions": facts["versions"]}
 
 
 def _bytes(logits: Any) -> bytes:

@@ -69,12 +69,18 @@ def main(request_path: Path, events_fd: int, go_on_fd: int, alive_fd: int) -> in
 
 def answer_of(request: Request, runner: Any, emit: Emit) -> dict[str, Any]:
     """The facts of a job that is not timed. Raises ValueError: the runner lacks it."""
+
+    def say(phase: str) -> None:
+        emit(Phase(phase, time.perf_counter_ns()))
+
     if request.job == "logits":
         return teacher_forced.write(runner.load(request), request)
+    if request.job == "score":
+        return teacher_forced.score(runner.load(request), request, say)
     job = getattr(runner, request.job, None)
     if request.job not in protocol.JOBS or job is None:
         raise ValueError(f"stack {request.stack} has no job {request.job!r}")
-    answer: dict[str, Any] = job(request, lambda phase: emit(Phase(phase, time.perf_counter_ns())))
+    answer: dict[str, Any] = job(request, say)
     return answer
 
 

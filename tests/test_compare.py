@@ -376,7 +376,7 @@ def grown(*lengths: int, target: bool = False) -> Runs:
 
 
 def said(base: Runs, new: Runs) -> dict[str, str]:
-    thresholds = {"slower": 0.02, "memory": 0.02, "context": 0.02}
+    thresholds = {"slower": 0.02, "memory": 0.02, "context": 0.02, "quality": 0.02}
     return {row["metric"]: row["verdict"] for _, row in judged({"x": (base, new)}, thresholds).rows}
 
 

@@ -1,4 +1,4 @@
-"""llama.cpp's own benchmark tools, built from the source that llama-cpp-python's sdist carries."""
+"""llama.cpp's own tools, built from the source that llama-cpp-python's sdist carries."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ TOOLS = ("llama-bench", "llama-batched-bench")
 FOLDER = cache_folder() / "benchmarks"
 
 
-def built(environment: Environment) -> Path:
-    """The folder of TOOLS of the version that the environment holds, built into the cache once."""
+def built(environment: Environment, tools: tuple[str, ...] = TOOLS) -> Path:
+    """The folder of `tools` of the version that the environment holds, built into the cache once."""
     version = next(d.partition("==")[2] for d in environment.dependencies if d.startswith(PACKAGE))
     FOLDER.mkdir(parents=True, exist_ok=True)
     flags = shlex.split(environment.variables.get("CMAKE_ARGS", ""))
     flags += ["-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_COMMON=ON", "-DBUILD_SHARED_LIBS=ON"]
     flags += ["-DLLAMA_BUILD_APP=OFF", "-DLLAMA_OPENSSL=OFF", "-DCMAKE_BUILD_TYPE=Release"]
-    known = [version, flags, TOOLS, build.key_of(environment)]
+    known = [version, flags, tools, build.key_of(environment)]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:12]
-    folder = FOLDER / f"llama-bench-{version}-{key}"
+    folder = FOLDER / f"{tools[0]}-{version}-{key}"
     with exclusive(FOLDER / "llama-bench.lock"):
         complete = folder / "complete"
         if complete.exists():
@@ -37,11 +37,11 @@ def built(environment: Environment) -> Path:
         source = source_folder(version) / "vendor" / "llama.cpp"
         cmake, variables = cmake_command()
         log = FOLDER / f"{folder.name}.log"
-        print(f"building {', '.join(TOOLS)} {version}; log: {log}", file=sys.stderr, flush=True)
+        print(f"building {', '.join(tools)} {version}; log: {log}", file=sys.stderr, flush=True)
         with log.open("wb") as sink:
             for step in (
                 [cmake, "-S", str(source), "-B", str(folder), *flags],
-                [cmake, "--build", str(folder), "--target", *TOOLS, "--parallel", str(os.cpu_count())],
+                [cmake, "--build", str(folder), "--target", *tools, "--parallel", str(os.cpu_count())],
             ):
                 if subprocess.run(step, stdout=sink, stderr=subprocess.STDOUT, env=variables).returncode:
                     raise SystemExit(f"they could not be built; log: {log}")

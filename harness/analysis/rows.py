@@ -13,6 +13,7 @@ from harness.analysis.prefill_rows import PrefillRow
 from harness.analysis.surface_rows import SurfaceFigures
 from harness.results.kinds.checked import Depth
 from harness.results.kinds.reported import Source
+from harness.results.kinds.scored import Figure, WindowMeans
 from harness.results.kinds.searched import Probe
 
 Ends = list[float | None]
@@ -188,6 +189,8 @@ class Repeat(Result, Figures, Growth, EnergyFigures, SensorFigures, Sizes, Surfa
     prefill_knees: dict[str, list[int | None] | None] | None
     series: str | None
     weights_check: str | None
+    kld_mean: float | None
+    top1: float | None
     drift: float | None
     """rise of latency from before to after the run, at the same tokens"""
     drift_ci95: list[float] | None
@@ -270,6 +273,31 @@ class Check(Identity):
     allowed_error: float | None
     depths: list[Depth]
     left_out_n: list[int]
+
+
+class Score(Identity):
+    """The quality of one variant on a text; see records.quality."""
+
+    kind: str
+    workload: str
+    weights: str
+    status: str
+    reasons: list[str]
+    reference: str | None
+    text: str | None
+    text_sha256: str | None
+    n_ctx: int | None
+    windows: int | None
+    scored: int | None
+    ids_sha256: str | None
+    """of the ids of the windows"""
+    figures: dict[str, Figure]
+    perplexity: float | None
+    kld_mean: float | None
+    top1: float | None
+    means: WindowMeans | None
+    loss_nats: float | None
+    seconds: float | None
 
 
 class Moment(TypedDict):

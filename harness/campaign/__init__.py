@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from harness import plan, results
 from harness.analysis.records import agreement
 from harness.analysis.records.verdicts import USABLE, status
-from harness.campaign import facts, max_context, readiness, rounds, weights_check
+from harness.campaign import facts, max_context, quality, readiness, rounds, weights_check
 from harness.campaign.attempts import Attempts
 from harness.campaign.device_lock import DeviceBusy
 from harness.campaign.opened import Campaign, RunOptions, Stopped, Watcher, examined, opened
@@ -24,17 +24,17 @@ CHECK_SECONDS = weights_check.SECONDS
 
 
 def run(experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watcher: Watcher) -> list[Stored]:
-    """Measure every repeat that has no result yet, then search the longest contexts (last, because a search
-    takes all free memory). Returns all records, kept ones included: repeats, searches, and weight checks if
-    the protocol has them.
+    """Measure every repeat that has no result yet, score texts, then search the longest contexts (last,
+    because a search takes all free memory). Returns all records, kept ones included: repeats, scores,
+    searches, and weight checks if the protocol has them.
 
-    Raises ResultsError and CacheError (nothing was started), DeviceBusy, Stopped, and KeyboardInterrupt
-    (after the record of the current repeat is written).
+    Raises ResultsError, CacheError and TextError (nothing was started), DeviceBusy, Stopped, and
+    KeyboardInterrupt (after the record of the current repeat is written).
     """
-    protocol = experiment.protocol
+    protocol, texts = experiment.protocol, quality.texts_of(cells)
     with opened(experiment, cells, options, watcher) as campaign:
         keys, preparation = campaign.keys, campaign.preparation
-        timed = [cell for cell in cells if not cell.searches]
+        timed = [cell for cell in cells if not cell.searches and not cell.scores]
         order = plan.order(timed, protocol.repeats, protocol.order_seed)
         wanted = (protocol.retry_disturbed, options.fresh, options.retry_failed)
         kept, todo = rounds.due(order, keys, campaign.attempts, *wanted)
@@ -52,10 +52,14 @@ def run(experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watc
         if busiest is not None:
             watcher.disturbed_by(busiest)
         found = kept + measured
+        try:
+            scores = quality.score([cell for cell in cells if cell.scores], campaign, texts)
+        except results.ResultsError as full:
+            raise Stopped(f"stopped while scoring a text: {full}") from full
         searches = [_searched(campaign, cell) for cell in cells if cell.searches]
     place = {cell.id: number for number, cell in enumerate(cells)}
     found.sort(key=lambda s: (place[s.record["cell"]], s.record["repeat"], s.record["started_utc"]))
-    return found + searches + checks
+    return found + scores + searches + checks
 
 
 def _searched(campaign: Campaign, cell: Cell) -> Stored:
@@ -125,7 +129,8 @@ def _checked(campaign: Campaign, seconds: float) -> list[Stored]:
         retry_failed=campaign.options.retry_failed,
     )
     try:
-        found = weights_check.check(campaign.cells, checking, campaign.checks)
+        cells = [cell for cell in campaign.cells if not cell.scores]
+        found = weights_check.check(cells, checking, campaign.checks)
     except results.ResultsError as full:
         raise Stopped(f"stopped while checking weights: {full}") from full
     for row in map(agreement.row, (stored.record for stored in found)):

@@ -62,7 +62,7 @@ class RunOptions:
 class Campaign:
     """One campaign while it holds the device. `device`: its known properties; `keys`: content key by cell;
     `folder`: results of this machine; `shared`: the part that all its records have in common; `attempts`,
-    `checks`, `searches`: earlier records."""
+    `checks`, `searches`, `scores`: earlier records."""
 
     experiment: Experiment
     cells: Sequence[Cell]
@@ -77,6 +77,7 @@ class Campaign:
     attempts: rounds.Attempts
     checks: list[Stored]
     searches: dict[str, Stored]
+    scores: list[Stored]
 
 
 @contextmanager
@@ -121,8 +122,8 @@ def prepared(
     keys = {cell.id: readiness.content_key(cell, *known_by) for cell in cells}
     folder = options.root / slug
     shared = facts.of_campaign(experiment, options.config_path, options.command_line)
-    attempts, checks, searches = before = _before(folder, watcher)
-    earlier = itertools.chain(*attempts.values(), checks, searches.values())
+    attempts, checks, searches, scores = before = _before(folder, watcher)
+    earlier = itertools.chain(*attempts.values(), checks, searches.values(), scores)
     if place := order.next_place(shared["campaign"]["id"], (each.record for each in earlier)):
         shared["campaign"]["order"] = place
     if options.fleet is not None:
@@ -150,10 +151,10 @@ def examined(campaign: Campaign) -> Campaign:
 
 def _before(
     folder: Path, watcher: Watcher
-) -> tuple[dict[tuple[str, int], list[Stored]], list[Stored], dict[str, Stored]]:
-    """Earlier records of this machine: repeats by content key and number, oldest first; weight checks; and
-    the latest search of each content key."""
-    kinds: dict[str, list[Stored]] = {"measured": [], "checked": [], "searched": []}
+) -> tuple[dict[tuple[str, int], list[Stored]], list[Stored], dict[str, Stored], list[Stored]]:
+    """Earlier records of this machine: repeats by content key and number, oldest first; weight checks; the
+    latest search of each content key; and scores."""
+    kinds: dict[str, list[Stored]] = {"measured": [], "checked": [], "searched": [], "scored": []}
     for each in results.records(folder, _passed_over(watcher)):
         kinds.setdefault(each.record["kind"], []).append(each)
     by_time = {
@@ -163,7 +164,7 @@ def _before(
     for each in by_time["measured"]:
         attempts.setdefault((each.record["content_key"], each.record["repeat"]), []).append(each)
     searches = {each.record["content_key"]: each for each in by_time["searched"]}
-    return attempts, kinds["checked"], searches
+    return attempts, kinds["checked"], searches, kinds["scored"]
 
 
 def _passed_over(watcher: Watcher) -> Callable[[results.ResultsError], None]:

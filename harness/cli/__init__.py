@@ -24,6 +24,7 @@ from harness.system.printing import filtered
 COMMANDS = {
     "run": "measure every cell of a config; keeps existing measurements",
     "check-weights": "compare the logits of every variant with the 16-bit reference",
+    "quality": "score a text with every variant: perplexity, and the divergence from the 16-bit weights",
     "max-ctx": "find the longest context that fits: predict, then verify",
     "list": "list the records of a results folder",
     "memory": "show the memory use of each cell of a results folder, part by part",
@@ -47,7 +48,7 @@ COMMANDS = {
     "doctor": "list conditions on this machine that disturb measurements",
     "completion": "print the script that completes commands and names in bash, zsh or fish",
 }
-RESUMABLE = ("run", "max-ctx")
+RESUMABLE = ("run", "quality", "max-ctx")
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

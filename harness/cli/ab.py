@@ -130,7 +130,7 @@ def _limits(arguments: argparse.Namespace) -> ab.Limits:
 
 
 def _pairs(sides: tuple[Experiment, Experiment], arguments: argparse.Namespace) -> list[tuple[Cell, Cell]]:
-    timed = [[cell for cell in plan.cells(each) if not cell.searches] for each in sides]
+    timed = [[cell for cell in plan.cells(each) if not (cell.searches or cell.scores)] for each in sides]
     pairs, alone = plan.pairs(*timed)
     if pairs:
         wanted = {cell.id for cell in chosen([cell for pair in pairs for cell in pair], arguments)}

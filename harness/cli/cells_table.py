@@ -9,23 +9,26 @@ from harness.analysis.records.disturbances import BusyProcess
 from harness.cli import searches_table
 from harness.cli.exits import say
 from harness.dataset.gather import Gathered
-from harness.report import prefill, tables, workloads
+from harness.report import prefill, quality, tables, workloads
 from harness.report.table import note
 
 
 def show(gathered: Gathered, as_json: bool, busiest: BusyProcess | None = None) -> None:
-    """Print what is wrong with the records, then one array, or the searches, the cells, and notes on them.
-    `busiest`: the process to name where repeats stayed disturbed."""
+    """Print what is wrong with the records, then one array, or the searches, the scores, the cells, and notes
+    on them. `busiest`: the process to name where repeats stayed disturbed."""
     for warning in gathered.warnings:
         say(warning)
     if sentence := disturbances.summary(gathered.cells, busiest):
         say(sentence)
     if as_json:
-        print(json.dumps(gathered.repeats + gathered.searches, indent=1, allow_nan=False))
+        rows = [*gathered.repeats, *gathered.searches, *gathered.scores]
+        print(json.dumps(rows, indent=1, allow_nan=False))
         return
     if gathered.searches:
         searches_table.show(gathered.searches)
-    if not gathered.cells and gathered.searches:
+    if gathered.scores:
+        quality.show(gathered.scores)
+    if not gathered.cells and (gathered.searches or gathered.scores):
         return
     for number, table in enumerate(workloads.shown(gathered.swept)):
         if number:

@@ -19,7 +19,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the table, or one array. Raises ResultsError if there is no such folder."""
     every = list(stored(arguments.dir))
     gathered = Gathered([each for each in every if each.record["kind"] != "reported"])
-    if every and not gathered.stored and not gathered.searches and not gathered.checks:
+    if (
+        every
+        and not gathered.stored
+        and not gathered.searches
+        and not gathered.scores
+        and not gathered.checks
+    ):
         say(f"{arguments.dir}: its {len(every)} records are published figures: see harness report")
     if not every:
         say(f"{arguments.dir}: no records")

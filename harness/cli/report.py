@@ -88,7 +88,7 @@ def _of_records(folders: list[Path], baseline_folder: Path | None) -> tuple[Stud
         if baseline_folder:
             baseline = _gathered([stack.enter_context(as_folder(baseline_folder))])
         title = ", ".join(folder.resolve().name.removesuffix(SUFFIX) for folder in folders)
-        first = [*gathered.cells, *gathered.checks, *gathered.searches][0]
+        first = [*gathered.cells, *gathered.checks, *gathered.searches, *gathered.scores][0]
         return with_predictions(gathered.study(title, baseline), folders), first["machine"]
 
 

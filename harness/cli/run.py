@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(refusal)
         return NOT_OK
     print(f"records: {root}\nreport: {page.absolute()}", file=sys.stderr if arguments.json else sys.stdout)
-    done = counted(gathered.repeats) + gathered.searches
+    done = [*counted(gathered.repeats), *gathered.searches, *gathered.scores]
     return OK if all(row["status"] in USABLE for row in done) else NOT_OK
 
 

@@ -1,12 +1,12 @@
-"""The cells of one side: rows of repeats and searches by campaign, and the reasons for missing figures."""
+"""The cells of one side: rows of repeats, searches and scores by campaign, and why figures are missing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.analysis.records import searches
+from harness.analysis.records import quality, searches
 from harness.analysis.records.verdicts import USABLE
-from harness.analysis.rows import Repeat, Search
+from harness.analysis.rows import Repeat, Score, Search
 from harness.compare.judge import Runs
 from harness.compare.sides import Key, Side, cell_of
 from harness.dataset import names
@@ -14,7 +14,7 @@ from harness.dataset.gather import Gathered
 from harness.results import Record, Stored
 from harness.system.wording import plural
 
-Row = Repeat | Search
+Row = Repeat | Search | Score
 NAMES_SHOWN = 3
 
 
@@ -31,6 +31,7 @@ class Cells:
         self.damages = [*side.damages, *gathered.warnings]
         rows: list[tuple[Stored, Row]] = [*zip(gathered.stored, gathered.repeats, strict=True)]
         rows += [(each, searches.row(each.record)) for each in every if each.record["kind"] == "searched"]
+        rows += [(each, quality.row(each.record)) for each in every if each.record["kind"] == "scored"]
         for each, row in rows:
             key = cell_of(each)
             self._rows.setdefault(key, {}).setdefault(of[each.folder], []).append(row)

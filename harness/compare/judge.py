@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.analysis.records.metrics import METRICS, Metric
+from harness.analysis.series import quality
 from harness.analysis.series.baseline import settled
 from harness.analysis.series.between import Between, Repeats
 from harness.analysis.series.difference import (
@@ -24,15 +25,17 @@ Row = Mapping[str, Any]
 SAME, UNCLEAR, INVALID = "SAME", "UNCLEAR", "INVALID"
 WORSE = tuple(dict.fromkeys(metric.worse for metric in METRICS))
 BETTER = tuple(dict.fromkeys(metric.improved for metric in METRICS))
+LEVEL = 0.9  # of the intervals
 FEWEST_REPEATS = 2  # of a baseline: one repeat shows no run-to-run noise
 # Standard deviation assumed between campaigns where a machine's own is unknown, by family. Speed: the worst
-# of the days in benchmarks/validity/comparing.py. Memory is counted, and hardly depends on the day.
-ASSUMED = {"slower": 0.03, "memory": 0.002, "context": 0.002}
+# of the days in benchmarks/validity/comparing.py. Memory is counted, and hardly depends on the day; quality
+# differs by rounding alone.
+ASSUMED = {"slower": 0.03, "memory": 0.002, "context": 0.002, "quality": 0.0002}
 
 
 @dataclass(frozen=True)
 class Runs:
-    """One side's usable rows of a cell, of repeats and searches, by campaign."""
+    """One side's usable rows of a cell, of repeats, searches and scores, by campaign."""
 
     campaigns: Mapping[str, Sequence[Row]]
 
@@ -71,6 +74,16 @@ class Runs:
     def searched(self) -> bool:
         """Whether all rows are searches, whose result is verified, not sampled."""
         return all(row["kind"] == "searched" for rows in self.campaigns.values() for row in rows)
+
+    @property
+    def scored(self) -> bool:
+        """Whether all rows are scores of a text, which hardly differ from run to run."""
+        return all(row["kind"] == "scored" for rows in self.campaigns.values() for row in rows)
+
+    @property
+    def latest(self) -> Row:
+        """The last row."""
+        return [*self.campaigns.values()][-1][-1]
 
     @property
     def granule(self) -> int:
@@ -112,6 +125,8 @@ def judged(
                 continue
             if base.searched and new.searched:
                 row |= _context(metric, base, new, row["threshold"])
+            elif base.scored and new.scored:
+                row |= _quality(metric, base.latest, new.latest, row["threshold"])
             else:
                 compared[name] = base.sample(metric), new.sample(metric)
                 of_metric[name] = row
@@ -166,7 +181,7 @@ def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, A
         "verdict": None,
         "reason": None,
     }
-    if base.repeats < FEWEST_REPEATS and not base.searched:
+    if base.repeats < FEWEST_REPEATS and not (base.searched or base.scored):
         why = "the baseline has one repeat, so run-to-run noise is unknown; measure at least two"
         return row | {"verdict": INVALID, "reason": why}
     for where, count in zip(("the baseline", "the new runs"), counts, strict=True):
@@ -259,3 +274,20 @@ def _context(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[st
     alike = len({*before}) == len({*after}) == 1
     why = f"searches resolve {base.granule} tokens" if alike else "searches on one side differ"
     return row | {"verdict": UNCLEAR, "reason": why}
+
+
+def _quality(metric: Metric, base: Row, new: Row, threshold: float) -> dict[str, Any]:
+    """Compare two scores window by window: what is hard about the text is hard for both."""
+    row: dict[str, Any] = {"base": metric.value(base), "new": metric.value(new)}
+    if any(base[key] != new[key] for key in ("ids_sha256", "n_ctx", "windows")):
+        return row | {"verdict": INVALID, "reason": "the two scores are of other text, tokens or windows"}
+    cost, least, most = quality.change(base["means"]["nll"], new["means"]["nll"], LEVEL)
+    row["change"] = metric.change(cost)
+    row["change_ci90"] = [metric.change(least), metric.change(most)]
+    bound = math.log1p(threshold)
+    if least > bound or most < -bound:
+        return row | {"verdict": metric.worse if least > bound else metric.improved}
+    if -bound < least and most < bound:
+        return row | {"verdict": SAME}
+    low, high = row["change_ci90"]
+    return row | {"verdict": UNCLEAR, "reason": f"anywhere from {low:+.1%} to {high:+.1%}"}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import results
+from harness.analysis.records import quality
 from harness.analysis.records.disturbances import counting
 from harness.analysis.records.verdicts import USABLE, verdict
 from harness.analysis.series.between import FEWEST_CAMPAIGNS
@@ -18,7 +19,7 @@ from harness.results import ResultsError, Stored
 from harness.system.endings import FAULTS
 from harness.system.wording import plural
 
-KINDS = ("measured", "searched")  # published figures have no repeats, and a check times nothing
+KINDS = ("measured", "searched", "scored")  # published figures have no repeats, and a check times nothing
 MOST_CAMPAIGNS = 14  # of a history; older ones may be of another state of the machine
 _FOLDER = re.compile(r"/(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)\d\d\.\d+Z/")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -187,7 +188,7 @@ def _read(folder: Path) -> _Folder:
             known = (record["kind"], record["repeat"], *campaign)
             when = (str(record["started_utc"]), record["content_key"])
             try:
-                judged = verdict(record)
+                judged = quality.verdict(record) if record["kind"] == "scored" else verdict(record)
             except FAULTS as fault:
                 damages.append(f"passed over: {each.folder}: cannot be judged: {fault!r}")
                 continue

@@ -29,6 +29,7 @@ FIGURES = {
     "task_kept_s": ("task s, prefix kept", "{:,.2f}", 1.0),
     "memory_bytes": ("memory MB", "{:,.0f}", 1e6),
     "max_ctx": ("longest context", "{:,.0f}", 1.0),
+    "perplexity": ("PPL", "{:,.4f}", 1.0),
 }
 
 
@@ -63,7 +64,7 @@ def meaning(found: Comparison) -> list[str]:
         return [
             "Figures are geometric means over rounds; a change is B against A in the same round, with its "
             "90% interval.",
-            "SLOWER, LARGER, SHORTER: worse. Mean and median of the change are at least half of the "
+            "SLOWER, LARGER, SHORTER, WORSE: worse. Mean and median of the change are at least half of the "
             f"threshold, and it is statistically significant ({_percent(paired.FALSE_DISCOVERIES)} false "
             "discoveries). SAME: the whole interval is within the threshold. UNCLEAR: neither. INVALID: not "
             "compared.",
@@ -73,9 +74,9 @@ def meaning(found: Comparison) -> list[str]:
         "Figures are geometric means over repeats; a change is new against baseline, with its 90% interval. "
         "own: the interval of the change beyond what all cells share.",
         *_between(found),
-        "SLOWER, LARGER, SHORTER: worse. The median and one of the two intervals exceed the threshold, and "
-        f"the change is statistically significant ({_percent(FALSE_DISCOVERIES)} false discoveries). SAME: "
-        "the whole interval is within the threshold. UNCLEAR: neither. INVALID: not compared.",
+        "SLOWER, LARGER, SHORTER, WORSE: worse. The median and one of the two intervals exceed the threshold,"
+        f" and the change is statistically significant ({_percent(FALSE_DISCOVERIES)} false discoveries)."
+        " SAME: the whole interval is within the threshold. UNCLEAR: neither. INVALID: not compared.",
         f"Thresholds, as relative change in cost: {limits}.",
     ]
 

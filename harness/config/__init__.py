@@ -11,7 +11,7 @@ from harness.config.experiment import (
 )
 from harness.config.load import load
 from harness.config.mistakes import ConfigError
-from harness.config.workloads import Decode, Grow, MaxCtx, Prefill, Turns, Windows, Workload
+from harness.config.workloads import Decode, Grow, MaxCtx, Prefill, Quality, Turns, Windows, Workload
 
 __all__ = [
     "ConfigError",
@@ -23,6 +23,7 @@ __all__ = [
     "Model",
     "Prefill",
     "Protocol",
+    "Quality",
     "Turns",
     "Variant",
     "Warmup",

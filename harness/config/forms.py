@@ -136,8 +136,8 @@ class ModelRow(Frozen):
     """A known model's name (of the hub or of Ollama too), the path of a config.json (it ends in .json), or a
     dense shape spelled out; the weights may bring their own."""
     weights: Any = "synthetic"
-    """synthetic, a path, or a mapping: path; repo, file and revision; synthetic and seed; or one of these by
-    format: hf, gguf, gptq, awq."""
+    """synthetic, the name of a shipped model, a path, or a mapping: path; repo, file and revision; synthetic
+    and seed; or one of these by format: hf, gguf, gptq, awq."""
     where: list[str] = Field(default=["*"], min_length=1)
     """Globs: the devices of a fleet that this model is for; read by run --on alone."""
 

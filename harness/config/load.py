@@ -20,7 +20,7 @@ from harness.config.forms import File
 from harness.config.mistakes import ConfigError, Loc, Mistakes, dotted, shown, suggestion
 from harness.config.rows import BITS, QUANT, model_of, safe_name, workload_of
 from harness.config.variants import MAX_CELLS, bits_of, exclusion, expanded, quant_of, weights_format
-from harness.config.workloads import Grow, Workload
+from harness.config.workloads import Grow, Quality, Workload
 from harness.config.yaml_text import Document
 from harness.stacks.header import stacks
 from harness.system.wording import plural, shortened
@@ -50,7 +50,7 @@ def load(path: Path, settings: Sequence[str] = (), look_for_weights: bool = Fals
     include = _variants(file.include, "include", names, mistakes)
     used = {variant.stack for _, variant in variants} if _right(mistakes, "variants") else set(stacks())
     exclude = [exclusion(row, ("exclude", i), used, mistakes) for i, row in enumerate(file.exclude)]
-    workloads = _workloads(file, mistakes)
+    workloads = _workloads(file, path.parent, mistakes)
     rules = [rule for rule in exclude if rule is not None]
     if _right(mistakes, "models", "variants", "include", "exclude", "workloads"):
         _check_combinations(models, variants + include, rules, workloads, mistakes)
@@ -161,12 +161,12 @@ def _variants(given: list[Any], key: str, names: list[str], mistakes: Mistakes) 
     return found
 
 
-def _workloads(file: File, mistakes: Mistakes) -> list[Workload]:
+def _workloads(file: File, folder: Path, mistakes: Mistakes) -> list[Workload]:
     found: list[Workload] = []
     seen: dict[str, int] = {}
     known_lengths = _right(mistakes, "protocol")
     for index, row in enumerate(file.workloads):
-        workload = workload_of(row, ("workloads", index), mistakes)
+        workload = workload_of(row, ("workloads", index), folder, mistakes)
         if workload is None:
             continue
         whole = workload.resolved(file.protocol.prompt_tokens, file.protocol.new_tokens)
@@ -204,7 +204,7 @@ def _check_lengths(
 
 
 def _needs(workload: Workload) -> str:
-    if workload.timed == "rows":
+    if workload.timed == "rows" or isinstance(workload, Quality):
         return f"the {workload.holds} tokens that workload {workload.kind} needs"
     prompt, new = workload.prompt_tokens, workload.new_tokens
     return f"prompt_tokens {prompt} + new_tokens {new} = {workload.holds}"

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from harness import shipped
 from harness.config.experiment import Model, Weights
 from harness.config.forms import (
     FormatWeights,
@@ -17,7 +18,7 @@ from harness.config.forms import (
 )
 from harness.config.known import Described, NoModel, described
 from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
-from harness.config.workloads import KINDS, Workload
+from harness.config.workloads import KINDS, Quality, Workload
 from harness.theory import names
 from harness.theory.names import NotUnderstood
 from harness.theory.shapes import Shape
@@ -106,7 +107,10 @@ def _weights(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Weights 
     if isinstance(given, str):
         if given == "synthetic":
             return Weights()
-        if not re.search(r"[./~{]", given) and "did you mean" in (hint := suggestion(given, ["synthetic"])):
+        if given in shipped.weights_names():
+            return Weights(kind="path", path=str(shipped.weights(given)))
+        named = ["synthetic", *shipped.weights_names()]
+        if not re.search(r"[./~{]", given) and "did you mean" in (hint := suggestion(given, named)):
             mistakes.add(loc, f"unknown weights {shown(given)}{hint}")
             return None
         return _weights({"path": given}, loc, folder, mistakes)
@@ -123,12 +127,8 @@ def _weights(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Weights 
     elif "path" in given:
         local = mistakes.checked(PathWeights, given, loc)
         if local and _known_placeholders(local.path, loc, mistakes):
-            try:
-                path = Path(local.path).expanduser()
-            except RuntimeError:
-                mistakes.add(loc, f"no such user's home folder: {shown(local.path)}")
-                return None
-            return Weights(kind="path", path=str(folder.absolute() / path))
+            path = _absolute(local.path, loc, folder, mistakes)
+            return Weights(kind="path", path=path) if path else None
     elif "synthetic" in given:
         made = mistakes.checked(SyntheticWeights, given, loc)
         return Weights(seed=made.seed) if made else None
@@ -164,8 +164,8 @@ def safe_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:64]
 
 
-def workload_of(given: Any, loc: Loc, mistakes: Mistakes) -> Workload | None:
-    """The workload of a row; null after adding its mistakes."""
+def workload_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Workload | None:
+    """The workload of a row; null after adding its mistakes. A relative path starts at `folder`."""
     if not isinstance(given, dict):
         mistakes.add(loc, expected("a mapping such as {kind: decode}", given))
     elif "kind" not in given:
@@ -173,5 +173,17 @@ def workload_of(given: Any, loc: Loc, mistakes: Mistakes) -> Workload | None:
     elif (kind := given["kind"]) not in list(KINDS):
         mistakes.add((*loc, "kind"), f"unknown workload {shown(kind)}" + suggestion(kind, KINDS))
     else:
-        return mistakes.checked(KINDS[kind], given, loc)
+        workload: Workload | None = mistakes.checked(KINDS[kind], given, loc)
+        if isinstance(workload, Quality) and workload.text != "default":
+            text = _absolute(workload.text, (*loc, "text"), folder, mistakes)
+            return workload.model_copy(update={"text": text}) if text else None
+        return workload
     return None
+
+
+def _absolute(path: str, loc: Loc, folder: Path, mistakes: Mistakes) -> str | None:
+    try:
+        return str(folder.absolute() / Path(path).expanduser())
+    except RuntimeError:
+        mistakes.add(loc, f"no such user's home folder: {shown(path)}")
+        return None

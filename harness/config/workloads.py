@@ -201,6 +201,7 @@ class Prefill(_Surface):
         return max(self.depth) + self.longest + 1
 
 
+MOST_SCORED = 1 << 17  # tokens of a window: the logits of its second half are in memory at once
 WINDOW_ROOM = 260  # a window begins up to 255 tokens beside its depth, and its first steps are not timed
 
 
@@ -260,7 +261,42 @@ class Turns(_Surface):
         return self.first + (self.turns - 1) * self.each + self.turns * self.new_tokens
 
 
-Workload = Decode | MaxCtx | Grow | Prefill | Windows | Turns
+class Quality(_Workload):
+    """Perplexity of a text, and the divergence from the 16-bit weights: teacher-forced, nothing is timed."""
+
+    kind: Literal["quality"] = "quality"
+    text: str = Field(default="default", min_length=1)
+    """A file in UTF-8, relative to this file's folder, absolute, or from ~; default: the shipped text."""
+    n_ctx: Annotated[Tokens, Field(ge=8, le=MOST_SCORED)] = 512
+    """Tokens of a window; those of its second half are scored, as llama-perplexity does."""
+    chunks: int = Field(default=64, ge=1, le=10_000)
+    """Windows, from the start of the text."""
+    reference: Literal["auto"] = "auto"
+    """The model's 16-bit weights, in transformers if they are a checkpoint."""
+
+    timed = None
+
+    def resolved(self, prompt_tokens: int, new_tokens: int) -> Quality:
+        """Itself: it has no prompt."""
+        return self
+
+    @property
+    def new_tokens(self) -> int:
+        """None: nothing is decoded."""
+        return 0
+
+    @property
+    def holds(self) -> int:
+        """Tokens that its context must hold."""
+        return self.n_ctx
+
+    @property
+    def positions(self) -> int:
+        """Positions of a window that are scored: those before its second half's tokens, but the first."""
+        return self.n_ctx - self.n_ctx // 2 - 1
+
+
+Workload = Decode | MaxCtx | Grow | Prefill | Windows | Turns | Quality
 KINDS: dict[str, type[Workload]] = {
     "decode": Decode,
     "max_ctx": MaxCtx,
@@ -268,4 +304,5 @@ KINDS: dict[str, type[Workload]] = {
     "prefill": Prefill,
     "depth": Windows,
     "turns": Turns,
+    "quality": Quality,
 }

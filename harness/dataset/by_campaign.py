@@ -6,12 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 from harness import results
-from harness.analysis.rows import Repeat, Search
+from harness.analysis.rows import Identity, Repeat, Score, Search
 from harness.dataset import order
 from harness.dataset.gather import Gathered
 from harness.results import Stored
+
+R = TypeVar("R", bound=Identity)
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,16 @@ class Campaign:
     @property
     def searches(self) -> list[tuple[Search, Stored]]:
         """The row of the last search of each cell with its record."""
-        of = {
-            (each.record["content_key"], each.record["started_utc"]): each
-            for each in self.stored
-            if each.record["kind"] == "searched"
-        }
-        return [(row, of[row["content_key"], row["started_utc"]]) for row in self.gathered.searches]
+        return self._with_records(self.gathered.searches)
+
+    @property
+    def scores(self) -> list[tuple[Score, Stored]]:
+        """The row of the last score of each cell with its record."""
+        return self._with_records(self.gathered.scores)
+
+    def _with_records(self, rows: Sequence[R]) -> list[tuple[R, Stored]]:
+        of = {(each.record["content_key"], each.record["started_utc"]): each for each in self.stored}
+        return [(row, of[row["content_key"], row["started_utc"]]) for row in rows]
 
 
 def campaigns(stored: Iterable[Stored]) -> Iterator[Campaign]:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from harness import results
-from harness.analysis.records import agreement, attribution, searches, traffic
+from harness.analysis.records import agreement, attribution, quality, searches, traffic
 from harness.analysis.records import prefill as prefills
-from harness.analysis.rows import Attribution, Cell, Check, Repeat, Search
+from harness.analysis.rows import Attribution, Cell, Check, Repeat, Score, Search
 from harness.analysis.series import budget
 from harness.dataset import cells, names, rows
 from harness.dataset.baseline_match import baseline_rows
@@ -48,12 +48,14 @@ class Gathered:
 
     def _gather(self, stored: Sequence[Stored]) -> None:
         by_size = sorted(stored, key=lambda each: _by_size(str(each.record["model"]["name"])))
-        self._ran = [each for each in by_size if each.record["kind"] != "checked"]
+        self._ran = [each for each in by_size if each.record["kind"] not in ("checked", "scored")]
         self.stored = [each for each in self._ran if each.record["kind"] != "searched"]
         searched = [searches.row(each.record) for each in by_size if each.record["kind"] == "searched"]
         self.searches: list[Search] = names.named(searches.latest(searched))
         checked = [agreement.row(each.record) for each in by_size if each.record["kind"] == "checked"]
         self.checks: list[Check] = names.named(agreement.latest(checked))
+        scored = [quality.row(each.record) for each in by_size if each.record["kind"] == "scored"]
+        self.scores: list[Score] = names.named(searches.latest(scored))
         self.curves: dict[str, Curve] = {}
         tables: dict[tuple[str, int, str], dict[str, list[int]]] = {}
         ceilings = _ceilings(self.stored)
@@ -78,6 +80,7 @@ class Gathered:
             rows.flag_kernel_changes(alike)
         rows.drop_intervals(self.repeats)
         agreement.apply_checks(self.repeats, self.checks)
+        quality.apply(self.repeats, self.scores)
         self.cells: list[Cell] = names.named(budget.split_time(cells.per_cell(self.repeats, tables)))
 
     @cached_property
@@ -115,6 +118,7 @@ class Gathered:
             repeats=self.repeats,
             checks=self.checks,
             searches=self.searches,
+            scores=self.scores,
             attributions=self.memory,
             series={
                 c["name"]: self.curves[str(c["series"])] for c in self.cells if c["series"] in self.curves

@@ -127,6 +127,8 @@ def row(
         "series": series_path,
         **_against(figures, limits, loaded.get("kv_read"), traffic.bpw(record)),
         "weights_check": None,
+        "kld_mean": None,
+        "top1": None,
         "drift": drift.share if drift else None,
         "drift_ci95": drift.ends if drift else None,
         **surface.row(record["workload"]["kind"], [table]),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.rows import Attribution, Cell, Check, Repeat, Search, ShownCell
+from harness.analysis.rows import Attribution, Cell, Check, Repeat, Score, Search, ShownCell
 from harness.results.kinds.parts import Machine
 from harness.results.tables import TABLE_OF
 
@@ -43,17 +43,18 @@ class Study:
 
     `cells`: one row per cell with a unique `name`; a figure that is null or missing is shown as a dash.
     `repeats`: one row per record. `checks`: one named row per check of a variant's logits. `searches`: one
-    named row per search for the longest context. `attributions`: one row per cell, where its memory goes. By
-    row name: `series`, the repeat to draw, including its first token (prefill, which is not drawn); `memory`;
-    `prefill`, the median passes by depth; `baseline`, the row to compare with. `machines`: facts. `methods`:
-    heading -> text, list or mapping, in display order; commands go under a heading with "repeat" or "command"
-    in it. `warnings`: unreadable files."""
+    named row per search for the longest context. `scores`: one named row per score of a text. `attributions`:
+    one row per cell, where its memory goes. By row name: `series`, the repeat to draw, including its first
+    token (prefill, which is not drawn); `memory`; `prefill`, the median passes by depth; `baseline`, the row
+    to compare with. `machines`: facts. `methods`: heading -> text, list or mapping, in display order;
+    commands go under a heading with "repeat" or "command" in it. `warnings`: unreadable files."""
 
     title: str
     cells: Sequence[Cell]
     repeats: Sequence[Repeat] = ()
     checks: Sequence[Check] = ()
     searches: Sequence[Search] = ()
+    scores: Sequence[Score] = ()
     attributions: Sequence[Attribution] = ()
     series: Mapping[str, Curve] = field(default_factory=dict)
     memory: Mapping[str, MemoryCurve] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.analysis.records.metrics import METRICS, Metric
 from harness.analysis.records.verdicts import USABLE
-from harness.analysis.rows import Repeat, Search
+from harness.analysis.rows import Repeat, Score, Search
 from harness.dataset import names, order
 from harness.dataset.by_campaign import campaigns
 from harness.results import Stored
@@ -67,12 +67,12 @@ class History:
 
 
 Key = tuple[str, str, str, str]  # kind of record, cell, machine, device
-Ran = dict[tuple[str, datetime], list[tuple[Repeat | Search, Path]]]
+Ran = dict[tuple[str, datetime], list[tuple[Repeat | Search | Score, Path]]]
 """By place and start of the campaign: the rows of a cell, each with its record's folder."""
 
 
 def history(stored: Iterable[Stored]) -> History:
-    """The series of measured and searched records, cells in order of first appearance.
+    """The series of measured, searched and scored records, cells in order of first appearance.
 
     Raises ResultsError for a record that disappeared since it was found.
     """
@@ -81,7 +81,8 @@ def history(stored: Iterable[Stored]) -> History:
     future: set[str] = set()
     for campaign in campaigns(_until_now(stored, future)):
         made.warnings += campaign.gathered.warnings
-        ours = [each for each in campaign.repeats if each[0]["kind"] == "measured"] + campaign.searches
+        ours: list[tuple[Repeat | Search | Score, Stored]] = [*campaign.searches, *campaign.scores]
+        ours = [each for each in campaign.repeats if each[0]["kind"] == "measured"] + ours
         made.campaigns += bool(ours)
         for row, found in ours:
             key = (row["kind"], row["cell"], row["machine"], str(row["device"]))
@@ -163,7 +164,7 @@ def _series(name: str, device: str, metric: Metric, ran: Ran) -> Series | None:
     return Series(name, of, metric, nights, statistics.median(spreads or [0.0]))
 
 
-def _why(rows: Sequence[Repeat | Search]) -> str:
+def _why(rows: Sequence[Repeat | Search | Score]) -> str:
     """`oom: CUDA out of memory; timeout: ...`, without duplicates."""
     reasons = (": ".join([row["status"], *row["reasons"][:1]]) for row in rows)
     return "; ".join(dict.fromkeys(reasons))

@@ -59,6 +59,8 @@ SPEED: tuple[Column, ...] = (
     _number("Nominal", "nominal_bits", "{:.0f}", "bits in the name of the type"),
     _number("BPW", "bpw", "{:.2f}", "bits per weight: bits of all tensors over the number of parameters"),
     _number("perplexity", "perplexity", "{:.2f}", "as measured or reported; lower is better"),
+    _number("KLD", "kld_mean", "{:.4f}", "mean KL divergence from the 16-bit weights, nats per token"),
+    _number("top-1", "top1", "{:.1%}", "tokens that it and the 16-bit weights rank first"),
     Column(
         "TTFT ms",
         "ttft_ms",

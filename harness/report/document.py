@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.dataset.study import Study
-from harness.report import agreement, answers, figures, marks, markup, summary, views
+from harness.report import agreement, answers, figures, marks, markup, quality, summary, views
 from harness.report.ranking import CRITERION
 from harness.report.views import View
 from harness.results.files import write_output
@@ -45,6 +45,9 @@ def page(study: Study) -> str:
         shortened=shortened,
         contents=contents,
         synthetic=SYNTHETIC if any(row.get("weights") == "synthetic" for row in study.cells) else None,
+        quality=quality.table(study.scores),
+        quality_meaning=quality.MEANING,
+        quality_notes=quality.notes(study.scores),
         agreement=agreement.table(study.checks),
         agreement_meaning=agreement.MEANING,
         agreement_notes=agreement.notes(study.checks),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.dataset.study import Row, Study, bounds, part, parts
-from harness.report import agreement, chapters, columns, figures, summary, tables
+from harness.report import agreement, chapters, columns, figures, quality, summary, tables
 from harness.report.drawing import Figure, plain
 from harness.report.ranking import CRITERION
 from harness.report.table import in_markdown
@@ -37,7 +37,7 @@ FIELDS = (
         "repeats_ok",
         "repeats",
     ),
-    *("machine", "device", "tokens", "n_ctx", "bpw", "perplexity", "ttft_ms"),
+    *("machine", "device", "tokens", "n_ctx", "bpw", "perplexity", "kld_mean", "top1", "ttft_ms"),
     *("W_tokens_per_ms", "W_ci95", "W_identifiable", "robust_W_tokens_per_ms", "W_theory_tokens_per_ms"),
     *(
         "W_ratio",
@@ -76,6 +76,8 @@ def markdown(study: Study) -> str:
         parts += [tables.of_columns(*each).markdown() for each in chapters.lines(chapter)]
         noted = [f"- {in_markdown(note)}" for notes in chapter.notes.values() for note in notes]
         parts += ["\n".join(noted)] if noted else []
+    if study.scores:
+        parts.append(quality.table(study.scores).markdown())
     if study.checks:
         parts.append(agreement.table(study.checks).markdown())
     parts += ["## Methods", *(in_markdown(each) for each in (*summary.meanings(study), CRITERION))]

@@ -26,6 +26,12 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("MBU", "bandwidth_share", "{:.0%}"),
     ("peak RSS MB", "peak_rss_bytes", "mb"),
 )
+# Where a text was scored.
+QUALITY: tuple[tuple[str, str, str], ...] = (
+    ("PPL", "perplexity", "{:.3f}"),
+    ("KLD", "kld_mean", "{:.5f}"),
+    ("top-1", "top1", "{:.1%}"),
+)
 
 
 def shown(row: Row, key: str, form: str) -> str:
@@ -74,9 +80,10 @@ def of_columns(
 
 def cells(rows: Sequence[Cell]) -> Table:
     """One named line per cell."""
-    lines = [[row["name"], state(row), *(shown(row, key, form) for _, key, form in COLUMNS)] for row in rows]
-    headings = ["cell", "status", *(heading for heading, _, _ in COLUMNS)]
-    return Table(headings, lines, [False, False, *[True] * len(COLUMNS)], not_ok(rows))
+    columns = COLUMNS + (QUALITY if any(row.get("kld_mean") is not None for row in rows) else ())
+    lines = [[row["name"], state(row), *(shown(row, key, form) for _, key, form in columns)] for row in rows]
+    headings = ["cell", "status", *(heading for heading, _, _ in columns)]
+    return Table(headings, lines, [False, False, *[True] * len(columns)], not_ok(rows))
 
 
 def searches(rows: Sequence[Search]) -> Table:

@@ -1,4 +1,5 @@
-"""Files shipped with the package, by name: configs, their schema, the published study, models' config.json.
+"""Files shipped with the package, by name: configs, their schema, the published study, models' config.json, a
+small model's weights, and a text to score.
 
 In a checkout `configs` and `published` are links to the top-level folders; an installed package has files.
 """
@@ -41,6 +42,23 @@ def model_names() -> tuple[str, ...]:
 
 def model(name: str) -> Path:
     return HERE / "models" / f"{name}.json"
+
+
+@cache
+def weights_names() -> tuple[str, ...]:
+    """The models whose weights are shipped."""
+    return tuple(sorted(path.parent.name for path in (HERE / "weights").glob("*/model.safetensors")))
+
+
+def weights(name: str) -> Path:
+    """The folder of a shipped checkpoint."""
+    return HERE / "weights" / name
+
+
+def text() -> Path:
+    """The text that quality is scored on by default: in the public domain, and held out from the training of
+    the shipped model."""
+    return HERE / "weights" / "held-out.txt"
 
 
 def results(given: str) -> Path:

@@ -21,6 +21,7 @@ from harness.analysis.records.verdicts import USABLE, other_kernels, other_optio
 from harness.analysis.rows import Check, Repeat
 from harness.results.kinds import Record
 from harness.results.kinds.checked import Depth
+from harness.results.kinds.parts import StackFacts
 from harness.system.wording import plural
 
 WINDOW = 25  # positions compared of the prompt and at each depth, as many as the usual prompt has
@@ -185,8 +186,8 @@ def verdict(record: Record) -> tuple[str, str | None]:
     if record["outcome"] != "ok":
         word = "unchecked" if check.get("unchecked") else "failed"
         return word, record.get("reason") or str(record["outcome"])
-    if mismatches := _mismatches(record):
-        return "unchecked", f"did not run as requested: {mismatches[0]}"
+    if found := mismatches(record, check.get("ran")):
+        return "unchecked", f"did not run as requested: {found[0]}"
     for depth in check["depths"]:
         if depth["not_finite"]:
             many = f"{depth['not_finite']} of {plural(depth['positions'], 'position')} up to n = {depth['n']}"
@@ -212,9 +213,8 @@ def _depths_wrong(record: Record) -> str | None:
     return f"{detail}, and its types explain {bound:.0%} at most: it is not the same model"
 
 
-def _mismatches(record: Record) -> list[str]:
-    """Kernels and options that differ from the requested ones, one sentence each."""
-    ran = record["check"].get("ran")
+def mismatches(record: Record, ran: StackFacts | None) -> list[str]:
+    """Kernels and options of a job of logits that differ from the requested ones, one sentence each."""
     return [*other_kernels(ran), *other_options(record["options"], ran)] if ran else []
 
 

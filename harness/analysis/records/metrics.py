@@ -18,8 +18,8 @@ Row = Mapping[str, object]
 class Metric:
     """One metric. `better`: lower or higher; `family`: threshold that applies; `worse`, `improved`: verdicts.
 
-    `value`: its value in a row of a repeat or a search; null: none. `error`: its relative standard error
-    within that repeat, from blocks of tokens; null: too few blocks.
+    `value`: its value in a row of a repeat, a search or a score; null: none. `error`: its relative standard
+    error within that repeat, from blocks of tokens; null: too few blocks.
     """
 
     name: str
@@ -94,6 +94,11 @@ def _longest(row: Row) -> float | None:
     return _positive(row, "verified_n_ctx") or _positive(row, "max_ctx")
 
 
+def _perplexity(row: Row) -> float | None:
+    """Of a score; the rows of repeats have it from there."""
+    return _positive(row, "perplexity") if row.get("kind") == "scored" else None
+
+
 def _rows(row: Row, key: str) -> list[Row]:
     """The rows in a list inside a row; empty without one."""
     value = row.get(key)
@@ -154,5 +159,6 @@ METRICS: tuple[Metric, ...] = (
         *("LARGER", "SMALLER"),
     ),
     Metric("max_ctx", "tokens", "higher", "context", _longest, _none, "SHORTER", "LONGER"),
+    Metric("perplexity", "", "lower", "quality", _perplexity, _none, "WORSE", "BETTER"),
 )
 FAMILIES = tuple(dict.fromkeys(metric.family for metric in METRICS))

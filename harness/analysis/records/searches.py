@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from harness.analysis.records import traffic
 from harness.analysis.records.identity import identity, weights
 from harness.analysis.records.verdicts import USABLE, status
-from harness.analysis.rows import Search
+from harness.analysis.rows import Identity, Search
 from harness.results.kinds import Record
 from harness.results.kinds.searched import Probe
+
+R = TypeVar("R", bound=Identity)
 
 
 def row(record: Record) -> Search:
@@ -55,9 +58,9 @@ def row(record: Record) -> Search:
     }
 
 
-def latest(rows: Sequence[Search]) -> list[Search]:
-    """The last search per content key, in order of first appearance."""
-    found: dict[str, Search] = {}
+def latest(rows: Sequence[R]) -> list[R]:
+    """The last row per content key, in order of first appearance."""
+    found: dict[str, R] = {}
     for each in sorted(rows, key=lambda row: str(row["started_utc"])):
         found[each["content_key"]] = each
     return [found[key] for key in dict.fromkeys(row["content_key"] for row in rows)]

@@ -178,6 +178,8 @@ class Preparation:
         Raises NotReady: the tokenizer returns too few ids, or two sources of the model tokenize differently.
         """
         count = int(cell.workload.prompt_tokens or 0)
+        if not count:
+            return [], "no prompt"
         if ready is None or ready.tokenizer is None:
             vocabulary = ready.vocab_size if ready else FAKE_VOCABULARY
             if not vocabulary:
@@ -194,26 +196,35 @@ class Preparation:
 
     def _tokenize(self, cell: Cell, ready: Ready, source: Path, count: int) -> list[int]:
         if (source, count) not in self._tokenized:
-            text = PROMPT_TEXT * (1 + count // 20)
-            try:
-                if source == ready.path:  # a GGUF: only llama.cpp can read its vocabulary
-                    job = self._producer.request(cell, "tokenize", source, workloads=[{"text": text}])
-                    ids = list(self._producer.run(cell, job)["ids"] or [])
-                else:
-                    ids = tokenizer.ids(source, text, count)
-            except WeightsError as failure:
-                raise NotReady("error", f"{ready.path}: cannot tokenize: {failure}") from failure
-            ids = ids[:count]
+            ids = self.ids_of(cell, ready, PROMPT_TEXT * (1 + count // 20), count)
             if len(ids) < count:
                 raise NotReady(
                     "error",
                     f"{source}: its tokenizer returns fewer than {plural(count, 'token')} for the prompt",
                 )
-            if ready.vocab_size is not None and max(ids) >= ready.vocab_size:
-                reason = f"its tokenizer returns id {max(ids)}, but the model has {ready.vocab_size}"
-                raise NotReady("error", f"{source}: {reason}")
             self._tokenized[source, count] = ids
         return self._tokenized[source, count]
+
+    def ids_of(self, cell: Cell, ready: Ready, text: str, count: int) -> list[int]:
+        """The first `count` ids of a text by the weights' own tokenizer, or all if they are fewer.
+
+        Raises NotReady: there is no tokenizer, it fails, or the model has no such ids.
+        """
+        source = ready.tokenizer
+        if source is None:
+            raise NotReady("refused", f"{ready.path}: has no tokenizer, so a text has no token ids")
+        try:
+            if source == ready.path:  # a GGUF: only llama.cpp can read its vocabulary
+                job = self._producer.request(cell, "tokenize", source, workloads=[{"text": text}])
+                ids = list(self._producer.run(cell, job)["ids"] or [])[:count]
+            else:
+                ids = tokenizer.ids(source, text, count)
+        except WeightsError as failure:
+            raise NotReady("error", f"{ready.path}: cannot tokenize: {failure}") from failure
+        if ready.vocab_size is not None and max(ids, default=0) >= ready.vocab_size:
+            reason = f"its tokenizer returns id {max(ids)}, but the model has {ready.vocab_size}"
+            raise NotReady("error", f"{source}: {reason}")
+        return ids
 
     def _given(self, cell: Cell) -> Ready | None:
         """Weights from a local path or the hub, in a format the stack loads; null for synthetic weights.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.analysis.records import agreement
 from harness.campaign import facts
@@ -29,6 +29,10 @@ from harness.stacks.interpreter import Interpreter
 from harness.system.cache import CacheError
 from harness.theory.ggml import element_bytes
 from harness.worker.memory_sampler import vram_reader
+
+_T = TypeVar("_T")
+Job = Callable[[Cell, Inputs, str, Path], _T]
+"""A job of the reference: its cell, the inputs, why this precision, and a folder for the log."""
 
 FREE_SHARE = 0.6  # of the free memory: the most that a float32 reference's weights may use
 
@@ -78,6 +82,7 @@ class Reference:
         self._preparation, self._inputs, self._seconds = preparation, inputs, seconds
         self._why: list[str] = []
         self._failure: NoLogits | None = None
+        self._logits: Logits | None = None
         self._cell = self._found(cells)
 
     @cached_property
@@ -100,56 +105,63 @@ class Reference:
 
     def logits(self) -> Logits:
         """Raises NoReference: there is none; NoLogits: it failed (it is not tried again)."""
+        if self._logits is None:
+            self._logits = self.run(self._computed)
+        return self._logits
+
+    def run(self, job: Job[_T]) -> _T:
+        """The result of a job of the reference, at the precision that fits.
+
+        Raises NoReference: there is none; NoLogits: it failed (it is not tried again).
+        """
         if self._cell is None:
             which = "unpacked" if self.unpacked else "16-bit"
             raise NoReference(f"no {which} weights to compare with ({'; '.join(self._why)})")
         if self._failure:
             raise self._failure
         try:
-            return self._logits
+            cell, why = self._sized(self._cell)
+            try:
+                return self._run(job, cell, why)
+            except NoLogits as failure:
+                if failure.outcome != "oom" or cell.variant.options.get("dtype") != "fp32":
+                    raise
+                return self._run(job, _in(cell, "bf16"), f"in float32 it did not fit: {failure}")
         except (NoLogits, NotReady, CacheError, OSError) as failure:
             outcome = failure.outcome if isinstance(failure, (NoLogits, NotReady)) else "error"
             reason = f"the reference, in {self._cell.variant.stack}, failed: {failure}"
             self._failure = NoLogits(outcome, reason)
             raise self._failure from failure
 
-    @cached_property
-    def _logits(self) -> Logits:
-        assert self._cell is not None  # checked by logits()
-        cell, why = self._sized(self._cell)
-        try:
-            return self._computed(cell, why)
-        except NoLogits as failure:
-            if failure.outcome != "oom" or cell.variant.options.get("dtype") != "fp32":
-                raise
-            return self._computed(_in(cell, "bf16"), f"in float32 it did not fit: {failure}")
-
-    def _computed(self, cell: Cell, why: str) -> Logits:
-        """Raises NoLogits, NotReady."""
-        preparation = self._preparation
-        preparation.say(f"reference of {cell.model.name}: {cell.variant.stack} {cell.variant.name}")
+    def _run(self, job: Job[_T], cell: Cell, why: str) -> _T:
+        self._preparation.say(f"reference of {cell.model.name}: {cell.variant.stack} {cell.variant.name}")
         inputs = self._inputs(cell)
         if isinstance(inputs, NotReady):
             raise inputs
-        self.ids = self.own[1] if self.own else preparation.prompt(lengthened(cell), inputs.weights)[0]
         with tempfile.TemporaryDirectory(prefix="harness-check-") as folder:
-            log = Path(folder)
-            found, job_facts = logits_of(
-                cell, inputs, self.ids, self.windows, self._seconds, log, self.folder
-            )
-        described = facts.of_inputs(cell, inputs, {"model": {"weights": {}}, "workload": {}})
-        self.description = {
+            return job(cell, inputs, why, Path(folder))
+
+    def _computed(self, cell: Cell, inputs: Inputs, why: str, log: Path) -> Logits:
+        """Raises NoLogits, NotReady."""
+        self.ids = self.own[1] if self.own else self._preparation.prompt(lengthened(cell), inputs.weights)[0]
+        found, job_facts = logits_of(cell, inputs, self.ids, self.windows, self._seconds, log, self.folder)
+        self.description = self.described(cell, inputs, why, job_facts)
+        return found
+
+    def described(self, cell: Cell, inputs: Inputs, why: str, job_facts: Draft) -> Draft:
+        """What a record says of a reference that has run."""
+        known = facts.of_inputs(cell, inputs, {"model": {"weights": {}}, "workload": {}})
+        return {
             "name": f"{cell.variant.stack} {cell.variant.name}" + (", unpacked" if self.unpacked else ""),
             "why": why,
             "stack": cell.variant.stack,
             "options": inputs.options,
-            "weights": described["model"]["weights"],
+            "weights": known["model"]["weights"],
             "unpacked": self.unpacked,
-            "environment": described["environment"],
+            "environment": known["environment"],
             "versions": job_facts.get("versions"),
             "seconds": job_facts.get("seconds"),
         }
-        return found
 
     def _found(self, cells: Sequence[Cell]) -> Cell | None:
         """The first candidate whose weights and interpreter are available."""

@@ -8,12 +8,13 @@ from typing import Any, cast
 
 from typing_extensions import TypedDict
 
-from harness.results.kinds import checked, measured
+from harness.results.kinds import checked, measured, scored
 from harness.results.kinds.checked import Checked, OnlyChecked
 from harness.results.kinds.common import Common, Own
 from harness.results.kinds.measured import EndFacts, Measured, Memory, OnlyMeasured
 from harness.results.kinds.parts import StackFacts
 from harness.results.kinds.reported import OnlyReported, Published
+from harness.results.kinds.scored import OnlyScored, Scored
 from harness.results.kinds.searched import OnlySearched, Searched
 from harness.results.kinds.values import Count, Positive, Time, clause
 
@@ -22,10 +23,11 @@ KINDS: dict[str, Any] = {
     "reported": Published,
     "checked": Checked,
     "searched": Searched,
+    "scored": Scored,
 }
 
 
-class Record(Common, Own, OnlyMeasured, OnlyReported, OnlyChecked, OnlySearched):
+class Record(Common, Own, OnlyMeasured, OnlyReported, OnlyChecked, OnlySearched, OnlyScored):
     """A record of any kind, as its readers see it: `kind` tells which keys it has."""
 
 
@@ -66,4 +68,6 @@ def wrong_with(record: Mapping[str, object]) -> str | None:
         return wrong
     if kind == "checked":
         return checked.error(cast(Checked, record))
+    if kind == "scored":
+        return scored.error(cast(Scored, record))
     return measured.error(cast(Measured, record)) if kind == "measured" else None

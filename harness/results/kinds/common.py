@@ -23,7 +23,7 @@ class Common(TypedDict):
     schema: NotRequired[Positive]
     """1"""
     kind: Text
-    """`measured`, `checked`, `searched` or `reported`"""
+    """`measured`, `checked`, `searched`, `scored` or `reported`"""
     cell: Text
     """the cell's id"""
     repeat: Positive

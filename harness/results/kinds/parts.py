@@ -196,7 +196,7 @@ class Model(TypedDict):
 @with_config(DESCRIBED)
 class Workload(TypedDict):
     kind: Text
-    """`decode`, `grow`, `max_ctx`, `prefill`, `depth` or `turns`"""
+    """`decode`, `grow`, `max_ctx`, `prefill`, `depth`, `turns` or `quality`"""
     prompt_tokens: Count
     new_tokens: Count
     prompt: NotRequired[list[Count]]

@@ -9,12 +9,15 @@ from harness.results.kinds import KINDS
 from harness.results.kinds.checked import Checked
 from harness.results.kinds.measured import Measured
 from harness.results.kinds.reported import Published
+from harness.results.kinds.scored import Scored
 from harness.results.kinds.searched import Searched
 
 
 def json_schema() -> dict[str, Any]:
-    """One schema for the four kinds, told apart by `kind`; each key with its description."""
-    every: Any = Annotated[Measured | Checked | Searched | Published, Field(title="A record of harness")]
+    """One schema for the five kinds, told apart by `kind`; each key with its description."""
+    every: Any = Annotated[
+        Measured | Checked | Searched | Scored | Published, Field(title="A record of harness")
+    ]
     schema = TypeAdapter(every).json_schema()
     parts = schema["$defs"]
     for name, kind in KINDS.items():

@@ -1,0 +1,97 @@
+"""`kind: scored`: the quality of one variant on a text, teacher-forced."""
+
+from typing import Any
+
+from pydantic import with_config
+from typing_extensions import NotRequired, TypedDict
+
+from harness.results.kinds.checked import Reference
+from harness.results.kinds.common import Common, Own
+from harness.results.kinds.parts import DESCRIBED, StackFacts
+from harness.results.kinds.values import Count, From0, Number, Positive, Text
+
+
+@with_config(DESCRIBED)
+class Figure(TypedDict):
+    value: Number
+    low: Number | None
+    """of its 95% interval, by bootstrap of the windows; null for a maximum, and of a single window"""
+    high: Number | None
+    standard_error: NotRequired[From0 | None]
+    """from the spread of the windows; missing for percentiles"""
+
+
+@with_config(DESCRIBED)
+class ScoredText(TypedDict):
+    file: Text
+    sha256: Text
+    license: NotRequired[Text | None]
+    """of the text that is shipped"""
+    tokens: Positive
+    """of the whole text"""
+    ids_sha256: Text
+    """of the ids of the windows, as 64-bit integers, little-endian"""
+
+
+@with_config(DESCRIBED)
+class WindowMeans(TypedDict):
+    """One value a window."""
+
+    nll: list[Number]
+    """nats per token"""
+    reference_nll: NotRequired[list[Number]]
+    kld: NotRequired[list[Number]]
+    top1: NotRequired[list[Number]]
+
+
+@with_config(DESCRIBED)
+class NotFinite(TypedDict):
+    """The first position whose logits are NaN or infinite, counted from 1."""
+
+    window: Positive
+    position: Positive
+
+
+@with_config(DESCRIBED)
+class Quality(TypedDict):
+    asked: Any
+    """text, windows and reference: a score with the same `asked` and `content_key` is not repeated"""
+    text: NotRequired[ScoredText]
+    windows: NotRequired[Count]
+    n_ctx: NotRequired[Positive]
+    """tokens of a window; those after its first half are scored"""
+    scored: NotRequired[Count]
+    """positions"""
+    vocabulary: NotRequired[Positive]
+    reference: NotRequired[Reference]
+    loss_nats: NotRequired[From0]
+    """by which the mean KLD may be off, because the reference is kept in 16 bits a logit"""
+    figures: NotRequired[dict[str, Figure]]
+    """`ppl`, `ln_ppl_ratio`, `kld_mean`, `kld_median`, `kld_p90`, `kld_p99`, `kld_p99_9`, `kld_max` (nats),
+    `top1`, `top5`, `rms_dp` (shares)"""
+    means: NotRequired[WindowMeans]
+    not_finite: NotRequired[NotFinite]
+    ran: NotRequired[StackFacts | None]
+    """facts of the job: kernels, options"""
+    versions: NotRequired[Any]
+    seconds: NotRequired[Any]
+
+
+@with_config(DESCRIBED)
+class OnlyScored(TypedDict):
+    """Keys that no other kind has."""
+
+    quality: Quality
+
+
+@with_config(DESCRIBED)
+class Scored(Common, Own, OnlyScored):
+    """A score. It has no series, and the keys of a measured record up to `conditions`."""
+
+
+def error(record: Scored) -> str | None:
+    """What a score that came to its end lacks, as a clause: figures, or the position that has none."""
+    quality = record["quality"]
+    if record["outcome"] == "ok" and "not_finite" not in quality and not quality.get("figures"):
+        return "quality.figures must be there where the outcome is ok"
+    return None

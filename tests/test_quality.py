@@ -1,0 +1,201 @@
+"""`harness quality` on the shipped model and real stacks: figures, what is kept, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness import config as configs
+from harness import plan, results, shipped
+from harness.campaign.quality import texts
+from harness.campaign.quality.texts import TextError
+from harness.config import Quality
+from harness.config.mistakes import ConfigError
+from harness.models import tokenizer
+
+MODEL = "austen-4m"
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def of(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a config: `of({"weights": "austen-4m"}, {"stack": "hf"}, chunks=2)`."""
+
+    def write(model: dict, *variants: dict, **workload: object) -> Path:
+        protocol = {"threads": 1, "measure_bandwidth": False, "timeout_s": 900}
+        quality = {"kind": "quality", "n_ctx": 64, "chunks": 4} | workload
+        path = tmp_path / "quality.yaml"
+        path.write_text(
+            json.dumps(
+                {"protocol": protocol, "models": [model], "variants": list(variants), "workloads": [quality]}
+            )
+        )
+        return path
+
+    return write
+
+
+def by_variant(ran) -> dict[str, dict]:
+    return {row["variant"]: row for row in ran.json}
+
+
+def test_the_shipped_model_and_text_are_those_of_its_readme():
+    folder = shipped.weights(MODEL)
+    readme = (folder / "README.md").read_text()
+    files = [path for path in sorted(folder.iterdir()) if path.name != "README.md"]
+    for path in (*files, shipped.text()):
+        size, digest = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
+        assert f"| {path.name} | {size:,} | `{digest}` |" in readme
+    assert (folder / "model.safetensors").stat().st_size < 12e6
+
+
+def test_the_shipped_text_has_windows_enough_for_the_default_workload():
+    ids = tokenizer.ids(shipped.weights(MODEL) / "tokenizer.json", shipped.text().read_text(), 1 << 62)
+    assert len(ids) >= Quality().n_ctx * Quality().chunks
+
+
+def test_a_shipped_model_is_named_in_a_config(of):
+    experiment = configs.load(of({"weights": MODEL}, {"stack": "hf"}))
+    assert experiment.models[0].name == MODEL
+    assert experiment.models[0].weights.path == str(shipped.weights(MODEL))
+    assert [cell.scores for cell in plan.cells(experiment)] == [True]
+
+
+def test_a_misspelt_shipped_model_is_a_mistake(of):
+    with pytest.raises(ConfigError, match=r"unknown weights \"austin-4m\"; did you mean austen-4m"):
+        configs.load(of({"weights": "austin-4m"}, {"stack": "hf"}))
+
+
+def test_a_text_is_looked_for_beside_the_config(of, tmp_path):
+    (tmp_path / "mine.txt").write_text("Words.\n")
+    experiment = configs.load(of({"weights": MODEL}, {"stack": "hf"}, text="mine.txt"))
+    workload = experiment.workloads[0]
+    assert isinstance(workload, Quality)
+    assert texts.read(workload).content == "Words.\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        (None, "no such file"),
+        (b"", "is empty"),
+        (b"GGUF\0\0\0", "is binary"),
+        ("Caf\xe9".encode("latin-1"), "byte 3 is not UTF-8; convert the text to UTF-8"),
+        ("Wort".encode("utf-16"), "is binary"),
+    ],
+    ids=["missing", "empty", "binary", "latin-1", "utf-16"],
+)
+def test_a_text_that_cannot_be_read_is_one_sentence(content, wrong, tmp_path):
+    path = tmp_path / "text"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(TextError, match=re.escape(f"{path}: {wrong}")):
+        texts.read(Quality(text=str(path)))
+
+
+def test_nothing_is_started_without_the_text(harness, of, tmp_path):
+    ran = harness("quality", of({"weights": MODEL}, {"stack": "fake"}, text="none.txt"))
+    assert ran.code == 2
+    assert ran.err == f"harness: {tmp_path / 'none.txt'}: no such file or directory\n"
+    assert (
+        not list(results.records(tmp_path / "results", pytest.fail))
+        if (tmp_path / "results").exists()
+        else True
+    )
+
+
+def test_a_stack_without_weights_has_no_quality(harness, of, fake_interpreter):
+    ran = harness("quality", of({"weights": MODEL}, {"stack": "fake"}), "--json")
+    assert ran.code == 1
+    assert [(row["status"], row["reasons"]) for row in ran.json] == [
+        ("unavailable", ["its stack loads no weights: there is no text model to score"])
+    ]
+
+
+def test_random_weights_are_refused_with_a_sentence(harness, of, llamacpp_interpreter):
+    ran = harness("quality", of({"shape": "tiny-qwen2"}, {"stack": "llamacpp", "quant": "q8_0"}), "--json")
+    assert ran.code == 1
+    assert [row["status"] for row in ran.json] == ["refused"]
+    assert ran.json[0]["reasons"][0].startswith("random weights: their agreement says nothing of any text")
+
+
+def test_a_text_that_is_too_short_says_how_much_fits(harness, of, tmp_path, hf_interpreter):
+    (tmp_path / "short.txt").write_text(shipped.text().read_text()[:1000])
+    ran = harness("quality", of({"weights": MODEL}, {"stack": "hf"}, text="short.txt", chunks=20), "--json")
+    assert ran.code == 1
+    (row,) = ran.json
+    assert row["status"] == "refused"
+    assert re.search(
+        r"has \d+ tokens, and 20 windows of 64 tokens need 1,280; chunks: \d would fit", row["reasons"][0]
+    )
+
+
+def test_types_are_scored_against_the_checkpoint_in_order_and_kept(
+    harness, of, tmp_path, hf_interpreter, llamacpp_interpreter
+):
+    path = of(
+        {"weights": MODEL},
+        {"stack": "llamacpp", "quant": ["f16", "q8_0", "q2_k"]},
+        {"stack": "hf", "dtype": "bf16"},
+        n_ctx=128,
+        chunks=6,
+    )
+    ran = harness("quality", path, "--json")
+    assert ran.code == 0, ran.out + ran.err
+    found = by_variant(ran)
+    assert {row["reference"] for row in found.values()} == {"hf fp32"}
+    kld = {name: row["figures"]["kld_mean"]["value"] for name, row in found.items()}
+    assert kld["f16"] < kld["q8_0"] < kld["q2_k"]
+    assert found["q2_k"]["figures"]["top1"]["value"] < found["q8_0"]["figures"]["top1"]["value"] <= 1
+    assert all(row["loss_nats"] < 1e-4 for row in found.values())
+    f16 = found["f16"]
+    assert f16["scored"] == 6 * 63
+    assert abs(f16["figures"]["ln_ppl_ratio"]["value"]) < 0.001
+    again = harness("quality", path, "--json")
+    assert again.json == ran.json
+    table = harness("quality", path).out
+    assert "PPL" in table
+    assert "scored 378 tokens of" in table
+    assert len(list(results.records(tmp_path / "results", pytest.fail))) == 4
+
+
+def test_a_model_whose_logits_overflow_is_invalid_with_the_position(harness, of, tmp_path, hf_interpreter):
+    folder = tmp_path / "broken"
+    shutil.copytree(shipped.weights(MODEL), folder)
+    raw = (folder / "model.safetensors").read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    first, end = header["model.norm.weight"]["data_offsets"]
+    at = 8 + length
+    largest = np.full((end - first) // 2, 0x7F7F, "<u2").tobytes()  # of bfloat16: products overflow
+    (folder / "model.safetensors").write_bytes(raw[: at + first] + largest + raw[at + end :])
+    model = {"name": "broken", "weights": {"hf": str(shipped.weights(MODEL)), "gguf": str(folder)}}
+    ran = harness("quality", of(model, {"stack": "llamacpp", "quant": "f32"}), "--json")
+    assert ran.code == 1
+    (row,) = ran.json
+    assert (row["status"], row["reasons"]) == (
+        "invalid",
+        ["NaN or infinite logits at position 33 of window 1"],
+    )
+    assert row["figures"] == {}
+
+
+def test_a_model_with_another_tokenizer_than_its_reference_is_refused(harness, of, tmp_path, hf_interpreter):
+    folder = tmp_path / "other"
+    shutil.copytree(shipped.weights(MODEL), folder)
+    made = json.loads((folder / "tokenizer.json").read_text())
+    made["model"]["merges"] = made["model"]["merges"][: len(made["model"]["merges"]) // 2]
+    (folder / "tokenizer.json").write_text(json.dumps(made))
+    model = {"name": "other", "weights": {"hf": str(shipped.weights(MODEL)), "gguf": str(folder)}}
+    ran = harness("quality", of(model, {"stack": "llamacpp", "quant": "f32"}), "--json")
+    assert ran.code == 1
+    (row,) = ran.json
+    assert row["status"] == "refused"
+    assert "a KL divergence needs the same tokens" in row["reasons"][0]

@@ -1,0 +1,125 @@
+"""Records of scores: what is read of them, where it is shown, and how two are compared."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden_record import record as measured
+
+from harness import results
+from harness.analysis.records import quality
+from harness.dataset.gather import Gathered
+from harness.history import nights
+from harness.report import quality as report
+from harness.report import tables
+from harness.results import Stored
+from harness.results.kinds import wrong_with
+
+GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "scored" / "record.json").read_text())
+
+
+def scored(**changes: object) -> dict[str, Any]:
+    """The golden score with keys of its `quality` changed; null removes one."""
+    found = copy.deepcopy(GOLDEN)
+    found["quality"] |= changes
+    found["quality"] = {key: value for key, value in found["quality"].items() if value is not None}
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[..., Path]:
+    """A results folder with one score whose log-likelihood is worse by `nll` nats per token."""
+
+    def made(name: str, nll: float = 0.0, **changes: Any) -> Path:
+        found = scored(**changes)
+        means = found["quality"]["means"]
+        means["nll"] = [each + nll * (1 + 0.1 * (number % 3)) for number, each in enumerate(means["nll"])]
+        found["campaign"]["id"] = found["started_utc"] = f"2026-11-0{len(name)}T00:00:00+00:00"
+        path = tmp_path / name / "machine" / "model" / "cell" / "20261101T000000.000000Z"
+        path.mkdir(parents=True)
+        (path / "record.json").write_text(json.dumps(found))
+        return tmp_path / name
+
+    return made
+
+
+def test_the_golden_score_is_a_record_and_has_its_figures():
+    assert wrong_with(GOLDEN) is None
+    row = quality.row(GOLDEN)
+    assert row["status"] == "ok"
+    assert row["perplexity"] == row["figures"]["ppl"]["value"]
+    assert row["figures"]["kld_mean"]["low"] < row["kld_mean"] < row["figures"]["kld_mean"]["high"]
+
+
+def test_a_score_without_figures_is_no_record():
+    assert wrong_with(scored(figures=None)) == "quality.figures must be there where the outcome is ok"
+
+
+def test_a_score_of_logits_that_are_no_numbers_is_invalid_with_the_position():
+    row = quality.row(scored(figures=None, not_finite={"window": 2, "position": 300}))
+    assert (row["status"], row["reasons"]) == (
+        "invalid",
+        ["NaN or infinite logits at position 300 of window 2"],
+    )
+    assert row["figures"] == {}
+
+
+def test_a_score_of_another_kernel_than_requested_is_invalid():
+    ran = GOLDEN["quality"]["ran"] | {"options": {"flash_attn": True}}
+    row = quality.row(scored(ran=ran))
+    assert row["status"] == "invalid"
+    assert "flash_attn" in row["reasons"][0]
+
+
+def test_the_speed_of_a_variant_has_the_quality_of_the_same_variant():
+    speed = measured()
+    score = scored() | {key: speed[key] for key in ("stack", "variant", "device", "machine", "model")}
+    gathered = Gathered([Stored(Path("a"), speed), Stored(Path("b"), score)])
+    (row,) = gathered.repeats
+    assert row["perplexity"] == GOLDEN["quality"]["figures"]["ppl"]["value"]
+    assert row["kld_mean"] == GOLDEN["quality"]["figures"]["kld_mean"]["value"]
+    assert tables.cells(gathered.cells).headings[-3:] == ["PPL", "KLD", "top-1"]
+    other = Gathered([Stored(Path("a"), speed), Stored(Path("b"), score | {"variant": "another"})])
+    assert other.repeats[0]["perplexity"] is None
+    assert "PPL" not in tables.cells(other.cells).headings
+
+
+def test_the_table_of_scores_says_what_was_scored_and_what_is_wrong():
+    gathered = Gathered([Stored(Path("a"), GOLDEN)])
+    assert len(report.table(gathered.scores).lines) == 1
+    assert report.notes(gathered.scores)[0].startswith("scored ")
+
+
+def test_a_worse_perplexity_fails_a_comparison_and_one_score_a_side_is_enough(harness, folder):
+    ran = harness(
+        "compare", folder("a"), folder("bb", nll=0.02), "--fail-on", "quality:0.5%", "--format", "json"
+    )
+    assert ran.code == 3, ran.err
+    (row,) = ran.json
+    assert (row["metric"], row["verdict"]) == ("perplexity", "WORSE")
+    assert row["change_ci90"][0] < row["change"] < row["change_ci90"][1]
+    assert row["change"] == pytest.approx(0.022, abs=0.003)
+
+
+def test_the_same_scores_are_the_same(harness, folder):
+    ran = harness("compare", folder("a"), folder("bb"), "--format", "json")
+    assert ran.code == 0, ran.err
+    assert [row["verdict"] for row in ran.json] == ["SAME"]
+
+
+def test_scores_of_other_text_are_not_compared(harness, folder):
+    text = GOLDEN["quality"]["text"] | {"ids_sha256": "0" * 64}
+    ran = harness("compare", folder("a"), folder("bb", text=text), "--format", "json")
+    assert ran.code == 2
+    assert ran.json[0]["verdict"] == "INVALID"
+    assert "other text, tokens or windows" in ran.json[0]["reason"]
+
+
+def test_a_history_has_the_quality_of_each_campaign(folder):
+    found = nights.history(results.records(folder("a"), pytest.fail))
+    assert [(each.metric.name, len(each.nights)) for each in found.series] == [("perplexity", 1)]

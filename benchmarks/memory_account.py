@@ -22,7 +22,7 @@ from gguf_holes import header_of
 from test_checkpoint import write
 
 from harness import shipped
-from harness.config.known import config_of
+from harness.known import config_of
 from harness.stacks import build
 from harness.stacks.header import stacks
 from harness.stacks.interpreter import Interpreter

@@ -18,7 +18,7 @@ from pathlib import Path
 import gguf
 import numpy
 
-from harness.config.known import config_of
+from harness.known import config_of
 from harness.models import gguf_metadata
 from harness.theory import decoder
 from harness.theory.architectures import decoder_of

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import cli, shipped
-from harness.config.known import Known
+from harness.known import Known
 from harness.published import TABLES, llama_arithmetic, rtx4090_qwen15
 from harness.results.kinds import schema
 from harness.theory import decoder, demand, floors, gguf_types, passes

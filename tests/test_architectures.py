@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import shipped
-from harness.config.known import config_of
+from harness.known import config_of
 from harness.stacks.interpreter import Interpreter
 from harness.theory import decoder, demand, floors, passes, shapes
 from harness.theory.architectures import KINDS, decoder_of

@@ -18,7 +18,7 @@ from gguf_holes import KINDS, write_hole
 from test_gguf_types import NUMBERS, ROOT, types
 
 from harness import shipped
-from harness.config.known import config_of
+from harness.known import config_of
 from harness.models import gguf_decoder, gguf_header
 from harness.stacks.interpreter import Interpreter
 from harness.theory import decoder

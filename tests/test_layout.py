@@ -14,7 +14,7 @@ from tiny_models import KINDS
 from harness import plan
 from harness.analysis.records import routing
 from harness.config import load
-from harness.config.known import Described, config_of
+from harness.known import Described, config_of
 from harness.models import layout, synthetic, weights
 from harness.theory import decoder
 from harness.theory.architectures import decoder_of

@@ -21,7 +21,7 @@ from test_same_model import (
 )
 from tiny_models import KINDS, MIXTURES
 
-from harness.config.known import config_of
+from harness.known import config_of
 from harness.models import gguf_header, layout
 from harness.theory.architectures import decoder_of
 from harness.theory.gguf_types import model_bytes, quantized

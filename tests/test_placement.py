@@ -16,7 +16,7 @@ from golden_record import record
 from test_limits import planned
 
 from harness.analysis.records.verdicts import status
-from harness.config.known import Known
+from harness.known import Known
 from harness.report import tuned
 from harness.stacks.header import stacks
 from harness.stacks.interpreter import Interpreter

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.config.known import Known
+from harness.known import Known
 from harness.theory import decoder
 from harness.theory.gguf_types import ALL_QUANTS, quantized
 

@@ -10,8 +10,8 @@ import pytest
 
 from harness.cli.recommend.inputs import Given
 from harness.config import Model, load
-from harness.config.known import Known
 from harness.dataset.study import Study
+from harness.known import Known
 from harness.predict.speed import Predictor
 from harness.recommend import commands, outcomes, quality, type_rates
 from harness.recommend.candidates import Candidate, Subject, candidates, place_of

@@ -13,8 +13,8 @@ from harness.cli.inputs import add_json
 from harness.cli.names import unknown
 from harness.cli.progress import Progress
 from harness.config import Decode, Model, Variant, Weights
-from harness.config.known import Described, NoModel, described
 from harness.config.rows import safe_name
+from harness.known import Described, NoModel, described
 from harness.models.weights import SOURCE_QUANT, Ready
 from harness.plan import Cell
 from harness.stacks import build

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from harness.config.frozen import Frozen, Tokens
-from harness.config.known import Described
 from harness.config.sizes import SIZE, size_bytes
 from harness.config.workloads import Decode, Workload
+from harness.known import Described
 from harness.theory.decoder import Decoder
 from harness.theory.shapes import Shape
 

@@ -16,9 +16,9 @@ from harness.config.forms import (
     PathWeights,
     SyntheticWeights,
 )
-from harness.config.known import Described, NoModel, described
 from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
 from harness.config.workloads import KINDS, Quality, Workload
+from harness.known import Described, NoModel, described
 from harness.theory import names
 from harness.theory.names import NotUnderstood
 from harness.theory.shapes import Shape

@@ -29,7 +29,7 @@ from harness.stacks.guard import end_with
 CACHES = 32
 FEWEST_CACHES = 16  # with 12 a kernel measured 69 GB/s where memory gives 53
 SMALLEST_BYTES = 1 << 30
-SHARE_OF_FREE = 4  # use a quarter of the free memory
+SHARE_OF_FREE = 4  # use a quarter of the free memory, or a half where less says nothing of memory
 MOST_BYTES_A_THREAD = 2 << 30  # a container may see all caches of a machine but have few of its CPUs
 # A round of 1 GiB takes 50 to 100 ms on a PC, a second on the slowest machines; first touch in a virtual
 # machine takes another second if the host has to allocate the memory.
@@ -59,8 +59,10 @@ def measure(threads: int) -> ReadRate:
         raise ValueError(f"threads must be at least 1, not {threads}")
     begun = time.monotonic()
     cache, most = last_level_cache_bytes() or 0, threads * MOST_BYTES_A_THREAD
-    working_set = min(max(SMALLEST_BYTES, CACHES * cache), free_memory_bytes() // SHARE_OF_FREE, most)
-    if working_set < min(FEWEST_CACHES * cache, most):
+    least, free = min(FEWEST_CACHES * cache, most), free_memory_bytes()
+    usable_bytes = max(free // SHARE_OF_FREE, min(least, free // 2))
+    working_set = min(max(SMALLEST_BYTES, CACHES * cache), usable_bytes, most)
+    if working_set < least:
         usable = f"only {working_set / 1e6:.0f} MB may be used"
         raise MemoryError(f"{usable}, too little to measure memory behind {cache / 1e6:.0f} MB of cache")
     readers = Readers(threads, max(1 << 20, working_set // threads) // 128 * 128)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from harness.config.known import Described
+from harness.known import Described
 from harness.models import layout
 from harness.models.layout import Layout, NoLayout
 from harness.models.weights import WeightsUnavailable, digest

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.config.known import Described
+from harness.known import Described
 from harness.models import checkpoint, gguf_shape, packed, synthetic, weights
 from harness.models.checkpoint import CONFIG
 from harness.models.layout import Layout

@@ -15,9 +15,9 @@ from harness.cli.machine import this_cpu
 from harness.cli.theory import names as typed
 from harness.config import Model
 from harness.config.forms import InlineShape
-from harness.config.known import Known as KnownModels
 from harness.config.rows import safe_name
 from harness.dataset.gather import Gathered
+from harness.known import Known as KnownModels
 from harness.models import weights
 from harness.models.checkpoint import CheckpointError, read
 from harness.models.weights import FULL_TYPES, WeightsError

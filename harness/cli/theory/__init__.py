@@ -16,7 +16,7 @@ from harness.cli.exits import OK, Mistake
 from harness.cli.names import unknown
 from harness.cli.theory import choices, options, reached
 from harness.cli.theory import names as typed
-from harness.config.known import Known
+from harness.known import Known
 from harness.system.printing import printable
 from harness.system.wording import csv_cell
 from harness.theory import decoder, gguf_types

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from harness.cli.exits import OK, Mistake
 from harness.cli.theory import names as typed
-from harness.config.known import Known
+from harness.known import Known
 from harness.theory.choices import Choice, choices
 from harness.theory.decoder import Decoder
 from harness.theory.shapes import Shape

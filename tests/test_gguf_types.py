@@ -59,7 +59,8 @@ types = {}
 for name, shape in shapes.items():
     write_header(target, name, shape, "f16")
     for quant in quants:
-        for as_published in (False, True)[: 1 + (name.startswith("qwen1.5") and quant in FTYPES)]:
+        published = name.startswith("qwen1.5") and quant in FTYPES and quant != "mxfp4_moe"
+        for as_published in (False, True)[: 1 + published]:
             known = quant if quant in FTYPES else "q2_k"
             params, said = quantize_params(target, known, 1, as_published), []
             params.ftype = quants[quant]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
-from harness import campaign, config, plan
+from harness import config
 from harness.analysis.records.verdicts import USABLE
-from harness.cli import searches_table
+from harness.cli import only, searches_table
 from harness.cli.exits import NOT_OK, OK
-from harness.cli.inputs import WAIT, add_cells, add_json, chosen
-from harness.cli.progress import Progress
-from harness.config import Experiment, MaxCtx
+from harness.cli.inputs import WAIT, add_cells, add_json
+from harness.config import MaxCtx
 from harness.dataset.gather import Gathered
 
 
@@ -33,20 +31,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, then print the table or one array."""
-    experiment = _searching(config.load(arguments.config, arguments.set), arguments.no_fill)
-    cells = chosen(plan.cells(experiment), arguments)
-    root = (arguments.out or Path("results")).absolute()
-    request = campaign.RunOptions(
-        root,
-        arguments.config,
-        arguments.command_line,
-        arguments.fresh,
-        arguments.retry_failed,
-        arguments.wait,
-    )
-    progress = Progress()
-    stored = campaign.run(experiment, cells, request, progress)
-    progress.clear()
+    experiment = config.load(arguments.config, arguments.set)
+    # Without a workload of this kind, a search of all variants.
+    given = [each for each in experiment.workloads if isinstance(each, MaxCtx)] or [MaxCtx()]
+    if arguments.no_fill:
+        given = list(dict.fromkeys(each.model_copy(update={"fill": False}) for each in given))
+    stored, root = only.run(experiment, given, arguments)
     searches = Gathered(stored).searches
     if arguments.json:
         print(json.dumps(searches, indent=1, allow_nan=False))
@@ -54,12 +44,3 @@ def run(arguments: argparse.Namespace) -> int:
         searches_table.show(searches)
         print(f"records: {root}")
     return OK if all(row["status"] in USABLE for row in searches) else NOT_OK
-
-
-def _searching(experiment: Experiment, no_fill: bool) -> Experiment:
-    """The experiment with only its searches; without any, a search of all its variants."""
-    given = [each for each in experiment.workloads if isinstance(each, MaxCtx)] or [MaxCtx()]
-    if no_fill:
-        given = list(dict.fromkeys(each.model_copy(update={"fill": False}) for each in given))
-    protocol = experiment.protocol.model_copy(update={"check_weights": False})
-    return experiment.model_copy(update={"workloads": tuple(given), "protocol": protocol})

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
-from harness import campaign, config, plan
+from harness import config
+from harness.cli import only
 from harness.cli.exits import NOT_OK, OK
-from harness.cli.inputs import WAIT, add_cells, add_json, chosen
-from harness.cli.progress import Progress
-from harness.config import Experiment, Quality
+from harness.cli.inputs import WAIT, add_cells, add_json
+from harness.config import Quality
 from harness.dataset.gather import Gathered
 from harness.report import quality
 
@@ -29,20 +28,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Score, then print the table or one array. Not ok when a score is."""
-    experiment = _scoring(config.load(arguments.config, arguments.set))
-    cells = chosen(plan.cells(experiment), arguments)
-    root = (arguments.out or Path("results")).absolute()
-    request = campaign.RunOptions(
-        root,
-        arguments.config,
-        arguments.command_line,
-        arguments.fresh,
-        arguments.retry_failed,
-        arguments.wait,
-    )
-    progress = Progress()
-    stored = campaign.run(experiment, cells, request, progress)
-    progress.clear()
+    experiment = config.load(arguments.config, arguments.set)
+    # Without a workload of this kind, the shipped text with all variants.
+    given = [each for each in experiment.workloads if isinstance(each, Quality)] or [Quality()]
+    stored, root = only.run(experiment, given, arguments)
     scores = Gathered(stored).scores
     if arguments.json:
         print(json.dumps(scores, indent=1, allow_nan=False))
@@ -50,10 +39,3 @@ def run(arguments: argparse.Namespace) -> int:
         quality.show(scores)
         print(f"records: {root}")
     return OK if all(row["status"] == "ok" for row in scores) else NOT_OK
-
-
-def _scoring(experiment: Experiment) -> Experiment:
-    """The experiment with only its scores; without any, the shipped text with all its variants."""
-    given = [each for each in experiment.workloads if isinstance(each, Quality)] or [Quality()]
-    protocol = experiment.protocol.model_copy(update={"check_weights": False})
-    return experiment.model_copy(update={"workloads": tuple(given), "protocol": protocol})

@@ -1,0 +1,34 @@
+"""A campaign of the workloads of one kind alone, for `harness max-ctx` and `harness quality`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness import campaign, plan
+from harness.cli.inputs import chosen
+from harness.cli.progress import Progress
+from harness.config import Experiment, Workload
+from harness.results import Stored
+
+
+def run(
+    experiment: Experiment, workloads: Sequence[Workload], arguments: argparse.Namespace
+) -> tuple[list[Stored], Path]:
+    """Run these workloads with all variants. Returns the records, and their results folder."""
+    protocol = experiment.protocol.model_copy(update={"check_weights": False})
+    alone = experiment.model_copy(update={"workloads": tuple(workloads), "protocol": protocol})
+    root = (arguments.out or Path("results")).absolute()
+    request = campaign.RunOptions(
+        root,
+        arguments.config,
+        arguments.command_line,
+        arguments.fresh,
+        arguments.retry_failed,
+        arguments.wait,
+    )
+    progress = Progress()
+    stored = campaign.run(alone, chosen(plan.cells(alone), arguments), request, progress)
+    progress.clear()
+    return stored, root

@@ -113,7 +113,7 @@ def test_every_kind_of_kernel_reads_by_one_thread_or_more(cache):
         assert probe["threads"] == threads
         names = " ".join(probe["kernels"])
         assert all(kind in names for kind in ("dot", "max", "one stream", "two streams"))
-        assert 0 < probe["working_set_bytes"] <= psutil.virtual_memory().total / 4
+        assert 0 < probe["working_set_bytes"] <= psutil.virtual_memory().total / 2
 
 
 def test_a_probe_that_fails_is_a_sentence(cache):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import signal
 import sys
 import threading
@@ -30,7 +31,7 @@ CACHES = 32
 FEWEST_CACHES = 16  # with 12 a kernel measured 69 GB/s where memory gives 53
 SMALLEST_BYTES = 1 << 30
 SHARE_OF_FREE = 4  # use a quarter of the free memory, or a half where less says nothing of memory
-MOST_BYTES_A_THREAD = 2 << 30  # a container may see all caches of a machine but have few of its CPUs
+MOST_BYTES_A_CPU = 2 << 30  # a container may see all caches of a machine but have few of its CPUs
 # A round of 1 GiB takes 50 to 100 ms on a PC, a second on the slowest machines; first touch in a virtual
 # machine takes another second if the host has to allocate the memory.
 BUDGET_S = 0.9
@@ -58,7 +59,9 @@ def measure(threads: int) -> ReadRate:
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
     begun = time.monotonic()
-    cache, most = last_level_cache_bytes() or 0, threads * MOST_BYTES_A_THREAD
+    cache = last_level_cache_bytes() or 0
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads
+    most = min(threads, cpus) * MOST_BYTES_A_CPU
     least, free = min(FEWEST_CACHES * cache, most), free_memory_bytes()
     usable_bytes = max(free // SHARE_OF_FREE, min(least, free // 2))
     working_set = min(max(SMALLEST_BYTES, CACHES * cache), usable_bytes, most)

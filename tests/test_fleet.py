@@ -22,6 +22,7 @@ from harness.fleet import parcels, share, spool
 from harness.fleet.cluster import devices_of
 from harness.fleet.events import DeviceProgress
 from harness.fleet.known import Known, just_before
+from harness.fleet.on_node import Lines
 from harness.fleet.parcels import Damaged
 from harness.fleet.place import FleetError, place_of
 
@@ -336,3 +337,38 @@ def test_the_table_of_a_terminal_has_a_line_per_device():
 def test_a_place_that_is_no_file_raises_before_anything_is_started():
     with pytest.raises(FleetError):
         place_of("fleet.json")
+
+
+STOPPED_WHILE_PRINTING = """
+import os, signal, sys
+from harness.fleet import node
+class Interrupted:
+    def write(self, text):
+        if text.startswith("{") and "first" in text:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return sys.__stdout__.write(text)
+    def flush(self):
+        sys.__stdout__.flush()
+signal.signal(signal.SIGTERM, node._stop)
+sys.stdout = Interrupted()
+try:
+    node.say("first")
+except KeyboardInterrupt:
+    node.say("stopped")
+"""
+
+
+def test_a_node_that_is_stopped_while_it_prints_ends_its_line_first():
+    ran = subprocess.run([sys.executable, "-c", STOPPED_WHILE_PRINTING], capture_output=True, text=True)
+    assert [json.loads(line)["event"] for line in ran.stdout.splitlines()] == ["first", "stopped"], ran
+
+
+def test_lines_that_came_before_an_interrupt_are_read_after_it():
+    read, write = os.pipe()
+    os.write(write, b"one\ntwo\nthr")
+    printed = Lines(read)
+    assert next(iter(printed)) == "one"
+    os.write(write, b"ee\n")
+    os.close(write)
+    assert list(printed) == ["two", "three"]
+    os.close(read)

@@ -64,15 +64,33 @@ def main(parent_pid: int, node: str) -> int:
     return 1
 
 
+class _Printing:
+    """Whether a line is being printed, and whether the process is to stop after it: half a line would run
+    into the next one."""
+
+    now = stop = False
+
+
 def _stop(number: int, frame: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: the record is written now
-    raise KeyboardInterrupt
+    if _Printing.now:
+        _Printing.stop = True
+    else:
+        raise KeyboardInterrupt
 
 
 def say(event: str, **values: Any) -> None:
     """Print what happens. A parent that is gone reads nothing, and what was measured is in the spool."""
-    with contextlib.suppress(BrokenPipeError):
-        print(json.dumps({"event": event, **values}), flush=True)
+    line = json.dumps({"event": event, **values})
+    _Printing.now = True
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            print(line, flush=True)
+    finally:
+        _Printing.now = False
+    if _Printing.stop:
+        _Printing.stop = False
+        raise KeyboardInterrupt
 
 
 def survey(job: Job) -> None:

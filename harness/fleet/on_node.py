@@ -71,16 +71,18 @@ class Lines:
 
     def __init__(self, pipe: int) -> None:
         self._pipe, self._rest = pipe, b""
+        self._whole: list[bytes] = []
 
     def __iter__(self) -> Iterator[str]:
         while True:
+            while self._whole:
+                yield self._whole.pop(0).decode()
             # Ray's cancellation is an interrupt that Python sees between its steps, not while it waits.
             if not select.select([self._pipe], [], [], WAKES_S)[0]:
                 continue
             if not (data := os.read(self._pipe, 1 << 16)):
                 return
-            *whole, self._rest = (self._rest + data).split(b"\n")
-            yield from (line.decode() for line in whole)
+            *self._whole, self._rest = (self._rest + data).split(b"\n")
 
 
 def work(job: str, name: str, mailbox: Any) -> dict[str, Any]:

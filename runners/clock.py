@@ -75,6 +75,21 @@ def cpu_wait_ns() -> int | None:
     return sum(int(task.split()[1]) for task in tasks) if tasks else None
 
 
+class MajorFaults:
+    """Counts the process's major page faults within `with` blocks: of what is timed, and not of what lies
+    between, such as filling a context with kernels that no timed step runs."""
+
+    def __init__(self, page_faults: Callable[[], tuple[int, int]]) -> None:
+        self._page_faults = page_faults
+        self.counted = self._before = 0
+
+    def __enter__(self) -> None:
+        self._before = self._page_faults()[0]
+
+    def __exit__(self, *error: object) -> None:
+        self.counted += self._page_faults()[0] - self._before
+
+
 def suspended_ns() -> int | None:
     """Time that the machine was suspended since it was booted, to 1 ms (Linux); null if unavailable."""
     if sys.platform != "linux":

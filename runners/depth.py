@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
+from runners.clock import MajorFaults
 from runners.context import Context
-from runners.protocol import Rows, Session
+from runners.protocol import Instruments, Rows, Session
 
 FEWEST = 4  # windows at each depth
 SETTLE = 2  # steps after the context was moved that are not timed
@@ -25,7 +26,7 @@ def measure(
     session: Session,
     workload: dict[str, Any],
     emit: Callable[[Rows], None],
-    clock: Callable[[], int],
+    instruments: Instruments,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Decode windows of `window` steps at all `depths`, in rounds in random order; then, up to `most_windows`
@@ -33,6 +34,7 @@ def measure(
 
     A window begins at most half a STAIR beside its depth; below half a STAIR, up to a STAIR after it.
     """
+    clock, faults = instruments.clock_ns, MajorFaults(instruments.page_faults)
     depths, window, text = sorted(workload["depths"]), workload["window"], workload["prompt"]
     deepest = max(depths) + (STAIR // 2 if max(depths) >= STAIR // 2 else STAIR)
     room = deepest + SETTLE + window + 1
@@ -45,7 +47,8 @@ def measure(
         begin = max(1, depth + shift if depth >= STAIR // 2 else depth + shift + STAIR // 2)
         context.to(begin - 1)
         session.feed(context.ids(begin - 1, 1), 1)  # the logits of the last position
-        stamps = [clock() for _ in session.steps(SETTLE + window + 1)][SETTLE:]
+        with faults:
+            stamps = [clock() for _ in session.steps(SETTLE + window + 1)][SETTLE:]
         gaps = [later - earlier for earlier, later in pairwise(stamps)]
         # The first id needs no step; each further one has a step that reads all before it.
         first = begin + SETTLE + 2
@@ -62,6 +65,7 @@ def measure(
         )
         means[depth].append((first + window / 2 - depth, statistics.fmean(gaps)))
     return {
+        "major_faults": faults.counted,
         "fill_s": context.fill_s,
         "context_was_kept": context.from_file,
         "half_widths": {str(depth): half_width(found, slope(means)) for depth, found in means.items()},

@@ -7,8 +7,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from runners.clock import MajorFaults
 from runners.context import Context
-from runners.protocol import Rows, Session
+from runners.protocol import Instruments, Rows, Session
 
 BISECTIONS = 6  # of an automatic choice of lengths
 ONE_BY_ONE = 16  # tokens of a pass whose keys and values are compared with those of decode steps
@@ -21,7 +22,7 @@ def measure(
     session: Session,
     workload: dict[str, Any],
     emit: Callable[[Rows], None],
-    clock: Callable[[], int],
+    instruments: Instruments,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Time `passes` rounds over all depths and lengths, in random order, after one that only warms up.
@@ -29,30 +30,34 @@ def measure(
     `lengths` null: chosen up to `up_to`, see chosen(). `checks`: distances() after each pass of that first
     round. The pass wrote its keys and values where `distance` is far below `control`.
     """
+    clock = instruments.clock_ns
+    faults, of_warm_up = (MajorFaults(instruments.page_faults) for _ in range(2))
     depths, lengths, text = sorted(workload["depth"]), workload["lengths"], workload["prompt"]
     longest = max(lengths or [workload["up_to"]])
     context = Context(session, text, max(depths), max(depths) + longest + 1, clock, say)
 
-    def timed(depth: int, n: int) -> int:
+    def timed(depth: int, n: int, faults: MajorFaults) -> int:
         context.to(depth)
         ids = context.ids(depth, n)
-        start = clock()
-        session.feed(ids, 1)
-        return clock() - start
+        with faults:
+            start = clock()
+            session.feed(ids, 1)
+            return clock() - start
 
-    lengths = lengths or chosen(longest, lambda n: timed(depths[0], n))
+    lengths = lengths or chosen(longest, lambda n: timed(depths[0], n, of_warm_up))
     checks = []
     for group in context.groups(depths):
         for number in range(workload["passes"] + 1):
             chance = random.Random(number)
             for depth in chance.sample(group, len(group)):
                 for n in chance.sample(lengths, len(lengths)):
-                    row = {"round": [number], "depth": [depth], "n": [n], "latency_ns": [timed(depth, n)]}
+                    ns = timed(depth, n, faults if number else of_warm_up)
                     if number:
+                        row = {"round": [number], "depth": [depth], "n": [n], "latency_ns": [ns]}
                         emit(Rows("prefill", row))
-                    else:  # the warm-up
+                    else:
                         checks.append({"depth": depth, "n": n} | distances(session, context, depth, n))
-    return {"checks": checks, "fill_s": context.fill_s}
+    return {"major_faults": faults.counted, "checks": checks, "fill_s": context.fill_s}
 
 
 def distances(session: Session, context: Context, depth: int, n: int) -> dict[str, float]:

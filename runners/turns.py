@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from runners.clock import MajorFaults
 from runners.context import Context
-from runners.protocol import Rows, Session
+from runners.protocol import Instruments, Rows, Session
 
 
 def measure(
     session: Session,
     workload: dict[str, Any],
     emit: Callable[[Rows], None],
-    clock: Callable[[], int],
+    instruments: Instruments,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """One conversation for each value of `prefix_cache`: `turns` prompts, the first of `first` new tokens and
@@ -23,6 +24,7 @@ def measure(
     feeds the whole conversation. `counted`: of each turn's prefill the tokens `fed`, and those `evaluated` by
     the stack's own count.
     """
+    clock, faults = instruments.clock_ns, MajorFaults(instruments.page_faults)
     turns, new_tokens = workload["turns"], workload["new_tokens"]
     most = workload["first"] + (turns - 1) * workload["each"] + turns * new_tokens
     counted = []
@@ -35,19 +37,20 @@ def measure(
             new = context.ids(len(said), count)
             said += new
             unread += new
-            began = clock()
-            if not reuse:
-                session.empty(most)
-                unread = list(said)
-            depth, before = session.held(), session.evaluated()
-            session.feed(unread, 1)
-            stream = session.steps(new_tokens)
-            ids = [next(stream)]
-            first = clock()
-            evaluated = session.evaluated()
-            decoding = clock()
-            ids += stream
-            ended = clock()
+            with faults:
+                began = clock()
+                if not reuse:
+                    session.empty(most)
+                    unread = list(said)
+                depth, before = session.held(), session.evaluated()
+                session.feed(unread, 1)
+                stream = session.steps(new_tokens)
+                ids = [next(stream)]
+                first = clock()
+                evaluated = session.evaluated()
+                decoding = clock()
+                ids += stream
+                ended = clock()
             row = {
                 "reuse": int(reuse),
                 "turn": turn,
@@ -66,4 +69,4 @@ def measure(
             if held != len(said) - 1:
                 raise RuntimeError(f"the KV cache holds {held} tokens of {len(said) - 1} after turn {turn}")
             unread = said[-1:]
-    return {"counted": counted}
+    return {"major_faults": faults.counted, "counted": counted}

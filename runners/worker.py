@@ -216,8 +216,8 @@ def surface(
     say("generate")
     with windows.uncollected():
         usage, began = Usage(instruments), clock()
-        found = measure(session, workload, emit, clock, say) | {"elapsed_ns": clock() - began}
-    used = usage.since()
+        found = measure(session, workload, emit, instruments, say) | {"elapsed_ns": clock() - began}
+    used = usage.since() | {"major_faults": found.pop("major_faults")}
     say("finish")
     facts = {"start_ns": began, "flushes": [], "counters": {}, "facts_after": session.facts()}
     more = {"warmup": warmup, "suspended_ns": _suspended_since(suspended, instruments)}

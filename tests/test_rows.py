@@ -10,7 +10,7 @@ from typing import Any
 from harness.config.workloads import Windows
 from harness.stacks.header import stacks
 from runners import context, depth, fake, prefill
-from runners.protocol import Rows
+from runners.protocol import Instruments, Rows
 
 
 class Place:
@@ -21,8 +21,12 @@ class Place:
         defaults = {option.name: option.default for option in stacks()["fake"].options.values()}
         given = defaults | {"n_ctx": 20_000, "threads": 1, "kv_bytes_per_token": 1} | options
         self.session = fake.FakeSession(given, time, 1.0)
-        self.clock = time.now_ns
+        self.instruments = Instruments(time.now_ns, lambda: 0, self._page_faults)
+        self.faults = 0
         self.rows: list[dict[str, int]] = []
+
+    def _page_faults(self) -> tuple[int, int]:
+        return self.faults, 0
 
     def measure(self, module: Any, **workload: Any) -> dict[str, Any]:
         def emit(rows: Rows) -> None:
@@ -31,7 +35,7 @@ class Place:
             self.rows += [dict(zip(columns, each, strict=True)) for each in values]
 
         found = module.measure(
-            self.session, workload | {"prompt": [1, 2, 3, 4, 5]}, emit, self.clock, lambda phase: None
+            self.session, workload | {"prompt": [1, 2, 3, 4, 5]}, emit, self.instruments, lambda phase: None
         )
         return dict(found)
 
@@ -41,6 +45,29 @@ def test_rounds_have_their_own_order() -> None:
     place.measure(prefill, depth=[0], lengths=[1, 2, 4, 8, 16, 32], passes=4)
     orders = {tuple(row["n"] for row in place.rows[at : at + 6]) for at in range(0, 24, 6)}
     assert len(orders) > 1
+
+
+def test_a_page_fault_counts_within_a_timed_window_and_not_while_a_context_is_filled(monkeypatch) -> None:
+    place = Place()
+
+    def fault(name: str) -> None:
+        whole = getattr(place.session, name)
+
+        def faulting(*given: Any) -> Any:
+            place.faults += 1
+            return whole(*given)
+
+        monkeypatch.setattr(place.session, name, faulting)
+
+    fault("feed")  # while filling, and for the one id before a window
+    fault("truncate")
+    found = place.measure(depth, depths=[0, 1000], window=8, stop_at=0.5, most_windows=4)
+    assert (found["major_faults"], place.faults > 2) == (0, True)
+    fault("steps")
+    found = place.measure(depth, depths=[0, 1000], window=8, stop_at=0.5, most_windows=4)
+    assert found["major_faults"] == 8  # a window each
+    found = place.measure(prefill, depth=[0], lengths=[1, 8], passes=3)
+    assert found["major_faults"] == 6  # not the round that warms up
 
 
 def test_lengths_chosen_by_themselves_are_closest_at_the_ridge() -> None:

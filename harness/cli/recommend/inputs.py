@@ -80,8 +80,8 @@ def model(given: str) -> Given:
         shape = decoder.made(known.made).shape
         hub = given if re.fullmatch(r"[\w.-]+/[\w.-]+", given) else None
         named = Subject(Model(name=known.name, shape=shape), shape or known.made)
-        row = {"shape": known.name} if shape or _is_made(config_of(known.name)) else None
-        return Given(named, row, Source(known.name, hub))
+        is_made = shape is not None or _is_made(config_of(known.name))
+        return Given(named, {"shape": known.name} if is_made else None, Source(known.name, hub))
     path = Path(given)
     try:
         found = read(path)

@@ -166,7 +166,7 @@ def test_yarn_that_is_not_truncated_is_said_in_a_run(
     text = f"models: [{{shape: gpt_oss.json}}]\nvariants: [{{stack: llamacpp}}]\nprotocol: {settings}\n"
     (tmp_path / "one.yaml").write_text(text)
     harness("run", tmp_path / "one.yaml")
-    (row,) = harness("report", tmp_path / "results", "--format", "json").json["cells"]
+    (row,) = harness("report", tmp_path / "results", "--format", "json").json
     assert "yarn_rounded" in [flag["code"] for flag in row["flags"]]
 
 

@@ -85,6 +85,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ import transformers.modeling_utils  # now: 85 MB of modules that a model load wo
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from runners import hf_loaded, hf_routing, routing, torch_device, windows
+from runners.experts import Heard
 from runners.hf_cache import TransformersCache
 from runners.protocol import Request
 from runners.safetensors_folder import staged
@@ -177,6 +179,8 @@ class HfSession:
         those that the stack itself resolves. `context`: the cache, if it is not one of transformers: with the
         interface of TransformersCache."""
         self._options = options = request.options
+        self._follow = request.files.get("follow")
+        self._fixed: torch.Tensor | None = None
         self.model = model
         self._describe = describe
         self._device = next(model.parameters()).device
@@ -233,6 +237,10 @@ class HfSession:
         self._logits = self._forward(self.model, self._tensor(prompt), 1)
         yield from self._steps(len(prompt), new_tokens)
 
+    def fix(self, ids: list[int]) -> None:
+        """See runners.protocol.Session."""
+        self._fixed = self._tensor(ids)[0]
+
     def steps(self, new_tokens: int) -> Iterator[int]:
         """Greedy ids after those fed; see runners.protocol.Session."""
         self._check_numbers()
@@ -241,7 +249,7 @@ class HfSession:
 
     def _steps(self, held: int, new_tokens: int) -> Iterator[int]:
         """Greedy ids from the logits that are there."""
-        clock, allocator, logits = self._clock, self._allocator, self._logits
+        clock, allocator, logits, fixed = self._clock, self._allocator, self._logits, self._fixed
         with torch_device.memory_errors():  # also those that show only when the device is waited for
             for n in range(held + 1, held + new_tokens + 1):
                 highest, token = logits[-1].max(dim=-1)
@@ -250,7 +258,8 @@ class HfSession:
                 yield int(token)  # waits for the device
                 allocator.token(n)
                 if n < held + new_tokens:  # the last token is never fed back
-                    logits = self._forward(self._stepping, token.view(1, 1), 1)
+                    fed = token if fixed is None else fixed[(n - 1) % len(fixed)]
+                    logits = self._forward(self._stepping, fed.view(1, 1), 1)
 
     def _check_numbers(self) -> None:
         """The maximum of logits is NaN if any of them is. Raises ValueError with the first token."""
@@ -322,18 +331,26 @@ class HfSession:
 
     def routing(self, prompt: list[int], new_tokens: int) -> dict[str, Any] | None:
         """The experts chosen in greedy decode steps after a prompt; null for a model without routers."""
-        with hf_routing.listening(self.model) as choices:
-            if not choices.routers:
-                return None
+        if not hf_routing.is_mixture(self.model):
+            return None
+        with hf_routing.listening(self.model) as heard:
             self.empty(len(prompt) + new_tokens)
             logits = self._forward(self.model, self._tensor(prompt), 1)
-            choices.begin()
-            ids = []
-            for _ in range(new_tokens):
-                ids.append(int(logits[-1].argmax()))
+            heard.begin()
+            ids, fixed = [], self._fixed
+            for position in range(len(prompt), len(prompt) + new_tokens):
+                ids.append(int(logits[-1].argmax() if fixed is None else fixed[position % len(fixed)]))
                 logits = self._forward(self.model, self._tensor(ids[-1:]), 1)
-            experts = hf_routing.experts_of(choices.routers[0])
-            return routing.facts(experts, ids, choices.counts())
+            return routing.facts(heard.experts, ids, heard.counts())
+
+    @contextmanager
+    def experts(self) -> Iterator[Heard | None]:
+        """See runners.protocol.Session. Null also where steps are compiled, which nothing hears."""
+        if self._mode or not hf_routing.is_mixture(self.model):
+            yield None
+            return
+        with hf_routing.listening(self.model, self._follow) as heard:
+            yield heard
 
     def counters(self) -> dict[str, Any]:
         """Tokens in the cache; on CUDA also each token by the device clock, and the allocator's state."""

@@ -1,55 +1,66 @@
-"""The experts that the routers of a mixture choose, counted by hooks on transformers' modules, untimed."""
+"""The experts that the routers of a mixture choose in transformers: heard, or given to them. Untimed.
+
+A router chooses by torch.topk over its scores, one call a layer and forward pass, in every version of
+transformers and whatever its class is called. A function mode hears these calls.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from runners.experts import Heard
+
+_TOP_K = (torch.topk, torch.Tensor.topk)
 
 
-class Choices:
-    """How often each router chose each of its experts since `begin`."""
+class _Mode(TorchFunctionMode):
+    """Lets `heard` hear, and replace, what routers choose."""
 
-    def __init__(self, routers: list[nn.Module]) -> None:
-        self.routers = routers
-        self._chosen: dict[nn.Module, list[torch.Tensor]] = {}
-        self.begin()
+    def __init__(self, heard: Heard) -> None:
+        super().__init__()
+        self._heard, self._layer = heard, 0
 
-    def begin(self) -> None:
-        self._chosen = {router: [] for router in self.routers}
+    def next_pass(self, *_given: Any) -> None:
+        """A forward pre-hook of the model."""
+        self._layer = 0
 
-    def hear(self, router: nn.Module, _given: Any, output: Any) -> None:
-        """A forward hook: of what a router returns, whole numbers are the chosen experts (tokens, k)."""
-        self._chosen[router] += [
-            each for each in output if isinstance(each, torch.Tensor) and not each.is_floating_point()
-        ]
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func not in _TOP_K:
+            return found
+        scores = args[0].reshape(-1, args[0].shape[-1])
+        own = found.indices.reshape(len(scores), -1)
+        self._heard.experts = scores.shape[-1]
+        followed = self._heard.hear(self._layer, own.cpu().numpy(), scores.float().cpu().numpy())
+        self._layer += 1
+        if followed is None:
+            return found
+        chosen = torch.from_numpy(followed).to(own)
+        values = scores.gather(-1, chosen).view_as(found.values)
+        return type(found)((values, chosen.view_as(found.indices)))
 
-    def counts(self) -> list[list[int]]:
-        """By router, in the order of the layers: of each expert."""
-        return [
-            torch.cat([each.flatten() for each in chosen]).bincount(minlength=experts_of(router)).tolist()
-            for router, chosen in self._chosen.items()
-            if chosen
-        ]
 
-
-def experts_of(router: nn.Module) -> int:
-    """A row of its weight for each expert."""
-    return int(router.weight.shape[0])  # type: ignore[union-attr, index]
+def is_mixture(model: nn.Module) -> bool:
+    return any("experts" in name for name, _ in model.named_modules())
 
 
 @contextmanager
-def listening(model: nn.Module) -> Iterator[Choices]:
-    """Hooks on all routers as long as the block runs: modules whose class is called so, with a weight."""
-    called = (module for module in model.modules() if type(module).__name__.endswith("Router"))
-    found = [module for module in called if isinstance(getattr(module, "weight", None), nn.Parameter)]
-    choices = Choices(found)
-    hooks = [router.register_forward_hook(choices.hear) for router in found]
+def listening(model: nn.Module, given: str | None = None) -> Iterator[Heard]:
+    """Hear the routers as long as the block runs. `given`: an array of `Heard.write` to follow."""
+    heard = Heard(None if given is None else np.load(given))
+    mode = _Mode(heard)
+    hook = model.register_forward_pre_hook(mode.next_pass)
     try:
-        yield choices
+        with mode:
+            yield heard
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()

@@ -206,12 +206,14 @@ import platform
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from runners import llamacpp_routing, routing, windows
+from runners.experts import Heard
 from runners.llamacpp_account import CHUNK, account, tensor_bytes
 from runners.llamacpp_context import LlamaContext, evaluated_in
 from runners.llamacpp_convert import convert
@@ -248,13 +250,25 @@ def load(request: Request) -> LlamaSession:
     requested, found = request.options.get("quant"), quant_of(model)
     if requested not in (None, found):
         raise ValueError(f"{request.model['path']}: asked for {requested}, the file holds {found}")
-    cpus, context = request.options.get("cpus"), make_context(model, request.options)
+    cpus, heard = request.options.get("cpus"), _heard(model, request)
+    context = make_context(model, request.options, on_node=heard and heard.callback)
     pinned = bool(cpus) and request.device == "cpu"
     pool = pin(context, request.options["threads"], cpus_in(cpus)) if pinned else None
     session = LlamaSession(request, model, context, pool)
+    session.heard = heard
     if request.device != "cpu" and request.job == "generate":
         session.rehearse(request.options["n_ctx"] - 1)
     return session
+
+
+def _heard(model: int, request: Request) -> llamacpp_routing.LlamaHeard | None:
+    """For the experts that are asked for; null for a model without, or where groups of them are chosen
+    first."""
+    if "experts" not in request.files:
+        return None
+    follow = request.files.get("follow")
+    heard = llamacpp_routing.LlamaHeard(model, np.load(follow) if follow else None)
+    return heard if heard.experts and heard.groups < 2 else None
 
 
 class LlamaSession(LlamaContext):
@@ -264,6 +278,8 @@ class LlamaSession(LlamaContext):
         """`pool`: of threads that stay on their CPUs; null: llama.cpp's own."""
         super().__init__(context)
         self._request, self._pool = request, pool
+        self.heard: Heard | None = None
+        self._fixed: list[int] | None = None
         self._model = model
         self._vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
         self._n_batch = lib.llama_n_batch(context)
@@ -313,6 +329,10 @@ class LlamaSession(LlamaContext):
             raise RuntimeError("the KV cache does not hold exactly the prompt")
         yield from self._steps(len(prompt), new_tokens, decoded)
 
+    def fix(self, ids: list[int]) -> None:
+        """See runners.protocol.Session."""
+        self._fixed = ids
+
     def steps(self, new_tokens: int) -> Iterator[int]:
         """Greedy ids after those fed; see runners.protocol.Session."""
         return self._steps(self.held(), new_tokens, time.perf_counter_ns())
@@ -321,7 +341,7 @@ class LlamaSession(LlamaContext):
         """Greedy ids from the logits that are there; `first`: positions held, `decoded`: when llama_decode
         returned."""
         context, batch, clock = self._context, self._batch, time.perf_counter_ns
-        wait_ns, argmax_ns = self._wait_ns, self._argmax_ns
+        wait_ns, argmax_ns, fixed = self._wait_ns, self._argmax_ns, self._fixed
         batch.n_tokens = 1
         batch.logits[0] = 1
         began = None
@@ -340,7 +360,7 @@ class LlamaSession(LlamaContext):
             yield token
             if position == first + new_tokens - 1:
                 return  # the last token is never fed back
-            batch.token[0] = token
+            batch.token[0] = token if fixed is None else fixed[position % len(fixed)]
             batch.pos[0] = position
             began = clock()
             refused = lib.llama_decode(context, batch)
@@ -398,11 +418,17 @@ class LlamaSession(LlamaContext):
             choices.begin()
             ids = []
             for position in range(len(prompt), len(prompt) + new_tokens):
-                ids.append(choices.highest(self._vocab_size))
+                fixed = self._fixed and self._fixed[position % len(self._fixed)]
+                ids.append(choices.highest(self._vocab_size) if fixed is None else fixed)
                 choices.step(ids[-1], position)
             return routing.facts(choices.experts, ids, choices.counts())
         finally:
             choices.close()
+
+    @contextmanager
+    def experts(self) -> Iterator[Heard | None]:
+        """See runners.protocol.Session."""
+        yield self.heard
 
     def counters(self) -> dict[str, Any]:
         """llama.cpp's own figures for the last generate.

@@ -7,6 +7,18 @@ from typing import Any
 from runners.protocol import Session
 
 MOST_TOKENS = 64  # decode steps that are counted
+FIXED = "fixed ids"
+
+
+def fix(session: Session, workload: dict[str, Any]) -> dict[str, Any]:
+    """Have the session's decode steps fed fixed ids, where the workload's `fixed_ids` (the vocabulary's size)
+    asks for it: random weights may decode one token for ever, which keeps to the same experts. Returns the
+    fact `fed`; empty for a stack that cannot."""
+    if "fixed_ids" not in workload or not hasattr(session, "fix"):
+        return {}
+    # Those of a prompt without a tokenizer go on: every id once before one repeats.
+    session.fix([(1013 + 7919 * i) % workload["fixed_ids"] for i in range(workload["holds"] + 1)])
+    return {"fed": FIXED}
 
 
 def counted(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,22 @@ def write(session: Session, request: Request) -> dict[str, Any]:
     `prompt_keep` of them (default: after each); those of each of the `windows` [first, end) one by one, as
     in decode, with logits after each; those between in chunks. A window that would exceed `seconds` in all
     (null: no limit), at the pace so far, is skipped, with all later ones.
+
+    files["experts"]: for the experts that a mixture's routers choose (see protocol.Session).
     """
+    hear = getattr(session, "experts", nullcontext) if "experts" in request.files else nullcontext
+    with hear() as heard:
+        return _written(session, request, heard)
+
+
+def _written(session: Session, request: Request, heard: Any) -> dict[str, Any]:
     workload, clock = request.workloads[0], time.monotonic
     ids, prompt, limit_s = workload["ids"], workload["prompt_tokens"], workload["seconds"]
     keep = workload.get("prompt_keep", prompt)
     for _ in range(2):  # the first reads the weights from the disk, so its pace does not count
         session.empty(max([prompt, *(end for _, end in workload["windows"])]))
+        if heard:
+            heard.begin()
         began = clock()
         rows = [_bytes(session.feed(ids[:prompt], keep))]
     fed, token_s = prompt, (clock() - began) / prompt
@@ -49,7 +60,8 @@ def write(session: Session, request: Request) -> dict[str, Any]:
     with Path(request.files["logits"]).open("wb") as file:
         file.write(_npy_header(len(positions), vocab_size))
         file.writelines(rows)
-    return {**_ran(session), "positions": positions, "vocab_size": vocab_size, "seconds": seconds}
+    found = {**_ran(session), "positions": positions, "vocab_size": vocab_size, "seconds": seconds}
+    return found | ({"experts": heard.write(Path(request.files["experts"]))} if heard else {})
 
 
 def score(session: Session, request: Request, say: Say) -> dict[str, Any]:

@@ -152,11 +152,11 @@ def generate(
     """
     session = loaded(request, runner, emit, instruments.clock_ns)
     for workload in request.workloads:
-        measured = SURFACE.get(workload.get("kind"))
+        measured, fed = SURFACE.get(workload.get("kind")), routing.fix(session, workload)
         if measured:
-            surface(session, workload, emit, instruments, measured)
+            surface(session, workload, emit, instruments, measured, fed)
         else:
-            decode(session, workload, emit, does_not_fit, instruments)
+            decode(session, workload, emit, does_not_fit, instruments, fed)
     session.close()
 
 
@@ -166,6 +166,7 @@ def decode(
     emit: Emit,
     does_not_fit: tuple[type[BaseException], ...],
     instruments: Instruments,
+    fed: dict[str, Any],
 ) -> None:
     """Decode token by token, every one stamped, and a control window after it."""
     clock, suspended = instruments.clock_ns, instruments.suspended_ns()
@@ -193,14 +194,19 @@ def decode(
         "stamp_ns_per_token": stamping_cost_ns(),
         "suspended_ns": _suspended_since(suspended, instruments),
     }
-    measured = {**timing, **ended, "warmup": warmup, **used, **after_all(), **more}
+    measured = {**timing, **ended, "warmup": warmup, **used, **after_all(), **more, **fed}
     if not growth:  # after all figures: it takes a little memory of its own
         measured |= routing.counted(session, prompt, new_tokens, does_not_fit)
     emit(Done(measured))
 
 
 def surface(
-    session: Session, workload: dict[str, Any], emit: Emit, instruments: Instruments, measure: Measure
+    session: Session,
+    workload: dict[str, Any],
+    emit: Emit,
+    instruments: Instruments,
+    measure: Measure,
+    fed: dict[str, Any],
 ) -> None:
     """Time passes, windows or turns: rows of a table, in place of a stream of tokens."""
     clock, suspended = instruments.clock_ns, instruments.suspended_ns()
@@ -220,7 +226,7 @@ def surface(
     used = usage.since() | {"major_faults": found.pop("major_faults")}
     say("finish")
     facts = {"start_ns": began, "flushes": [], "counters": {}, "facts_after": session.facts()}
-    more = {"warmup": warmup, "suspended_ns": _suspended_since(suspended, instruments)}
+    more = {"warmup": warmup, "suspended_ns": _suspended_since(suspended, instruments), **fed}
     emit(Done({**facts, "surface": found, **used, **after_all(), **more}))
 
 

@@ -7,13 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import tiny_models
 
+from harness.cli.recommend import inputs
 from harness.cli.recommend.inputs import Given
 from harness.config import Model, load
 from harness.dataset.study import Study
 from harness.known import Known
 from harness.predict.speed import Predictor
-from harness.recommend import commands, outcomes, quality, type_rates
+from harness.recommend import commands, examples, outcomes, quality, type_rates
 from harness.recommend.candidates import Candidate, Subject, candidates, place_of
 from harness.recommend.commands import Source
 from harness.recommend.errors import with_predictions
@@ -78,6 +80,46 @@ def test_a_goal_comes_first(harness, goal, key):
     assert len(answer["ranking"]) == 5
 
 
+def test_where_no_quality_is_known_sixteen_bits_do_not_win_for_that_alone(harness):
+    command = ("recommend", "llama-3.1-8b", "--machine", "rtx-4090", "--json")
+    answer = json.loads(harness(*command).out)
+    rows = {row["name"]: row for row in answer["variants"] if row["fits"]}
+    best = answer["ranking"][0]
+    assert rows["hf bf16-dynamic"]["quality_loss"] is None
+    assert "fastest with at least 4.5 bits a weight, quality unknown" in best["why"]
+    enough = [row["tokens_per_s_at_context"][0] for row in rows.values() if row["bits_per_weight"] >= 4.5]
+    assert rows[best["name"]]["tokens_per_s_at_context"][0] == max(enough)
+    assert rows[best["name"]]["bits_per_weight"] < 10
+
+
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ({"gpu_layers": -1}, True),
+        ({"gpu_layers": 12}, False),
+        ({"n_cpu_moe": 0, "override_tensor": ""}, True),
+        ({"n_cpu_moe": 4}, False),
+        ({"override_tensor": "exps=CPU"}, False),
+    ],
+)
+def test_what_was_partly_on_the_cpu_is_no_example_of_a_card(options, counts):
+    record: Any = {"device": "GPU-1", "options": options}
+    assert examples.is_special(record) is not counts
+
+
+def test_weights_of_mixtures_by_name_can_be_measured_where_they_can_be_made(tmp_path):
+    assert inputs.model("qwen3-30b-a3b").row == {"shape": "qwen3-30b-a3b"}
+    assert inputs.model("deepseek-v3").row is None
+    tiny_models.written(tmp_path, "mixtral").rename(tmp_path / "config.json")
+    row = inputs.model(str(tmp_path / "config.json")).row
+    assert row
+    path = tmp_path / "proof.yaml"
+    path.write_text(f"models: [{json.dumps(row)}]\nvariants: [{{stack: llamacpp, quant: q4_0}}]\n")
+    (model,) = load(path).models
+    assert model.described
+    assert model.described.decoder.experts == 8
+
+
 def test_the_table_has_intervals_and_says_what_to_run(harness):
     ran = harness("recommend", "qwen1.5-7b", "--machine", "rtx-4090", "--stacks", "llamacpp")
     assert ran.code == 0
@@ -140,7 +182,7 @@ def test_without_any_measurement_theory_alone_has_wide_intervals(harness):
             "is a CPU",
         ),
         (["qwen1.5-7b", "--machine", "rtx-4090", "--host-memory", "64GB"], "belong together"),
-        (["mixtral-8x7b", "--prove", "1"], "cannot be made here: give its GGUF"),
+        (["deepseek-v3", "--prove", "1"], "cannot be made here: give its GGUF"),
         (["qwen1.5-7b", "--memory", "much"], "not a size of memory"),
     ],
 )

@@ -11,7 +11,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from harness.analysis.prefill_rows import PrefillRow
 from harness.analysis.surface_rows import SurfaceFigures
-from harness.results.kinds.checked import Depth
+from harness.results.kinds.checked import Depth, Experts
 from harness.results.kinds.reported import Source
 from harness.results.kinds.scored import Figure, WindowMeans
 from harness.results.kinds.searched import Probe
@@ -270,6 +270,7 @@ class Check(Identity):
     own: list[Depth]
     own_allowed_error: float | None
     own_failure: str | None
+    experts: Experts | None
     allowed_error: float | None
     depths: list[Depth]
     left_out_n: list[int]

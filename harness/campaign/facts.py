@@ -14,6 +14,7 @@ import harness
 from harness import machine
 from harness.campaign.repeat import Inputs
 from harness.config import Experiment
+from harness.models import yarn
 from harness.plan import Cell
 from harness.results import Draft
 from harness.stacks.build import key_of
@@ -86,6 +87,8 @@ def of_inputs(cell: Cell, inputs: Inputs, begun: Draft) -> Draft:
             "shards": ready.shards,
             "file_bytes": ready.file_bytes,
         }
+        if ready.header and (off := yarn.difference(ready.header.metadata)):
+            model["weights"]["yarn_difference"] = off
     return {
         "model": model,
         "options": inputs.options,

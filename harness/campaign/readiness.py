@@ -97,4 +97,7 @@ def content_key(
         built.append(f"adopted, Python {adopted.python_version}")
     stack = [interpreter.environment.name, *built, *interpreter.lock]
     stack += _bounds(cell, mechanism, timeout_s)
+    made = cell.model.described
+    if made and made.decoder.experts and cell.model.weights.kind == "synthetic":
+        stack.append("fed fixed ids")  # see runners/routing.py
     return plan.content_key(cell, options, stack, preparation.fingerprint(cell), slug, device_id)

@@ -74,6 +74,8 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
     lengths = {"prompt": inputs.prompt, "new_tokens": cell.workload.new_tokens, "holds": cell.tokens}
     workload: dict[str, object] = cell.workload.model_dump(mode="json")
     workload |= {"warmup": inputs.warmup, **lengths}
+    if inputs.weights and inputs.weights.synthetic and inputs.weights.is_mixture:
+        workload["fixed_ids"] = inputs.weights.vocab_size
     if inputs.context_file:
         workload["context"] = str(inputs.context_file)
     request = inputs.request(cell, "generate", workload)

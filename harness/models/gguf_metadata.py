@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from harness.models.yarn import TRUNCATED
 from harness.theory.config_values import MOST_THETA, MOST_TOKENS, count, mapping, number
 from harness.theory.decoder import Decoder
 
@@ -61,6 +62,7 @@ def rotary_of(config: Mapping[str, Any]) -> dict[str, Any]:
     )
     factor = number(scaling, "factor", 1e6, default=1.0)
     found = {"rope_type": kind, "rope_theta": theta, "partial_rotary_factor": partial, "factor": factor}
+    found["truncate"] = scaling.get("truncate") is not False
     original = "original_max_position_embeddings"
     known = scaling if scaling.get(original) is not None else config
     return found | {original: count(known, original, MOST_TOKENS, default=0, least=0)}
@@ -121,6 +123,8 @@ def _rotary(config: Mapping[str, Any], model: Decoder) -> dict[str, Value | None
     if known["rope_type"] in ("linear", "yarn"):
         found["rope.scaling.type"] = known["rope_type"]
         found["rope.scaling.factor"] = known["factor"]
+    if known["rope_type"] == "yarn":
+        found[TRUNCATED] = int(known["truncate"])
     original = known["original_max_position_embeddings"] or (4096 if model.arch == "phi3" else 0)
     if original and (known["rope_type"] == "yarn" or model.arch == "phi3"):
         found["rope.scaling.original_context_length"] = original

@@ -145,6 +145,8 @@ def _gpt_oss(config: Config, model: Decoder) -> Iterator[str]:
             yield f"llama.cpp's gpt-oss has {key} {known}; this model {config[key]}"
     yield from _alternating(config, model, 2)
     yield from _scaling(config, "yarn")
+    if rotary_of(config)["rope_type"] == "default":
+        yield "transformers takes YaRN for gpt_oss without a rope_scaling, and llama.cpp none; name it"
 
 
 def _lfm2(config: Config, model: Decoder) -> Iterator[str]:

@@ -69,6 +69,10 @@ class Ready:
     file_bytes: int | None = None
     decoder: Decoder | None = None
 
+    @property
+    def is_mixture(self) -> bool:
+        return bool(self.decoder and self.decoder.experts)
+
 
 def converted_path(source: str, quant: str, quantizer: str) -> Path:
     """The cache path of a GGUF made from a checkpoint, by the identity of the source and the quantizer.

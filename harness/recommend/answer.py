@@ -107,11 +107,13 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
     fitting = [each for each in found if each.candidate.fits]
     if not fitting:
         return []
+    # 16 bits keep quality, but are no answer where of nothing else quality is known: they would always win.
+    rated = any(each.quality for each in fitting if each.candidate.bits < NEARLY_WHOLE)
     keys: Mapping[str, Callable[[Choice], tuple[float, ...]]] = {
         "speed": lambda each: (each.deep.value,),
         "quality": lambda each: (*_goodness(each), each.deep.value),
         "context": lambda each: (each.candidate.longest or 0, each.deep.value),
-        "balance": lambda each: (*_balanced(each), each.deep.value),
+        "balance": lambda each: (*_balanced(each, rated), each.deep.value),
     }
     says = {
         "speed": "fastest",
@@ -160,9 +162,12 @@ def _goodness(choice: Choice) -> tuple[float, float]:
     return 1.0, -max(0.0, choice.quality.loss - PERPLEXITY_NOISE)
 
 
-def _balanced(choice: Choice) -> tuple[bool, bool]:
-    """Whether its quality is known to be kept; else, whether it has enough bits."""
+def _balanced(choice: Choice, rated: bool) -> tuple[bool, bool]:
+    """Whether its quality is known to be kept; else, whether it has enough bits. `rated`: whether quality is
+    known of any that is quantized; if not, bits alone count."""
     known, bits = choice.quality, choice.candidate.bits
+    if not rated:
+        return bits >= LEAST_BITS, False
     kept = bits >= NEARLY_WHOLE or (known is not None and known.loss <= MOST_LOSS)
     return kept, not kept and known is None and bits >= LEAST_BITS
 

@@ -93,7 +93,7 @@ def _traits(
     header = stacks().get(record["stack"])
     sheet = traffic.data_sheet(record)
     bandwidth = sheet.data_sheet_bytes_per_s if sheet else measured_bytes_per_s
-    if header is None or not bandwidth or (model := _of_model(record)) is None or _is_special(record):
+    if header is None or not bandwidth or (model := _of_model(record)) is None or is_special(record):
         return None
     group = kinds.group(header, variant, record.get("options") or {})
     engine, on_cpu = kinds.engine(header, group), record.get("device") == "cpu"
@@ -128,11 +128,12 @@ def _type(quant: str) -> str:
     return quant.partition(" - ")[0].replace(" ", "_")
 
 
-def _is_special(record: Record) -> bool:
-    """Whether some of its layers were on the CPU beside the GPU, or a search tried its options."""
-    on_gpu = (record.get("options") or {}).get(splits.OPTION, splits.ALL)
-    is_split = record.get("device") != "cpu" and on_gpu != splits.ALL
-    return is_split or "setting" in (record.get("campaign") or {})
+def is_special(record: Record) -> bool:
+    """Whether some of its layers or tensors were on the CPU beside the GPU, or a search tried its options."""
+    options = record.get("options") or {}
+    is_split = record.get("device") != "cpu" and options.get(splits.OPTION, splits.ALL) != splits.ALL
+    is_placed = any(options.get(name) for name in ("n_cpu_moe", "override_tensor"))
+    return is_split or is_placed or "setting" in (record.get("campaign") or {})
 
 
 def _of_model(record: Record) -> OfModel | None:

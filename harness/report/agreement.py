@@ -8,7 +8,7 @@ from harness.analysis.records import agreement
 from harness.analysis.rows import Check
 from harness.dataset.study import figure
 from harness.report.table import NONE, Table, formatted
-from harness.results.kinds.checked import Depth
+from harness.results.kinds.checked import Depth, Experts
 from harness.system.wording import plural
 
 HEADING = "Same model? Logits against the 16-bit reference"
@@ -66,6 +66,7 @@ def notes(checks: Sequence[Check]) -> list[str]:
         for check in checks
         if check["own_failure"]
     ]
+    reasons += [f"{check['name']}: {_experts(found)}" for check in checks if (found := check["experts"])]
     reasons += [f"{check['name']}: {_unfused(check)}" for check in checks if check["unfused"]]
     return reasons + [f"not compared, over the time limit: {depths}" for depths in skipped]
 
@@ -99,6 +100,11 @@ def _own(check: Check) -> str:
         return NONE
     worst = max(check["own"], key=lambda depth: figure(depth, "relative_error") or 0.0)
     return f"{_error(worst)} ({formatted(figure(check, 'own_allowed_error'), '{:.0%}')})"
+
+
+def _experts(found: Experts) -> str:
+    share = f"{found['others']:,} of {found['choices']:,} choices of experts"
+    return f"compared with the experts that it chose: {share} were others than the reference's own"
 
 
 def _unfused(check: Check) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.records import own_weights
+from harness.analysis.records import own_weights, rotary
 from harness.analysis.records.identity import identity
 from harness.analysis.records.own_weights import CACHE_TYPES
 from harness.analysis.records.traffic import nominal_bits
@@ -33,6 +33,7 @@ DEPTHS = (300, 2_100)  # past llama.cpp's first padding of its cache, and past 2
 # Two unrelated models: 1.41, the square root of two. Below 8 bits this finds little else.
 WRONG_ABOVE: tuple[tuple[int, float], ...] = ((16, 0.06), (8, 0.15), (5, 0.4), (4, 0.6), (1, 1.1))
 FULL_BITS = 16  # or more
+REFERENCE = "the 16-bit reference"
 NEAR_TIE = 1e-3  # of the spread of a position's logits: below this, rounding decides which token comes first
 
 
@@ -194,8 +195,25 @@ def verdict(record: Record) -> tuple[str, str | None]:
             return "wrong", f"NaN or infinite logits at {many}"
         if depth["reference_not_finite"]:
             return "unchecked", f"the reference has NaN or infinite logits up to n = {depth['n']}"
-    reason = own_weights.wrong(record) or _depths_wrong(record)
-    return ("agrees", None) if reason is None else ("wrong", reason)
+    counted = own_weights.other_count(check.get("experts"), REFERENCE)
+    if reason := own_weights.file_wrong(record) or counted:
+        return "wrong", reason
+    experts = check.get("experts")
+    same = own_weights.experts_wrong(experts, allowed(record), REFERENCE) or _depths_wrong(record)
+    if not (reason := own_weights.wrong(record) or same):
+        return "agrees", None
+    reference = check.get("reference")
+    in_other = not reference or reference.get("stack") != record.get("stack")
+    if excuse := (in_other and rotary.clause(record)) or _not_heard(record):
+        return "unchecked", f"{excuse}; {reason.partition(': it is not')[0]}"
+    return "wrong", reason
+
+
+def _not_heard(record: Record) -> str | None:
+    """Of a mixture whose experts the reference could not follow."""
+    if not own_weights.is_free(record, record["check"]):
+        return None
+    return "its stack does not tell the experts it chose, and a router near a tie may choose others"
 
 
 def _depths_wrong(record: Record) -> str | None:
@@ -203,13 +221,12 @@ def _depths_wrong(record: Record) -> str | None:
     depths, bound = record["check"]["depths"], allowed(record)
     if _unpacked(record):
         return own_weights.depths_wrong(depths, bound, "its own weights, unpacked")
-    of = "the 16-bit reference"
     if bits(record) == FULL_BITS:
-        return own_weights.depths_wrong(depths, bound, of)
+        return own_weights.depths_wrong(depths, bound, REFERENCE)
     worst = max(depths, key=lambda depth: depth["relative_error"] or 0.0)
     if (error := worst["relative_error"] or 0.0) <= bound:
         return None
-    detail = f"logits are {error:.0%} off {of} up to n = {worst['n']}"
+    detail = f"logits are {error:.0%} off {REFERENCE} up to n = {worst['n']}"
     return f"{detail}, and its types explain {bound:.0%} at most: it is not the same model"
 
 
@@ -241,6 +258,7 @@ def row(record: Record) -> Check:
         "own": own["depths"] if own else [],
         "own_allowed_error": own_weights.allowed(record) if own else None,
         "own_failure": check.get("own_failure"),
+        "experts": (own or check).get("experts"),
         "allowed_error": allowed(record) if record["outcome"] == "ok" else None,
         "depths": check.get("depths") or [],
         "left_out_n": [end for _, end in check.get("left_out") or []],

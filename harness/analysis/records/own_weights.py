@@ -14,6 +14,7 @@ from typing import Any
 from harness.analysis.records.traffic import nominal_bits
 from harness.results.kinds import Record
 from harness.results.kinds.checked import Depth
+from harness.system.wording import plural
 
 Row = dict[str, Any]
 
@@ -28,9 +29,9 @@ ARITHMETIC: tuple[tuple[str, float], ...] = (
     (r"int8", 0.15),
     (r".*", SIXTEEN_BITS),
 )
-# Times as much of a mixture: rounding makes a router near a tie choose another expert. In 8 bits of a tiny
-# gpt-oss (2 of 8 experts, random routers) 0.105 was seen, of its MXFP4 0.08, of a Qwen3-MoE (4 of 16) 0.02.
-MIXTURE = 2.0
+# Of a mixture: standard deviations. An error of the size that is allowed, in each of a router's scores, moves
+# two of them so far past each other in one choice of three million.
+SIGMA = 5.0
 CACHE = ((16, 0.0), (8, 0.15), (5, 0.4), (1, 0.6))  # the same for the KV cache, by bits
 # The norm of logits over that of the reference's, minus 1: rounding leaves the norm as it is.
 SCALE_16_BITS, SCALE = 0.01, 0.0125
@@ -38,6 +39,8 @@ SCALE_16_BITS, SCALE = 0.01, 0.0125
 # zeroed ones by 1. Rounded to nearest, the worst of random weights: 8 bits 0.012, 4 bits 0.12, 2 bits 0.37.
 ROW_WRONG_ABOVE: tuple[tuple[int, float], ...] = ((16, 0.01), (8, 0.2), (1, 0.7))
 VECTOR_WRONG_ABOVE = 0.01  # norms and biases stay in 16 or 32 bits
+OWN = "its own weights, dequantized"
+OTHER = "it is not the same model"
 SETTINGS = (
     *("vocab_size", "hidden_size", "layers", "intermediate_size", "heads", "kv_heads", "head_dim"),
     *("qkv_bias", "qk_norm", "rope_theta", "norm_eps"),
@@ -66,24 +69,52 @@ def allowed(record: Record) -> float:
     """The largest mean relative error that arithmetic explains."""
     named = weights_type(record)
     of_weights = next(bound for types, bound in ARITHMETIC if re.fullmatch(types, named))
-    decoder = record["model"]["weights"].get("decoder")
-    if decoder and decoder["experts"] and of_weights > SIXTEEN_BITS:
-        of_weights *= MIXTURE
     options = record.get("options") or {}
     bits = min(nominal_bits(str(options.get(key, "f16"))) or 1 for key in CACHE_TYPES)
     return max(of_weights, next(bound for least, bound in CACHE if bits >= least))
 
 
-def wrong(record: Record) -> str | None:
-    """Why a variant is another model, from its own weights; null: nothing found, or not compared."""
+def file_wrong(record: Record) -> str | None:
+    """Why a variant's file is another model's, from its settings and values; null: nothing found, or not
+    compared."""
     own = record["check"].get("own")
     if not own:
         return None
     if own["settings"]:
-        return f"{own['settings'][0]}: it is not the same model"
-    return _values(own.get("values"), weights_type(record)) or depths_wrong(
-        own["depths"], allowed(record), "its own weights, dequantized"
-    )
+        return f"{own['settings'][0]}: {OTHER}"
+    return _values(own.get("values"), weights_type(record)) or other_count(own.get("experts"), OWN)
+
+
+def wrong(record: Record) -> str | None:
+    """Why it computes another model, from its own weights."""
+    own, bound = record["check"].get("own"), allowed(record)
+    if not own:
+        return None
+    reason = experts_wrong(own.get("experts"), bound, OWN)
+    return reason or (None if is_free(record, own) else depths_wrong(own["depths"], bound, OWN))
+
+
+def is_free(record: Record, compared: Mapping[str, Any]) -> bool:
+    """Whether a mixture was compared with a reference whose routers chose for themselves. Rounding leads one
+    near a tie to another expert, so that a difference of logits then says nothing."""
+    decoder = record["model"]["weights"].get("decoder")
+    return bool(decoder and decoder["experts"]) and not (compared.get("experts") or {}).get("choices")
+
+
+def other_count(experts: Mapping[str, Any] | None, of: str) -> str | None:
+    """Why a mixture uses another number of experts."""
+    if not experts or experts["chosen"] == experts["used"]:
+        return None
+    return f"a token uses {plural(experts['chosen'], 'expert')}, and {experts['used']} in {of}: {OTHER}"
+
+
+def experts_wrong(experts: Mapping[str, Any] | None, bound: float, of: str) -> str | None:
+    """Why a mixture's choices of experts are not those of the same weights. `bound`: the largest relative
+    error that is explained."""
+    if not experts or experts["gap"] <= SIGMA * bound:
+        return None
+    detail = f"a router chose an expert whose score is {experts['gap']:.0%} of their spread too low by {of}"
+    return f"{detail}, and its types explain {SIGMA * bound:.0%} at most: {OTHER}"
 
 
 def _values(values: Mapping[str, Any] | None, named: str) -> str | None:

@@ -21,6 +21,8 @@ def notes(record: Record) -> list[Flag]:
             f"random routers chose a layer's busiest expert {busiest(found):.1f} times as often as its mean;"
             " trained ones are less even on real text, which matters where experts are cached or offloaded"
         )
+        if done_of(record).get("fed"):
+            detail += "; steps were fed fixed ids, not those with the highest logit, which may repeat"
         raised.append(Flag("synthetic_routing", detail, invalidates=None))
     used, expected = distinct(found), expected_distinct(found)
     if used < PINNED * expected:

@@ -12,6 +12,7 @@ from harness.analysis.records import (
     grow_results,
     placement,
     prefill,
+    rotary,
     routing,
     surface,
     throttling,
@@ -194,7 +195,8 @@ def notes(record: Record) -> list[Flag]:
         times = plural(sum(count for _, count in retries), "time")
         detail = f"{times} the allocator had to free memory and try again"
         raised.append(Flag("allocator_retries", f"{detail}, at n = {places}{more}", invalidates=None))
-    return [*raised, *routing.notes(record), *throttling.notes(record), *disturbances.notes(record)]
+    raised += [*routing.notes(record), *rotary.notes(record)]
+    return [*raised, *throttling.notes(record), *disturbances.notes(record)]
 
 
 def other_kernels(facts: StackFacts) -> list[str]:

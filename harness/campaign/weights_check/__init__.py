@@ -26,6 +26,7 @@ from harness.results import Draft, Record, Stored
 from harness.theory.packed import Packing
 
 SECONDS = 60.0  # compute time per variant; depths beyond it are skipped
+OTHER_IDS = "its token ids for the text differ from the reference's"
 NO_WEIGHTS = "its stack loads no weights: there is nothing to compare"
 
 
@@ -179,24 +180,27 @@ def _compared(cell: Cell, given: Checking, inputs: Inputs, reference: Reference,
 
     Raises NoReference, NoLogits, NotReady.
     """
-    theirs, lack = None, None
-    try:
-        theirs = reference.logits()
-    except NoReference as missing:
-        if not own.is_quantized(cell, inputs):
-            raise
-        lack = missing
     ids = given.preparation.prompt(lengthened(cell), inputs.weights)[0]
-    if ids[: len(inputs.prompt)] != inputs.prompt or (theirs and ids != reference.ids):
-        raise NoLogits("error", "its token ids for the text differ from the reference's")
-    windows = [window for window in reference.windows if not theirs or window[1] - 1 in theirs[1]]
-    ours, job_facts = logits_of(cell, inputs, ids, windows, given.seconds, folder, reference.folder)
+    if ids[: len(inputs.prompt)] != inputs.prompt:
+        raise NoLogits("error", OTHER_IDS)
+    theirs, lack, windows, chosen = None, None, reference.windows, None
+    if not (mixture := inputs.weights is not None and inputs.weights.is_mixture):
+        theirs, lack = _theirs(cell, inputs, reference, ids)
+        windows = [window for window in windows if not theirs or window[1] - 1 in theirs[1]]
+    experts = reference.folder / "experts.npy" if mixture else None
+    arguments = (inputs, ids, windows, given.seconds, folder, reference.folder)
+    ours, job_facts = logits_of(cell, *arguments, experts)
+    if mixture:  # the reference has to choose the same experts
+        heard = job_facts.get("experts") or {}
+        chosen = experts if heard.get("tokens") == ours[1][-1] + 1 else None
+        theirs, lack = _theirs(cell, inputs, reference, ids, chosen)
     found: Draft = {}
     try:
         if theirs:
             found = {"reference": reference.description, "depths": agreement.compare(*theirs, *ours, windows)}
+            found |= own.followed(reference)
         if own.is_quantized(cell, inputs):
-            found |= _own(cell, given, reference, ids, ours, windows)
+            found |= _own(cell, given, reference, ids, ours, windows, chosen)
     except ValueError as mismatch:
         raise NoLogits("error", str(mismatch)) from mismatch
     except MemoryError as full:
@@ -204,7 +208,7 @@ def _compared(cell: Cell, given: Checking, inputs: Inputs, reference: Reference,
     if lack and "own" not in found:
         raise NoReference(f"{lack}; nor with its own weights: {found['own_failure']}") from lack
     if lack:  # its own weights are all there is to compare with
-        found |= {key: found["own"][key] for key in ("reference", "depths")}
+        found |= {key: found["own"][key] for key in ("reference", "depths", "experts") if key in found["own"]}
     compared, ran = [depth["n"] for depth in found["depths"]], job_facts.get("ran")
     return found | {
         "ran": ran,
@@ -215,6 +219,24 @@ def _compared(cell: Cell, given: Checking, inputs: Inputs, reference: Reference,
     }
 
 
+def _theirs(
+    cell: Cell, inputs: Inputs, reference: Reference, ids: list[int], follow: Path | None = None
+) -> tuple[Logits | None, NoReference | None]:
+    """The reference's logits, or why there are none where the cell's own weights can be compared instead.
+
+    Raises NoReference, NoLogits.
+    """
+    try:
+        theirs = reference.logits(follow)
+    except NoReference as missing:
+        if not own.is_quantized(cell, inputs):
+            raise
+        return None, missing
+    if ids != reference.ids:
+        raise NoLogits("error", OTHER_IDS)
+    return theirs, None
+
+
 def _own(
     cell: Cell,
     given: Checking,
@@ -222,6 +244,7 @@ def _own(
     ids: list[int],
     ours: Logits,
     windows: Sequence[Sequence[int]],
+    chosen: Path | None,
 ) -> Draft:
     """Compare with the variant's own weights. Returns `own`, or the reason why that failed in
     `own_failure`."""
@@ -229,6 +252,6 @@ def _own(
     try:
         original = reference.original()
         arguments = (given.preparation, given.inputs, given.seconds, reference.folder, original)
-        return {"own": own.compare(cell, *arguments, ids, ours, windows)}
+        return {"own": own.compare(cell, *arguments, ids, ours, windows, chosen)}
     except own.FAILURES as failure:
         return {"own_failure": str(failure)}

@@ -35,8 +35,11 @@ def logits_of(
     seconds: float,
     folder: Path,
     arrays: Path,
+    experts: Path | None = None,
+    follow: Path | None = None,
 ) -> tuple[Logits, Draft]:
     """Run a `logits` job. Returns its logits and the facts of Done. `folder`: log; `arrays`: logits.
+    `experts`: for the experts that are chosen; `follow`: those to choose (see runners/experts.py).
 
     Raises NoLogits.
     """
@@ -49,7 +52,9 @@ def logits_of(
         "windows": [list(window) for window in deeper],
         "seconds": seconds,
     }
-    request = inputs.request(cell, "logits", workload, {"logits": str(file)})
+    files = {"logits": file, "experts": experts, "follow": follow}
+    named = {name: str(path) for name, path in files.items() if path}
+    request = inputs.request(cell, "logits", workload, named)
     with _readable(file):
         ended = None
         for event in launch.run_job(request, inputs.interpreter, folder, inputs.timeout_s, inputs.threads):

@@ -24,7 +24,7 @@ from harness.system.cache import CacheError
 from harness.theory.shapes import Shape
 
 # Bump when a check against own weights compares something else.
-METHOD = 1
+METHOD = 2
 FAILURES = (NoLogits, NoReference, NotReady, CacheError, CheckpointError, OSError, ValueError, MemoryError)
 
 
@@ -61,9 +61,10 @@ def compare(
     ids: list[int],
     ours: Logits,
     windows: Sequence[Sequence[int]],
+    chosen: Path | None,
 ) -> Draft:
     """`original`: the model's 16-bit weights; null: none. `ids`, `ours`: the token ids, and the
-    variant's logits. `folder`: for arrays.
+    variant's logits. `folder`: for arrays. `chosen`: the variant's experts, which the reference follows.
 
     Raises one of FAILURES.
     """
@@ -77,8 +78,18 @@ def compare(
         if original and not found["settings"]:
             found["values"] = preparation.differences(cell, own.path, original)
         reference = Reference([cell], preparation, inputs, seconds, folder, (own.path, ids))
-        depths = agreement.compare(*reference.logits(), *ours, windows)
-        return found | {"depths": depths, "reference": reference.description}
+        depths = agreement.compare(*reference.logits(chosen), *ours, windows)
+        return found | {"depths": depths, "reference": reference.description, **followed(reference)}
+
+
+def followed(reference: Reference) -> Draft:
+    """`experts`: what a reference that followed a variant's experts says of them; empty: it followed none."""
+    found = reference.experts or {}
+    if "followed" not in found:
+        return {}
+    theirs = found["followed"]
+    own = {"experts": found["experts"], "used": found["used"], "chosen": theirs["used"]}
+    return {"experts": own | {key: theirs[key] for key in ("choices", "others", "gap")}}
 
 
 def _shape(ready: Ready) -> Shape | None:

@@ -10,7 +10,7 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,6 +79,7 @@ class Reference:
         self.folder = folder
         self.description: Draft | None = None
         self.ids: list[int] = []
+        self.experts: Draft | None = None
         self._preparation, self._inputs, self._seconds = preparation, inputs, seconds
         self._why: list[str] = []
         self._failure: NoLogits | None = None
@@ -103,8 +104,13 @@ class Reference:
             return None
         return self._preparation.weights(self._cell)
 
-    def logits(self) -> Logits:
-        """Raises NoReference: there is none; NoLogits: it failed (it is not tried again)."""
+    def logits(self, follow: Path | None = None) -> Logits:
+        """`follow`: experts for its routers to choose; `experts` then says how far that is from their own.
+
+        Raises NoReference: there is none; NoLogits: it failed (it is not tried again).
+        """
+        if follow:
+            return self.run(partial(self._computed, follow=follow))
         if self._logits is None:
             self._logits = self.run(self._computed)
         return self._logits
@@ -141,10 +147,15 @@ class Reference:
         with tempfile.TemporaryDirectory(prefix="harness-check-") as folder:
             return job(cell, inputs, why, Path(folder))
 
-    def _computed(self, cell: Cell, inputs: Inputs, why: str, log: Path) -> Logits:
+    def _computed(
+        self, cell: Cell, inputs: Inputs, why: str, log: Path, follow: Path | None = None
+    ) -> Logits:
         """Raises NoLogits, NotReady."""
         self.ids = self.own[1] if self.own else self._preparation.prompt(lengthened(cell), inputs.weights)[0]
-        found, job_facts = logits_of(cell, inputs, self.ids, self.windows, self._seconds, log, self.folder)
+        experts = self.folder / "reference-experts.npy" if follow else None
+        given = (self.ids, self.windows, self._seconds, log, self.folder, experts, follow)
+        found, job_facts = logits_of(cell, inputs, *given)
+        self.experts = job_facts.get("experts")
         self.description = self.described(cell, inputs, why, job_facts)
         return found
 

@@ -18,7 +18,8 @@ from harness.config.forms import InlineShape
 from harness.config.rows import safe_name
 from harness.dataset.gather import Gathered
 from harness.known import Known as KnownModels
-from harness.models import weights
+from harness.known import config_of
+from harness.models import layout, weights
 from harness.models.checkpoint import CheckpointError, read
 from harness.models.weights import FULL_TYPES, WeightsError
 from harness.plan import Cell
@@ -29,6 +30,7 @@ from harness.recommend.commands import Source
 from harness.recommend.quality import Perplexity
 from harness.recommend.type_rates import Rates
 from harness.system.gpus import Gpu, visible_gpus
+from harness.system.json_file import CONFIG_JSON_BYTES, object_of
 from harness.system.printing import printable
 from harness.theory import decoder, machine_names
 from harness.theory.machine import Figure, Machine
@@ -78,7 +80,8 @@ def model(given: str) -> Given:
         shape = decoder.made(known.made).shape
         hub = given if re.fullmatch(r"[\w.-]+/[\w.-]+", given) else None
         named = Subject(Model(name=known.name, shape=shape), shape or known.made)
-        return Given(named, {"shape": known.name} if shape else None, Source(known.name, hub))
+        is_made = shape is not None or _is_made(config_of(known.name))
+        return Given(named, {"shape": known.name} if is_made else None, Source(known.name, hub))
     path = Path(given)
     try:
         found = read(path)
@@ -94,6 +97,8 @@ def model(given: str) -> Given:
     if path.name == "config.json":
         name = path.absolute().parent.name
         row: dict[str, object] | None = {"shape": asdict_of(shape)} if shape else None
+        if shape is None and _is_made(object_of(path, CONFIG_JSON_BYTES)):
+            row = {"shape": whole}
         source = Source(name)
     else:
         name, row = path.stem if path.is_file() else path.absolute().name, {"weights": whole}
@@ -103,6 +108,16 @@ def model(given: str) -> Given:
         Model(name=name, shape=shape), shape or found.decoder, kept, found.tensors if kept else ()
     )
     return Given(subject, row and {"name": name, **row}, source)
+
+
+def _is_made(config: dict[str, object]) -> bool:
+    """Whether weights of a model that is not dense can be made for all stacks."""
+    try:
+        layout.of(config)
+        layout.check_gguf(config)
+    except layout.NoLayout:
+        return False
+    return True
 
 
 def asdict_of(shape: Shape) -> dict[str, object]:

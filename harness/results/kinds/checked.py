@@ -70,6 +70,25 @@ class Depth(TypedDict):
 
 
 @with_config(DESCRIBED)
+class Experts(TypedDict):
+    """Of a mixture: the reference's routers chose the experts that the variant had chosen."""
+
+    experts: Positive
+    """in a layer"""
+    used: Positive
+    """by a token, as the reference has it"""
+    chosen: Positive
+    """the same, of the variant: if it differs, the reference chose its own"""
+    choices: Count
+    """compared, one for each token and layer"""
+    others: Count
+    """of these: other experts than the reference's own choice"""
+    gap: From0
+    """the largest by which the reference's score of an expert that was left exceeds that of one chosen, over
+    sqrt(2) and the spread of its scores"""
+
+
+@with_config(DESCRIBED)
 class OwnWeights(TypedDict):
     """A quantized variant against its own weights, dequantized and run in float32."""
 
@@ -80,6 +99,8 @@ class OwnWeights(TypedDict):
     their relative errors, and names that are `missing`; null without 16-bit weights"""
     reference: Reference
     depths: list[Depth]
+    experts: NotRequired[Experts]
+    """of a mixture"""
 
 
 @with_config(DESCRIBED)
@@ -93,6 +114,8 @@ class Check(TypedDict):
     left_out: NotRequired[Pairs]
     """windows skipped for the time limit"""
     depths: NotRequired[list[Depth]]
+    experts: NotRequired[Experts]
+    """of a mixture; missing where its stack cannot tell them, and in older records"""
     ran: NotRequired[StackFacts | None]
     """facts of the variant's job that the verdict reads: kernels, options"""
     own: NotRequired[OwnWeights]

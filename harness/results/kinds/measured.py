@@ -136,6 +136,9 @@ class EndFacts(TypedDict):
     """facts of `loaded` that differ after the run"""
     control: NotRequired[Control | None]
     """missing in older records, and of a workload that grows; null below 512 tokens"""
+    fed: NotRequired[Text]
+    """`fixed ids`: what decode steps were fed, of a mixture with synthetic weights; missing where each was
+    fed the token before it, which had the highest logit"""
     routing: NotRequired[Routing]
     """missing for a model without experts, and of a stack that does not tell"""
     surface: NotRequired[Surface]

@@ -5,7 +5,18 @@ from typing import Any
 from pydantic import ConfigDict, with_config
 from typing_extensions import NotRequired, TypedDict
 
-from harness.results.kinds.values import Above0, Count, Extent, Names, Number, Positive, Slug, Switch, Text
+from harness.results.kinds.values import (
+    Above0,
+    Count,
+    Extent,
+    From0,
+    Names,
+    Number,
+    Positive,
+    Slug,
+    Switch,
+    Text,
+)
 
 # A docstring below a key is its line in docs/record.md and its description in the JSON Schema.
 DESCRIBED = ConfigDict(use_attribute_docstrings=True)
@@ -179,6 +190,9 @@ class Weights(TypedDict):
     """the commit on the hub that the requested branch or tag stood for"""
     shards: NotRequired[Any]
     """number of files"""
+    yarn_difference: NotRequired[From0]
+    """of a GGUF with YaRN, the largest share by which llama.cpp's rotary frequencies are off the model's;
+    missing where they are not"""
     packing: NotRequired[Any]
     """of GPTQ and AWQ: `method`, `bits`, `group_size` (-1: a whole column), `symmetric`, `act_order`,
     `layout`; else null"""

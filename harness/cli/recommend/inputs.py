@@ -28,6 +28,7 @@ from harness.recommend.candidates import Candidate, Place, Subject, place_of
 from harness.recommend.commands import Source
 from harness.recommend.quality import Perplexity
 from harness.recommend.type_rates import Rates
+from harness.results.kinds import Record
 from harness.system.gpus import Gpu, visible_gpus
 from harness.system.printing import printable
 from harness.theory import decoder, machine_names
@@ -43,10 +44,12 @@ GPU_BYTES_PER_S = 150e9  # a machine of which only memory and bandwidth are know
 
 @dataclass(frozen=True)
 class Known:
-    """What was measured: examples to predict from, perplexities, and rates by type of the place's devices."""
+    """What was measured: examples to predict from, perplexities, scores of texts, and rates by type of the
+    place's devices."""
 
     examples: Sequence[Example]
     perplexities: Sequence[Perplexity]
+    scores: Sequence[Record]
     rates: Mapping[str, Rates]
 
     def given(self, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -79,7 +82,8 @@ def model(given: str) -> Given:
         hub = given if re.fullmatch(r"[\w.-]+/[\w.-]+", given) else None
         named = Subject(Model(name=known.name, shape=shape), shape or known.made)
         return Given(named, {"shape": known.name} if shape else None, Source(known.name, hub))
-    path = Path(given)
+    is_shipped = given in shipped.weights_names()
+    path = shipped.weights(given) if is_shipped else Path(given)
     try:
         found = read(path)
         quant = weights.local(path).quant if path.suffix == ".gguf" else None
@@ -96,7 +100,10 @@ def model(given: str) -> Given:
         row: dict[str, object] | None = {"shape": asdict_of(shape)} if shape else None
         source = Source(name)
     else:
-        name, row = path.stem if path.is_file() else path.absolute().name, {"weights": whole}
+        name, row = (
+            path.stem if path.is_file() else path.absolute().name,
+            {"weights": given if is_shipped else whole},
+        )
         source = Source(name, None if quant else whole, whole if quant else None, quant)
     name = safe_name(name) or "model"
     subject = Subject(
@@ -197,7 +204,8 @@ def known(folder: Path, of_place: Place) -> Known:
     if folder.exists() and not folder.is_dir():
         raise Mistake(f"{printable(str(folder))} is no folder of results")
     published = [*results.records(shipped.results(STUDY), say)]
-    own = Gathered([*stored(folder)] if folder.is_dir() else [])
+    mine = [*stored(folder)] if folder.is_dir() else []
+    own = Gathered(mine)
     # This machine's own bandwidth is measured each time; a share of it must mean the same in all.
     bandwidths = {each.name: each.bytes_per_s for each in of_place.devices}
     found = [*examples.of_published(published), *examples.of_own(own, bandwidths)]
@@ -205,4 +213,5 @@ def known(folder: Path, of_place: Place) -> Known:
     rates = {each.name: type_rates.kept(folder, each.name, each.threads) for each in of_place.devices}
     for device, of_types in rates.items():
         found = examples.with_rates(found, device, of_types)
-    return Known(found, quality.published(each.record for each in published), rates)
+    scores = [each.record for each in mine if each.record["kind"] == "scored"]
+    return Known(found, quality.published(each.record for each in published), scores, rates)

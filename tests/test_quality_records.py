@@ -84,9 +84,39 @@ def test_the_speed_of_a_variant_has_the_quality_of_the_same_variant():
     assert row["perplexity"] == GOLDEN["quality"]["figures"]["ppl"]["value"]
     assert row["kld_mean"] == GOLDEN["quality"]["figures"]["kld_mean"]["value"]
     assert tables.cells(gathered.cells).headings[-3:] == ["PPL", "KLD", "top-1"]
+    assert row["kld_mean_ci95"][0] < row["kld_mean"] < row["kld_mean_ci95"][1]
+
+
+def test_a_speed_that_was_not_scored_says_so_where_others_of_its_model_were():
+    speed = measured()
+    score = scored() | {key: speed[key] for key in ("stack", "device", "machine", "model")}
     other = Gathered([Stored(Path("a"), speed), Stored(Path("b"), score | {"variant": "another"})])
     assert other.repeats[0]["perplexity"] is None
-    assert "PPL" not in tables.cells(other.cells).headings
+    assert tables.cells(other.cells).lines[0][-3:] == ["not scored"] * 3
+    alone = Gathered([Stored(Path("a"), speed)])
+    assert "PPL" not in tables.cells(alone.cells).headings
+    elsewhere = Gathered([Stored(Path("a"), speed), Stored(Path("b"), GOLDEN)])
+    assert elsewhere.repeats[0]["quality"] is None
+
+
+def test_the_speed_of_a_variant_whose_logits_are_no_numbers_is_invalid():
+    speed = measured()
+    score = scored(figures=None, not_finite={"window": 2, "position": 300})
+    score |= {key: speed[key] for key in ("stack", "variant", "device", "machine", "model")}
+    after: Any = Gathered([Stored(Path("a"), speed)]).repeats[0] | {"status": "ok", "reasons": []}
+    quality.apply([after], [quality.row(score)])
+    assert (after["status"], after["quality"]) == ("invalid", "invalid")
+    assert after["reasons"][-1] == "NaN or infinite logits at position 300 of window 2 of the scored text"
+
+
+def test_of_two_scores_of_as_many_tokens_the_last_counts():
+    speed = measured()
+    score = scored() | {key: speed[key] for key in ("stack", "variant", "device", "machine", "model")}
+    later = copy.deepcopy(score) | {"started_utc": "2030-01-01T00:00:00+00:00", "content_key": "later"}
+    later["quality"]["figures"]["kld_mean"]["value"] = 0.5
+    for order in ([score, later], [later, score]):
+        stored = [Stored(Path("a"), speed), *(Stored(Path(f"s{n}"), each) for n, each in enumerate(order))]
+        assert Gathered(stored).repeats[0]["kld_mean"] == 0.5
 
 
 def test_the_table_of_scores_says_what_was_scored_and_what_is_wrong():

@@ -189,7 +189,10 @@ class Repeat(Result, Figures, Growth, EnergyFigures, SensorFigures, Sizes, Surfa
     prefill_knees: dict[str, list[int | None] | None] | None
     series: str | None
     weights_check: str | None
+    quality: str | None
+    """status of the score of its variant; `not scored` where others of its model are; null: none is"""
     kld_mean: float | None
+    kld_mean_ci95: Ends | None
     top1: float | None
     drift: float | None
     """rise of latency from before to after the run, at the same tokens"""
@@ -295,6 +298,8 @@ class Score(Identity):
     perplexity: float | None
     kld_mean: float | None
     top1: float | None
+    wrong: str | None
+    """why its variant computes nonsense, so that its speed does not count either; null: it does not"""
     means: WindowMeans | None
     loss_nats: float | None
     seconds: float | None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from harness import shipped
 from harness.cli.recommend.inputs import Given
 from harness.config import Model, load
 from harness.dataset.study import Study
@@ -240,6 +241,24 @@ def test_measured_divergence_orders_quality_and_decides_what_balance_keeps(harne
     first = json.loads(harness(*limited).out)["ranking"][0]
     assert "q8_0" in first["name"]
     assert first["why"] == "best quality that fits (KLD 0.0001)"
+
+
+def test_a_shipped_model_is_recommended_by_name_and_by_path_alike(harness, tmp_path):
+    record = scored(0.006, options={"quant": "q4_k_m", "type_k": "f16", "type_v": "f16"})
+    record["model"]["name"] = "austen-4m"
+    folder = tmp_path / "results" / "machine" / "austen-4m" / "cell" / "20261101T000000.000000Z"
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text(json.dumps(record))
+    command = ("--machine", "rtx-4090", "--stacks", "llamacpp", "--context", "1k", "--json")
+    command = (*command, "--results", tmp_path / "results")
+    by_name, by_path = (
+        harness("recommend", given, *command) for given in ("austen-4m", shipped.weights("austen-4m"))
+    )
+    assert (by_name.code, by_name.err) == (0, "")
+    assert by_name.json == by_path.json
+    rows = {row["name"]: row for row in by_name.json["variants"]}
+    assert rows["llamacpp q4_k_m"]["quality_source"] == "measured here"
+    assert rows["llamacpp q4_0"]["quality_loss"] is None
 
 
 def test_the_config_to_prove_a_variant_is_one_that_the_harness_runs(tmp_path):

@@ -189,8 +189,10 @@ class Repeat(Result, Figures, Growth, EnergyFigures, SensorFigures, Sizes, Surfa
     prefill_knees: dict[str, list[int | None] | None] | None
     series: str | None
     weights_check: str | None
+    computes: str | None
+    """see records.identity; equal where logits are"""
     quality: str | None
-    """status of the score of its variant; `not scored` where others of its model are; null: none is"""
+    """status of its variant's score; where others of its model have one, `not scored` or `other text`"""
     kld_mean: float | None
     kld_mean_ci95: Ends | None
     top1: float | None
@@ -281,6 +283,7 @@ class Check(Identity):
 class Score(Identity):
     """The quality of one variant on a text; see records.quality."""
 
+    computes: str | None
     kind: str
     workload: str
     weights: str
@@ -299,7 +302,7 @@ class Score(Identity):
     kld_mean: float | None
     top1: float | None
     wrong: str | None
-    """why its variant computes nonsense, so that its speed does not count either; null: it does not"""
+    """where its logits are NaN or infinite, which makes the speed of its variant invalid; null: nowhere"""
     means: WindowMeans | None
     loss_nats: float | None
     seconds: float | None

@@ -44,13 +44,15 @@ def published(records: Iterable[Record]) -> list[Perplexity]:
 
 
 def measured(records: Iterable[Record], model: str) -> dict[_Key, Quality]:
-    """The quality of each variant of a model that was scored on a text: of several scores, the one of most
-    tokens, and of these the last."""
+    """The quality of each variant of a model that was last scored, on the text that most of them have."""
     found = [each for each in records if each["kind"] == "scored" and each["model"]["name"] == model]
-    found.sort(key=lambda each: (each["quality"].get("scored") or 0, each["started_utc"]))
+    found.sort(key=lambda each: each["started_utc"])
+    rows = [scores.row(each) for each in found]
+    chosen = scores.comparable(rows)
     of: dict[_Key, Quality] = {}
-    for record in found:
-        if figures := scores.row(record)["figures"]:
+    for record, row in zip(found, rows, strict=True):
+        if row in chosen:
+            figures = row["figures"]
             options, kld = record["options"], figures["kld_mean"]
             weights = record["model"]["weights"]
             stored = weights.get("quant") if weights.get("format") == "gguf" else options.get("dtype")

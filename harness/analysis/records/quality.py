@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.analysis.records.agreement import mismatches
-from harness.analysis.records.identity import identity, weights
+from harness.analysis.records.identity import computes, identity, weights
 from harness.analysis.records.verdicts import USABLE, Verdict
 from harness.analysis.rows import Identity, Repeat, Score
 from harness.results.kinds import Record
 
 NOT_SCORED = "not scored"
+OTHER_TEXT = "other text"  # its scores are of other text or windows than those of most variants
 
 
 def verdict(record: Record) -> Verdict:
@@ -27,7 +28,7 @@ def verdict(record: Record) -> Verdict:
 
 
 def _wrong(record: Record) -> str | None:
-    """The first position whose logits are no numbers, as a clause; null: all are."""
+    """The first position with NaN or infinite logits, as a clause; null: none."""
     if record["outcome"] != "ok" or not (where := record["quality"].get("not_finite")):
         return None
     return f"NaN or infinite logits at position {where['position']} of window {where['window']}"
@@ -41,6 +42,7 @@ def row(record: Record) -> Score:
     figures = (quality.get("figures") or {}) if judged.status == "ok" else {}
     return {
         **identity(record),
+        "computes": computes(record),
         "kind": record["kind"],
         "workload": record["workload"]["kind"],
         "weights": weights(record),
@@ -64,31 +66,53 @@ def row(record: Record) -> Score:
     }
 
 
+def comparable(scores: Sequence[Score]) -> list[Score]:
+    """The scores with figures of one text and windows for each model: those that most variants have, and of
+    these the ones of most tokens. A divergence compares with others on the same tokens alone."""
+    texts: dict[str, dict[tuple[object, ...], list[Score]]] = {}
+    for each in scores:
+        if each["figures"]:
+            text = each["ids_sha256"], each["n_ctx"], each["windows"]
+            texts.setdefault(each["model"], {}).setdefault(text, []).append(each)
+    return [
+        each
+        for of_model in texts.values()
+        for each in max(
+            of_model.values(), key=lambda found: (len({*map(_variant, found)}), found[0]["scored"] or 0)
+        )
+    ]
+
+
 def apply(rows: Sequence[Repeat], scores: Sequence[Score]) -> None:
-    """Set the quality of measured rows from the score of the same model, stack, variant, machine and device:
-    of several, from that of most tokens, and of these from the last. Rows without one are `not scored` where
-    others of their model are. The speed of a variant whose logits are no numbers is invalid."""
-    of: dict[tuple[object, ...], Score] = {}
-    wrong: dict[tuple[object, ...], str] = {}
-    for score in sorted(scores, key=lambda each: (each["scored"] or 0, each["started_utc"])):
-        of[_variant(score)] = score
-        if score["wrong"]:
-            wrong[_variant(score)] = f"{score['wrong']} of the scored text"
+    """Set the quality of measured rows from the last score of the same model, stack, variant, machine and
+    device, with the same packages and weights, on the text and windows that most variants of the model have.
+    Rows without one are `not scored` where others of their model are. The speed of a variant with NaN or
+    infinite logits is invalid."""
+    ordered = sorted(scores, key=lambda each: each["started_utc"])
+    of = {_built(each): each for each in comparable(ordered)}
+    states = {_built(each): OTHER_TEXT if each["figures"] else each["status"] for each in ordered}
+    wrong = {_built(each): f"{each['wrong']} of the scored text" for each in ordered if each["wrong"]}
     models = {score["model"] for score in scores}
     for row in rows:
         if row["kind"] != "measured" or row["model"] not in models:
             continue
-        found, reason = of.get(_variant(row)), wrong.get(_variant(row))
-        row["quality"] = found["status"] if found else NOT_SCORED
-        if found and found["figures"]:
+        built = _built(row)
+        never_ready = states.get((*_variant(row), None), NOT_SCORED)
+        row["quality"] = states.get(built, never_ready)
+        if found := of.get(built):
             ppl, kld = found["figures"]["ppl"], found["figures"]["kld_mean"]
+            row["quality"] = found["status"]
             row["perplexity"], row["perplexity_stderr"] = ppl["value"], ppl.get("standard_error")
             row["kld_mean"], row["kld_mean_ci95"] = kld["value"], [kld["low"], kld["high"]]
             row["top1"] = found["top1"]
-        if reason and row["status"] in USABLE:
-            row["status"], row["reasons"] = "invalid", [*row["reasons"], reason]
+        if built in wrong and row["status"] in USABLE:
+            row["status"], row["reasons"] = "invalid", [*row["reasons"], wrong[built]]
             row["disturbed"] = None  # another attempt would not help
 
 
 def _variant(row: Identity) -> tuple[object, ...]:
     return row["model"], row["stack"], row["variant"], row["machine"], row["device"]
+
+
+def _built(row: Repeat | Score) -> tuple[object, ...]:
+    return *_variant(row), row["computes"]

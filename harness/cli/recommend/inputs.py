@@ -75,14 +75,14 @@ class Given:
 
 def model(given: str) -> Given:
     """A model by its name or its files. Raises Mistake."""
-    if known := typed.model(given, KnownModels()):
+    is_shipped = given in shipped.weights_names() and not Path(given).exists()
+    if not is_shipped and (known := typed.model(given, KnownModels())):
         if known.made is None:
             raise Mistake(f"{known.name}: its layers are not known; give its config.json or a GGUF")
         shape = decoder.made(known.made).shape
         hub = given if re.fullmatch(r"[\w.-]+/[\w.-]+", given) else None
         named = Subject(Model(name=known.name, shape=shape), shape or known.made)
         return Given(named, {"shape": known.name} if shape else None, Source(known.name, hub))
-    is_shipped = given in shipped.weights_names()
     path = shipped.weights(given) if is_shipped else Path(given)
     try:
         found = read(path)

@@ -87,7 +87,7 @@ def _quality(choice: Choice) -> tuple[str, str, str]:
     if known is None:
         return ("16 bits", NONE, NONE) if choice.candidate.bits >= NEARLY_WHOLE else (NONE, NONE, "unknown")
     kld = NONE if known.kld is None else f"{known.kld:.5f}"
-    return f"{known.loss:+.1%}", kld, HERE if known.source == HERE else "published"
+    return f"{round(known.loss, 3) + 0.0:+.1%}", kld, HERE if known.source == HERE else "published"
 
 
 def _size(memory_bytes: float, available_bytes: float) -> str:

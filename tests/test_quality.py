@@ -22,8 +22,6 @@ from harness.campaign.quality.texts import TextError
 from harness.config import Quality
 from harness.config.mistakes import ConfigError
 from harness.models import tokenizer
-from harness.worker import launch
-from runners.protocol import Request
 
 MODEL = "austen-4m"
 ROOT = Path(__file__).parent.parent
@@ -239,43 +237,3 @@ def test_cells_and_fingerprints_of_a_shipped_model_are_the_same_in_every_install
     shutil.copytree(shipped.weights(MODEL), copied)
     mine = configs.load(of({"name": MODEL, "weights": str(copied)}, {"stack": "hf"}))
     assert plan.cells(mine)[0].id not in one[0]
-
-
-@pytest.mark.slow("bitsandbytes quantizes when it loads, and every stack scores")
-def test_bitsandbytes_is_scored_and_four_bits_lose_more_than_eight(
-    harness, of, hf_interpreter, bnb_interpreter
-):
-    ran = harness("quality", of({"weights": MODEL}, {"stack": "bnb", "quant": ["int8", "nf4"]}), "--json")
-    assert ran.code == 0, ran.out + ran.err
-    found = by_variant(ran)
-    int8, nf4 = (found[name]["figures"]["kld_mean"] for name in found)
-    assert [name.split("-")[0] for name in found] == ["int8", "nf4"]
-    assert 0 < int8["low"] <= int8["high"] < nf4["low"]
-    assert found[next(iter(found))]["reference"] == "hf fp32"
-
-
-@pytest.mark.slow("packs the model three times, and every kernel scores it")
-def test_kernels_of_gptqmodel_agree_on_the_quality_of_a_packed_checkpoint(
-    harness, of, tmp_path, hf_interpreter, gptqm_interpreter
-):
-    source = str(shipped.weights(MODEL))
-    for method, bits in (("gptq", 4), ("gptq", 8), ("awq", 4)):
-        model = {"name": MODEL, "path": source, "shape": None}
-        options = {"format": method, "bits": bits, "group_size": 128, "threads": 1}
-        files = {"source": source, "target": str(tmp_path / f"{method}-{bits}")}
-        request = Request("pack", "hf", "cpu", model, options, files=files)
-        launch.facts_of(launch.run_job(request, hf_interpreter, tmp_path, 900))
-    paths = {"hf": MODEL, **{method: str(tmp_path / f"{method}-{{bits}}") for method in ("gptq", "awq")}}
-    variants = [
-        {"name": "int4", "stack": "gptqm", "kernel": "torch"},
-        {"name": "int8", "stack": "gptqm", "kernel": "torch", "bits": 8},
-        {"name": "int4-aten", "stack": "gptqm", "kernel": "aten"},
-        {"name": "awq", "stack": "gptqm", "kernel": "torch", "format": "awq"},
-        {"name": "awq-aten", "stack": "gptqm", "kernel": "aten", "format": "awq"},
-    ]
-    ran = harness("quality", of({"name": MODEL, "weights": paths}, *variants), "--json")
-    assert ran.code == 0, ran.out + ran.err
-    kld = {name: row["kld_mean"] for name, row in by_variant(ran).items()}
-    assert kld["int8"] < 0.1 * kld["int4"]
-    assert kld["int4-aten"] == pytest.approx(kld["int4"], rel=0.05)
-    assert kld["awq-aten"] == pytest.approx(kld["awq"], rel=0.05)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness import shipped
 from harness.config import Experiment, MaxCtx, Model, Quality, Variant, Weights, Workload
 from harness.config.variants import bits_of, quant_of, weights_format
 from harness.stacks.header import Header, stacks
@@ -245,8 +246,11 @@ def _request(model: Model, variant: Variant, workload: Workload) -> dict[str, ob
     chosen = model.model_copy(update={"weights": given})
     described = {"described": model.described.config} if model.described else {}
     other = {"of_format", "described", "where"}
+    asked = chosen.model_dump(mode="json", exclude=other) | described
+    if name := shipped.weights_name(given.path):  # its folder is another in each installation
+        asked["weights"]["path"] = name
     return {
-        "model": chosen.model_dump(mode="json", exclude=other) | described,
+        "model": asked,
         "stack": variant.stack,
         "options": variant.options,
         "workload": workload.model_dump(mode="json"),

@@ -111,6 +111,37 @@ def test_the_quality_picture_has_only_variants_with_a_perplexity_and_says_how_ma
     assert pictured(*CELLS[:2])["quality"].points[0].whisker is None  # no standard error is known
 
 
+SCORED = [
+    row("a q8_0", tokens_per_s=50.0, peak_rss_bytes=8e9, perplexity=8.0, perplexity_stderr=0.5)
+    | {"kld_mean": 2e-4, "kld_mean_ci95": [1.9e-4, 2.1e-4], "tokens_per_s_ci95": [49.0, 51.0]},
+    row("a q4_0", tokens_per_s=90.0, peak_rss_bytes=4e9, perplexity=8.1, perplexity_stderr=0.5)
+    | {"kld_mean": 2e-2, "kld_mean_ci95": [1.9e-2, 2.1e-2], "tokens_per_s_ci95": [88.0, 92.0]},
+    row("a q3", tokens_per_s=80.0, peak_rss_bytes=5e9, perplexity=8.2, perplexity_stderr=0.5)
+    | {"kld_mean": 4e-2, "kld_mean_ci95": [3.9e-2, 4.1e-2], "tokens_per_s_ci95": [78.0, 82.0]},
+]
+
+
+def test_where_kl_divergence_is_known_it_stands_for_quality_with_a_cross_of_intervals():
+    drawn = pictured(*SCORED)
+    points = {point.label: point for point in drawn["both"].points}
+    assert drawn["both"].x_title.startswith("KLD")
+    assert [label for label, point in points.items() if point.front] == ["a q8_0", "a q4_0"]
+    for point in points.values():
+        (left, right), (low, high) = point.across or (0, 0), point.whisker or (0, 0)
+        assert left < point.x < right
+        assert high < point.y < low
+    assert [text for _, text in drawn["both"].x_ticks] == ["1e-4", "0.001", "0.01", "0.1"]
+    # A decade is as wide everywhere: the axis is logarithmic.
+    places = [place for place, _ in drawn["both"].x_ticks]
+    assert places[1] - places[0] == pytest.approx(places[3] - places[2], abs=0.02)
+    assert "a q3" in drawn["quality"].rows[2]
+
+
+def test_the_best_quality_is_the_least_divergence_though_perplexities_are_not_distinguishable():
+    found = answers.answers(group(*SCORED))[1]
+    assert (found.leaders, found.text) == (("a q8_0",), "KLD 0.00020, 50.0 tok/s, 8.0 GB peak RSS")
+
+
 def test_without_perplexity_there_is_one_picture_and_with_one_point_none():
     assert pictured(CELLS[0] | {"perplexity": None}, CELLS[2]).keys() == {"speed"}
     assert pictured(CELLS[0]) == {}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -199,3 +202,38 @@ def test_a_model_with_another_tokenizer_than_its_reference_is_refused(harness, o
     (row,) = ran.json
     assert row["status"] == "refused"
     assert "a KL divergence needs the same tokens" in row["reasons"][0]
+
+
+def test_cells_and_fingerprints_of_a_shipped_model_are_the_same_in_every_installation(of, tmp_path):
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom harness import config, plan, shipped\n"
+        "from harness.models import weights\nprint(shipped.weights('austen-4m'))\n"
+        "print([cell.id for cell in plan.cells(config.load(Path(sys.argv[1])))])\n"
+        "print(weights.local(shipped.weights('austen-4m')).fingerprint)\n"
+    )
+    path = of({"weights": MODEL}, {"stack": "llamacpp", "quant": ["q8_0", "q2_k"]}, {"stack": "hf"})
+    found = []
+    for place in ("one", "other"):
+        for package in ("harness", "runners"):
+            # Files have new times, as those of an installation have.
+            shutil.copytree(
+                *(ROOT / package, tmp_path / place / package),
+                ignore=shutil.ignore_patterns("__pycache__", "published", "configs"),
+                copy_function=shutil.copyfile,
+            )
+        ran = subprocess.run(
+            [sys.executable, "-c", program, path],
+            cwd=tmp_path / place,
+            env=os.environ | {"PYTHONPATH": str(tmp_path / place), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert ran.returncode == 0, ran.stderr
+        found.append(ran.stdout.splitlines())
+    (first, *one), (second, *other) = found
+    assert first != second
+    assert one == other
+    copied = tmp_path / "mine"
+    shutil.copytree(shipped.weights(MODEL), copied)
+    mine = configs.load(of({"name": MODEL, "weights": str(copied)}, {"stack": "hf"}))
+    assert plan.cells(mine)[0].id not in one[0]

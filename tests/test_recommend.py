@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_models
 
+from harness import shipped
 from harness.cli.recommend import inputs
 from harness.cli.recommend.inputs import Given
 from harness.config import Model, load
@@ -220,7 +222,7 @@ def test_quality_is_of_the_same_weights_or_of_the_nearest_size_and_never_of_othe
         Perplexity("qwen1.5-0.5b", "llamacpp", "q4_0", 22.0, "a study"),
     ]
     found = named(offered("qwen1.5-4b", "rtx-4090"))
-    of = quality.known(known, "qwen1.5-4b")
+    of = quality.known(known, "qwen1.5-4b", {})
     near = of(found["llamacpp q4_0"])
     assert near is not None
     assert near.loss == pytest.approx(0.01)
@@ -228,7 +230,77 @@ def test_quality_is_of_the_same_weights_or_of_the_nearest_size_and_never_of_othe
     assert of(found["llamacpp q8_0"]) is None
     assert of(found["hf bf16-dynamic"]) is None
     assert of(found["llamacpp q4_0-flash_attn=true-type_k=q8_0-type_v=q8_0"]) is None
-    assert quality.known(known, "llama-3-8b")(found["llamacpp q4_0"]) is None
+    assert quality.known(known, "llama-3-8b", {})(found["llamacpp q4_0"]) is None
+
+
+def scored(kld: float, **changes: object) -> dict:
+    """The golden score, of q4_0 of a model of the study."""
+    found = json.loads((Path(__file__).parent / "golden" / "scored" / "record.json").read_text())
+    found["model"]["name"] = "qwen1.5-4b"
+    found["quality"]["figures"]["kld_mean"] |= {"value": kld, "low": kld * 0.9, "high": kld * 1.1}
+    found["stack"], found["options"] = "llamacpp", {"quant": "q4_0", "type_k": "f16", "type_v": "f16"}
+    return found | changes
+
+
+def test_a_quality_that_was_scored_here_stands_before_a_published_one_and_for_its_options_alone():
+    published = [
+        Perplexity("qwen1.5-4b", "llamacpp", "fp16", 10.0, "a study"),
+        Perplexity("qwen1.5-4b", "llamacpp", "q4_0", 10.1, "a study"),
+    ]
+    found = named(offered("qwen1.5-4b", "rtx-4090"))
+    here = quality.measured([scored(0.004), scored(0.5, outcome="error")], "qwen1.5-4b")
+    of = quality.known(published, "qwen1.5-4b", here)
+    for name in ("llamacpp q4_0", "llamacpp q4_0-flash_attn=true"):
+        known = of(found[name])
+        assert known is not None
+        assert (known.source, known.kld) == ("measured here", 0.004)
+    assert of(found["llamacpp q4_0-flash_attn=true-type_k=q8_0-type_v=q8_0"]) is None
+    assert quality.measured([scored(0.004)], "qwen1.5-7b") == {}
+
+
+def test_measured_divergence_orders_quality_and_decides_what_balance_keeps(harness, tmp_path):
+    for number, (quant, kld) in enumerate(
+        {"q2_k": 0.08, "q4_0": 0.03, "q4_k_m": 0.006, "q8_0": 1e-4}.items()
+    ):
+        record = scored(kld, options={"quant": quant, "type_k": "f16", "type_v": "f16"})
+        record["model"]["name"] = "qwen2.5-7b"
+        folder = tmp_path / "results" / "machine" / "qwen2.5-7b" / quant / f"20261101T00000{number}.000000Z"
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(json.dumps(record))
+    command = ("recommend", "qwen2.5-7b", "--machine", "rtx-4090", "--stacks", "llamacpp")
+    command = (*command, "--results", tmp_path / "results")
+    answer = json.loads(harness(*command, "--json").out)
+    best, rows = answer["ranking"][0], {row["name"]: row for row in answer["variants"]}
+    assert best["why"].startswith("fastest that keeps KLD under 0.02 (KLD 0.006)")
+    assert rows[best["name"]]["options"]["quant"] == "q4_k_m"
+    q4_0 = rows["llamacpp q4_0"]
+    assert (q4_0["kld_mean"], q4_0["kld_mean_ci95"]) == (0.03, [0.027, 0.033])
+    assert (rows["llamacpp q6_k"]["kld_mean"], rows["llamacpp q6_k"]["quality_source"]) == (None, None)
+    table = harness(*command, "--all").out.splitlines()
+    assert any("q4_0 " in line and "0.03000" in line and "measured here" in line for line in table)
+    assert any("q6_k " in line and "unknown" in line for line in table)
+    limited = (*command, "--memory", "12GB", "--for", "quality", "--json")
+    first = json.loads(harness(*limited).out)["ranking"][0]
+    assert "q8_0" in first["name"]
+    assert first["why"] == "best quality that fits (KLD 0.0001)"
+
+
+def test_a_shipped_model_is_recommended_by_name_and_by_path_alike(harness, tmp_path):
+    record = scored(0.006, options={"quant": "q4_k_m", "type_k": "f16", "type_v": "f16"})
+    record["model"]["name"] = "austen-4m"
+    folder = tmp_path / "results" / "machine" / "austen-4m" / "cell" / "20261101T000000.000000Z"
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text(json.dumps(record))
+    command = ("--machine", "rtx-4090", "--stacks", "llamacpp", "--context", "1k", "--json")
+    command = (*command, "--results", tmp_path / "results")
+    by_name, by_path = (
+        harness("recommend", given, *command) for given in ("austen-4m", shipped.weights("austen-4m"))
+    )
+    assert (by_name.code, by_name.err) == (0, "")
+    assert by_name.json == by_path.json
+    rows = {row["name"]: row for row in by_name.json["variants"]}
+    assert rows["llamacpp q4_k_m"]["quality_source"] == "measured here"
+    assert rows["llamacpp q4_0"]["quality_loss"] is None
 
 
 def test_the_config_to_prove_a_variant_is_one_that_the_harness_runs(tmp_path):

@@ -189,7 +189,12 @@ class Repeat(Result, Figures, Growth, EnergyFigures, SensorFigures, Sizes, Surfa
     prefill_knees: dict[str, list[int | None] | None] | None
     series: str | None
     weights_check: str | None
+    computes: str | None
+    """see records.identity; equal where logits are"""
+    quality: str | None
+    """status of its variant's score; where others of its model have one, `not scored` or `other text`"""
     kld_mean: float | None
+    kld_mean_ci95: Ends | None
     top1: float | None
     drift: float | None
     """rise of latency from before to after the run, at the same tokens"""
@@ -279,6 +284,7 @@ class Check(Identity):
 class Score(Identity):
     """The quality of one variant on a text; see records.quality."""
 
+    computes: str | None
     kind: str
     workload: str
     weights: str
@@ -296,6 +302,8 @@ class Score(Identity):
     perplexity: float | None
     kld_mean: float | None
     top1: float | None
+    wrong: str | None
+    """where its logits are NaN or infinite, which makes the speed of its variant invalid; null: nowhere"""
     means: WindowMeans | None
     loss_nats: float | None
     seconds: float | None

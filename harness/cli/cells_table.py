@@ -6,11 +6,15 @@ import json
 
 from harness.analysis.records import disturbances
 from harness.analysis.records.disturbances import BusyProcess
+from harness.analysis.records.quality import NOT_SCORED
 from harness.cli import searches_table
 from harness.cli.exits import say
 from harness.dataset.gather import Gathered
 from harness.report import prefill, quality, tables, workloads
 from harness.report.table import note
+from harness.system.wording import named
+
+NAMES_SHOWN = 3  # of the cells that were not scored
 
 
 def show(gathered: Gathered, as_json: bool, busiest: BusyProcess | None = None) -> None:
@@ -42,6 +46,9 @@ def show(gathered: Gathered, as_json: bool, busiest: BusyProcess | None = None) 
     if checked:
         counts = ", ".join(f"{word} {checked.count(word)}" for word in dict.fromkeys(checked))
         note(f"logits against the 16-bit reference: {counts}")
+    unscored = [row["name"] for row in gathered.cells if row["quality"] == NOT_SCORED]
+    if unscored:
+        note(f"quality not scored: {named(unscored, NAMES_SHOWN)}", "yellow")
     if any(row["weights"] == "synthetic" for row in gathered.cells):
         note("synthetic weights: sizes are exact, latencies almost exact")
     # The reason for disturbed repeats is printed once for all of them.

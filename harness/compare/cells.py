@@ -26,7 +26,7 @@ class Cells:
         self._records: dict[Key, list[Record]] = {}
         of = {each.folder: name for name, found in side.campaigns.items() for each in found}
         every = [each for found in side.campaigns.values() for each in found]
-        measured = [each for each in every if each.record["kind"] == "measured"]
+        measured = [each for each in every if each.record["kind"] in ("measured", "scored")]
         gathered = Gathered([*measured, *side.checks])
         self.damages = [*side.damages, *gathered.warnings]
         rows: list[tuple[Stored, Row]] = [*zip(gathered.stored, gathered.repeats, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness import results
+from harness.analysis.records import quality
 from harness.analysis.rows import Identity, Repeat, Score, Search
 from harness.dataset import order
 from harness.dataset.gather import Gathered
 from harness.results import Stored
+from harness.system.endings import FAULTS
 
 R = TypeVar("R", bound=Identity)
 
@@ -47,21 +50,25 @@ class Campaign:
 
 
 def campaigns(stored: Iterable[Stored]) -> Iterator[Campaign]:
-    """Every campaign of some records, in their order; the latest check of each variant's weights applies to
-    its repeats.
+    """Every campaign of some records, in their order; the latest check of each variant's weights, and the
+    scores of all campaigns, apply to its repeats.
 
     Raises ResultsError for a record that disappeared since it was found.
     """
-    folders, checks = _sorted_out(stored)
+    folders, checks, scores = _sorted_out(stored)
     for place, began, of in folders:
         found = [Stored(folder, results.read(folder / "record.json")) for folder in of]
-        yield Campaign(place, began, Gathered([*found, *checks]), found)
+        gathered = Gathered([*found, *checks])
+        quality.apply(gathered.repeats, scores)
+        yield Campaign(place, began, gathered, found)
 
 
 def _sorted_out(
     stored: Iterable[Stored],
-) -> tuple[list[tuple[str, datetime, list[Path]]], list[Stored]]:
-    """The folders of each campaign, oldest first, and the check of each variant's weights that counts."""
+) -> tuple[list[tuple[str, datetime, list[Path]]], list[Stored], list[Score]]:
+    """The folders of each campaign, oldest first, the check of each variant's weights that counts, and all
+    scores."""
+    scores: list[Score] = []
     folders: dict[str, list[Path]] = {}
     began: dict[str, datetime] = {}
     places: dict[str, str] = {}
@@ -71,6 +78,9 @@ def _sorted_out(
         if record["kind"] == "checked":
             checks.append((record["outcome"] == "ok", at, each))
             continue
+        if record["kind"] == "scored":
+            with contextlib.suppress(*FAULTS):  # it is named where its campaign is gathered
+                scores.append(quality.row(record))
         campaign = record["campaign"]["id"]
         folders.setdefault(campaign, []).append(each.folder)
         began[campaign] = min(at, began.get(campaign, at))
@@ -79,4 +89,4 @@ def _sorted_out(
     latest = {check.record["content_key"]: check for _, _, check in checks}
     ordered = sorted(folders, key=places.__getitem__)
     found = [(places[campaign], began[campaign], folders[campaign]) for campaign in ordered]
-    return found, list(latest.values())
+    return found, list(latest.values()), scores

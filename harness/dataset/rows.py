@@ -18,7 +18,7 @@ from harness.analysis.records.flags import (
     published,
     same_changes,
 )
-from harness.analysis.records.identity import device, gpu, identity, weights
+from harness.analysis.records.identity import computes, device, gpu, identity, weights
 from harness.analysis.records.verdicts import USABLE, notes, verdict
 from harness.analysis.rows import Figures, Flagged, Growth, Limits, Repeat, Sizes
 from harness.analysis.series import drift as drifts
@@ -127,7 +127,10 @@ def row(
         "series": series_path,
         **_against(figures, limits, loaded.get("kv_read"), traffic.bpw(record)),
         "weights_check": None,
+        "computes": computes(record),
+        "quality": None,
         "kld_mean": None,
+        "kld_mean_ci95": None,
         "top1": None,
         "drift": drift.share if drift else None,
         "drift_ci95": drift.ends if drift else None,

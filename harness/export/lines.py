@@ -16,7 +16,19 @@ from harness.system.wording import csv_cell
 FIELDS = (
     *("campaign", "cell", "model", "stack", "variant", "kind", "weights", "machine", "device", "repeat"),
     *("started_utc", "content_key", "workload", "prompt_tokens", "new_tokens", "tokens", "n_ctx", "kv_read"),
-    *("bpw", "ttft_ms", "tokens_per_s", "tokens_per_s_ci95", "start_tokens_per_s", "end_tokens_per_s"),
+    *(
+        "bpw",
+        "quality",
+        "perplexity",
+        "kld_mean",
+        "kld_mean_ci95",
+        "top1",
+        "ttft_ms",
+        "tokens_per_s",
+        "tokens_per_s_ci95",
+        "start_tokens_per_s",
+        "end_tokens_per_s",
+    ),
     *("median_ms", "B_ms", "B_ci95_ms", "W_tokens_per_ms", "W_ci95", "W_identifiable", "robust_B_ms"),
     *("robust_W_tokens_per_ms", "shape", "slow_from_n", "B_theory_ms", "B_ratio", "B_measured_ratio"),
     *("W_theory_tokens_per_ms", "W_ratio", "W_measured_ratio", "bandwidth_share", "bandwidth_bytes_per_s"),
@@ -25,7 +37,7 @@ FIELDS = (
     *(COMPUTED := ("pp512", "ttft_8k_ms", "tokens_per_s_16k", "task_s", "task_kept_s")),
 )
 OF_METRICS = {metric.name: metric.value for metric in METRICS}
-INTERVALS = ("tokens_per_s_ci95", "B_ci95_ms", "W_ci95")
+INTERVALS = ("tokens_per_s_ci95", "B_ci95_ms", "W_ci95", "kld_mean_ci95")
 
 
 def text(chosen: Iterable[Sequence[Repeat]]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness import shipped
 from harness.models import checkpoint, gguf_decoder, gguf_header, layout
 from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
 from harness.models.config_json import PACKING_FILES
@@ -205,7 +206,8 @@ def _widest_type(found: Checkpoint) -> str | None:
 
 def _fingerprint(found: Checkpoint) -> str:
     """Digest of config.json, of every file's header, and of sizes and times, those of the tokenizer, of
-    separate settings files and of Python code too; then a digest of a sample of all these files."""
+    separate settings files and of Python code too; then a digest of a sample of all these files. Of a shipped
+    checkpoint without times, so that it is the same in every installation."""
     assert found.config is not None  # checked by the caller
     known = hashlib.sha256(found.config.read_bytes())
     for path in found.files:
@@ -214,9 +216,10 @@ def _fingerprint(found: Checkpoint) -> str:
             known.update(start + file.read(int.from_bytes(start, "little")))
     settings = (found.path / name for name in (_TOKENIZER, *PACKING_FILES))
     others = [path for path in (*settings, *sorted(found.path.glob("*.py"))) if path.exists()]
+    timeless = shipped.weights_name(found.path) is not None
     for path in (*found.files, *others):
         status = path.stat()
-        known.update(f"{path.name} {status.st_size} {status.st_mtime_ns} ".encode())
+        known.update(f"{path.name} {status.st_size} {0 if timeless else status.st_mtime_ns} ".encode())
     return f"{known.hexdigest()[:16]}-{digest([sampled(found.files), sampled(others)])}"
 
 

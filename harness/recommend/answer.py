@@ -12,6 +12,7 @@ from harness.recommend.candidates import WHOLE_BITS, Candidate
 
 SHORT_PROMPT = 2048
 MOST_LOSS = 0.02  # of the perplexity of 16-bit weights; more is not `balance`
+MOST_KLD = 0.02  # nats per token, which costs about as much in ln PPL; where it was measured, it decides
 PERPLEXITY_NOISE = 0.006  # its standard error, as llama.cpp prints it on wikitext
 NEARLY_WHOLE = WHOLE_BITS - 1  # bits per weight of 16-bit weights, give or take a few tensors
 LEAST_BITS = 4.5  # per weight, for `balance` where no quality is known
@@ -21,10 +22,27 @@ GOALS = ("balance", "speed", "quality", "context")
 
 @dataclass(frozen=True)
 class Quality:
-    """`loss`: perplexity over that of 16-bit weights, less 1. `source`: whose, and of which model."""
+    """`loss`: perplexity over that of 16-bit weights, less 1. `source`: whose, of which model. `kld`: mean
+    KL divergence from them in nats per token, with the ends of its 95% interval; null: not measured."""
 
     loss: float
     source: str
+    kld: float | None = None
+    kld_ci95: tuple[float, float] | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Whether so little is lost that `balance` takes it."""
+        return self.loss <= MOST_LOSS if self.kld is None else self.kld < MOST_KLD
+
+    @property
+    def cost(self) -> float:
+        """Nats per token that are lost; of a published perplexity, those beyond its noise."""
+        return max(0.0, self.loss - PERPLEXITY_NOISE) if self.kld is None else self.kld
+
+    @property
+    def words(self) -> str:
+        return f"perplexity {self.loss:+.1%}" if self.kld is None else f"KLD {self.kld:.2g}"
 
 
 @dataclass(frozen=True)
@@ -143,10 +161,14 @@ def _said(words: str, goal: str, best: Choice) -> str:
         if best.candidate.bits >= NEARLY_WHOLE:
             return f"{words} (16 bits)"
         if best.quality:
-            return f"{words} (perplexity {best.quality.loss:+.1%})"
+            if best.quality.kld is not None:
+                return f"fastest that keeps KLD under {MOST_KLD} ({best.quality.words})"
+            return f"{words} ({best.quality.words})"
         if best.candidate.bits < LEAST_BITS:
             return f"fastest, as none has {LEAST_BITS} bits a weight or a known quality"
         return f"fastest with at least {LEAST_BITS} bits a weight, quality unknown"
+    if goal == "quality" and best.quality and best.quality.kld is not None:
+        return f"{words} ({best.quality.words})"
     if goal == "quality" and best.quality is None and best.candidate.bits < NEARLY_WHOLE:
         return "most bits a weight that fit, quality unknown"
     return words
@@ -159,7 +181,7 @@ def _goodness(choice: Choice) -> tuple[float, float]:
         return 1.0, 0.0
     if choice.quality is None:
         return 0.0, choice.candidate.bits
-    return 1.0, -max(0.0, choice.quality.loss - PERPLEXITY_NOISE)
+    return 1.0, -choice.quality.cost
 
 
 def _balanced(choice: Choice, rated: bool) -> tuple[bool, bool]:
@@ -168,7 +190,7 @@ def _balanced(choice: Choice, rated: bool) -> tuple[bool, bool]:
     known, bits = choice.quality, choice.candidate.bits
     if not rated:
         return bits >= LEAST_BITS, False
-    kept = bits >= NEARLY_WHOLE or (known is not None and known.loss <= MOST_LOSS)
+    kept = bits >= NEARLY_WHOLE or (known is not None and known.kept)
     return kept, not kept and known is None and bits >= LEAST_BITS
 
 

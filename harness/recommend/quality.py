@@ -1,18 +1,25 @@
-"""What is known of a variant's quality: the perplexity of the same weights, measured or published. Pure."""
+"""What is known of a variant's quality: scored here, else published for the same kind of weights. Pure."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from harness.analysis.records import quality as scores
 from harness.recommend.answer import Quality
 from harness.recommend.candidates import Candidate
 from harness.results.kinds import Record
 
+HERE = "measured here"
+# Options that make the weights and the cache what they are; the others change speed and rounding alone.
+_OPTIONS = ("double_quant", "dtype", "format", "bits", "type_k", "type_v")
 _16_BITS = ("f16", "fp16", "bf16")
 _SIZE = re.compile(r"\d+(?:\.\d+)?b\b", re.IGNORECASE)
+
+
+_Key = tuple[str, ...]
 
 
 class Perplexity(NamedTuple):
@@ -36,9 +43,35 @@ def published(records: Iterable[Record]) -> list[Perplexity]:
     return found
 
 
-def known(perplexities: Sequence[Perplexity], model: str) -> Callable[[Candidate], Quality | None]:
-    """Looks up the loss of a candidate's weights: of this model, else of the nearest size of its family; null
-    where none is known. Never that of another kind of weights."""
+def measured(records: Iterable[Record], model: str) -> dict[_Key, Quality]:
+    """The quality of each variant of a model that was last scored, on the text that most of them have."""
+    found = [each for each in records if each["kind"] == "scored" and each["model"]["name"] == model]
+    found.sort(key=lambda each: each["started_utc"])
+    rows = [scores.row(each) for each in found]
+    chosen = scores.comparable(rows)
+    of: dict[_Key, Quality] = {}
+    for record, row in zip(found, rows, strict=True):
+        if row in chosen:
+            figures = row["figures"]
+            options, kld = record["options"], figures["kld_mean"]
+            weights = record["model"]["weights"]
+            stored = weights.get("quant") if weights.get("format") == "gguf" else options.get("dtype")
+            quant = options.get("quant") or stored
+            ends = None if kld["low"] is None or kld["high"] is None else (kld["low"], kld["high"])
+            loss = math.expm1(figures["ln_ppl_ratio"]["value"])
+            of[_key(record["stack"], quant, options)] = Quality(loss, HERE, kld["value"], ends)
+    return of
+
+
+def _key(stack: str, quant: object, options: Mapping[str, object]) -> _Key:
+    return stack, str(quant).lower(), *(str(options.get(name)) for name in _OPTIONS)
+
+
+def known(
+    perplexities: Sequence[Perplexity], model: str, scored: Mapping[_Key, Quality]
+) -> Callable[[Candidate], Quality | None]:
+    """Looks up the quality of a candidate's weights: scored here, else published of this model, else of the
+    nearest size of its family; null where none is known. Never that of another kind of weights."""
     of_model: dict[str, dict[tuple[str, str], float]] = {}
     sources: dict[str, str] = {}
     for each in perplexities:
@@ -48,6 +81,10 @@ def known(perplexities: Sequence[Perplexity], model: str) -> Callable[[Candidate
     near = sorted(alike, key=lambda name: _far(name, model))
 
     def of(candidate: Candidate) -> Quality | None:
+        cell, options = candidate.cell, candidate.cell.options(1)
+        given = candidate.type or options.get("quant") or options.get("dtype")
+        if here := scored.get(_key(cell.variant.stack, given, options)):
+            return here
         stack, quant = candidate.cell.variant.stack, candidate.type or str(candidate.cell.quant)
         if any(candidate.cell.variant.options.get(name, "f16") != "f16" for name in ("type_k", "type_v")):
             return None  # a quantized cache adds a loss of its own

@@ -12,6 +12,7 @@ from harness.recommend.answer import NEARLY_WHOLE, SHORT_PROMPT, Choice, Ranked
 from harness.recommend.candidates import Place
 from harness.recommend.commands import Source
 from harness.recommend.errors import KNOWN
+from harness.recommend.quality import HERE
 from harness.report.table import NONE, Table
 from harness.report.theory import short
 
@@ -55,7 +56,7 @@ def _table(found: Sequence[Choice], context: int) -> Table:
             f"TTFT {SHORT_PROMPT:,} s",
             f"TTFT {context:,} s",
         ),
-        *("longest context", "GB", "bits", "quality", "rests on"),
+        *("longest context", "GB", "bits", "PPL", "KLD", "quality from", "rests on"),
     ]
     return Table(headings, [_line(each) for each in found])
 
@@ -65,7 +66,6 @@ def _line(choice: Choice) -> list[str]:
     size = _size(candidate.memory_bytes, candidate.available_bytes)
     if beside := candidate.split:
         size += f" + {_size(beside.memory_bytes, beside.available_bytes)}"
-    quality = f"{choice.quality.loss:+.1%}" if choice.quality else "unknown"
     return [
         candidate.cell.variant.stack,
         candidate.cell.variant.name,
@@ -76,9 +76,18 @@ def _line(choice: Choice) -> list[str]:
         f"{candidate.longest:,}" if candidate.longest else NONE,
         size,
         f"{candidate.bits:.2f}",
-        "16 bits" if candidate.bits >= NEARLY_WHOLE else quality,
+        *_quality(choice),
         choice.basis,
     ]
+
+
+def _quality(choice: Choice) -> tuple[str, str, str]:
+    """Perplexity above that of 16-bit weights, KL divergence from them, and where both are from."""
+    known = choice.quality
+    if known is None:
+        return ("16 bits", NONE, NONE) if choice.candidate.bits >= NEARLY_WHOLE else (NONE, NONE, "unknown")
+    kld = NONE if known.kld is None else f"{known.kld:.5f}"
+    return f"{round(known.loss, 3) + 0.0:+.1%}", kld, HERE if known.source == HERE else "published"
 
 
 def _size(memory_bytes: float, available_bytes: float) -> str:
@@ -103,8 +112,8 @@ def show_notes(
     sources = dict.fromkeys(each.choice.quality.source for each in ranking if each.choice.quality)
     lines = [
         "tok/s and TTFT: predicted, with 90% intervals; TTFT is - where the compute rate is unknown. "
-        "GB: with the whole context. quality: perplexity above that of 16-bit weights"
-        + (f" ({'; '.join(sources)})." if sources else "."),
+        "GB: with the whole context. PPL: perplexity above that of 16-bit weights. KLD: mean KL divergence "
+        "from them, nats per token" + (f" ({'; '.join(sources)})." if sources else "."),
         "rests on: measured, this variant here; calibrated, others of its kind of stack here; calibrated "
         "elsewhere, its kind of stack on another device of its kind; theory, none of these.",
     ]

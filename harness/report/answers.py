@@ -37,12 +37,13 @@ def _fastest(group: Group) -> Answer:
 
 
 def _quality(group: Group) -> Answer:
-    """Of what ran: the lowest perplexity; the most bits per weight where no perplexity is known."""
-    ranked = goals.lowest_perplexity(group.named)
+    """Of what ran: the lowest KL divergence or perplexity; the most bits per weight where none is known."""
+    ranked = goals.best_quality(group.named)
     if ranked.entries:
+        measure = ranked.superlative.removeprefix("lowest ")
         missing = len(group.named) - len(ranked.entries)
-        note = f"{missing} of {len(group.named)} cells have no perplexity" if missing else ""
-        return _answer(GOALS[1], group, leaders(ranked.entries), ("perplexity", "speed", "size"), note)
+        note = f"{missing} of {len(group.named)} cells have no {measure}" if missing else ""
+        return _answer(GOALS[1], group, leaders(ranked.entries), (measure, "speed", "size"), note)
     known = [
         entry(label, bits, 0.0, "") for label, row in group.named if (bits := figure(row, "bpw")) is not None
     ]
@@ -84,16 +85,16 @@ def _answer(
 def _value(group: Group, row: Row, what: str) -> float | None:
     if what == "speed":
         return goals.rate(row, goals.speed_is_B(group.named))[0]
-    return figure(row, {"perplexity": "perplexity", "bits": "bpw"}[what])
+    return figure(row, {"perplexity": "perplexity", "KLD": "kld_mean", "bits": "bpw"}[what])
 
 
 def _worded(group: Group, what: str, low: float, high: float) -> str:
     """`89.0 to 90.0 tok/s`, `perplexity 10.88`"""
-    form = "{:,.1f}" if what == "speed" else "{:.2f}"
+    form = {"speed": "{:,.1f}", "KLD": "{:.5f}"}.get(what, "{:.2f}")
     text = " to ".join(dict.fromkeys((form.format(low), form.format(high))))
     if what == "speed":
         return f"{text} tok/s{' at zero context' * goals.speed_is_B(group.named)}"
-    return f"perplexity {text}" if what == "perplexity" else f"{text} bits per weight"
+    return f"{text} bits per weight" if what == "bits" else f"{what} {text}"
 
 
 def _text(group: Group, row: Row, what: str) -> str:

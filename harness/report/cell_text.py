@@ -18,6 +18,20 @@ def number(row: Row, key: str, form: str = "{:.2f}", unit: float = 1.0) -> str:
     return given if isinstance(given, str) and given else NONE
 
 
+def quality(row: Row, key: str, form: str) -> str:
+    """A figure of a score; without one the status of the score, or `not scored`."""
+    text = number(row, key, form)
+    state = row.get("quality")
+    return text if text != NONE or state in (None, "ok") else str(state)
+
+
+def peak_memory(row: Row, key: str) -> str:
+    """Peak memory in MB: on a CPU the resident set, on a GPU the device's, else the allocator's."""
+    keys = ("peak_rss_bytes",) if row.get("device") == "cpu" else ("peak_vram_bytes", "peak_allocator_bytes")
+    found = [text for key in keys if (text := number(row, key, "{:,.0f}", 1e6)) != NONE]
+    return found[0] if found else NONE
+
+
 def interval(row: Row, key: str, digits: int = 2) -> str:
     """`12.1 to 12.4`; `> 12.1` or `< 12.4` where it is open."""
     low, high = bounds(row, key)

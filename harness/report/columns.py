@@ -16,6 +16,8 @@ from harness.report.cell_text import (
     longest,
     number,
     of_baseline,
+    peak_memory,
+    quality,
     ratio_to_baseline,
     segments,
     slow_from,
@@ -51,16 +53,23 @@ def _number(
     return Column(heading, key, partial(number, form=form, unit=unit), meaning, shows_failure)
 
 
+def _quality(heading: str, key: str, form: str, meaning: str) -> Column:
+    return Column(heading, key, partial(quality, form=form), meaning)
+
+
 def _mb(heading: str, key: str, meaning: str) -> Column:
     return _number(heading, key, "{:,.0f}", meaning, 1e6)
 
 
+# Beside speed and quality in one line.
+PEAK = Column("peak MB", "", peak_memory, "peak memory: resident set on a CPU, else VRAM")
 SPEED: tuple[Column, ...] = (
     _number("Nominal", "nominal_bits", "{:.0f}", "bits in the name of the type"),
     _number("BPW", "bpw", "{:.2f}", "bits per weight: bits of all tensors over the number of parameters"),
     _number("perplexity", "perplexity", "{:.2f}", "as measured or reported; lower is better"),
-    _number("KLD", "kld_mean", "{:.4f}", "mean KL divergence from the 16-bit weights, nats per token"),
-    _number("top-1", "top1", "{:.1%}", "tokens that it and the 16-bit weights rank first"),
+    _quality("KLD", "kld_mean", "{:.5f}", "mean KL divergence from the 16-bit weights, nats per token"),
+    Column("KLD 95%", "kld_mean_ci95", partial(interval, digits=5), "95% confidence interval of the KLD"),
+    _quality("top-1", "top1", "{:.1%}", "tokens that it and the 16-bit weights rank first"),
     Column(
         "TTFT ms",
         "ttft_ms",

@@ -6,22 +6,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from harness.analysis.rows import ShownCell
-from harness.dataset.study import Study, figure, labels
+from harness.dataset.study import Study, bounds, figure, labels
 from harness.report.drawing import FAINT, Figure, Mark, Named, Trace, layout, legend, plain
+from harness.report.goals import LEAST_KLD, quality_is_kld
 from harness.system import wording
 
 FRONT_NAMED = 6  # variants of a Pareto front named in the caption
+INTERVALS = {"B_ms": "B_ci95_ms", "kld_mean": "kld_mean_ci95"}
+DIGITS = {"kld_mean": 6}
 SIZES = ("model_bytes", "file_bytes", "loaded_bytes")  # the first that any cell has
 
 
 def tradeoffs(model: str, named: Named, marks: Mapping[str, Mark]) -> list[Figure]:
-    """Size, perplexity and latency in pairs, with the Pareto front: variants that no other beats in both."""
+    """Size, quality (KL divergence, else perplexity) and latency in pairs, with the Pareto front: variants
+    that no other beats in both."""
+    quality = "KLD" if quality_is_kld(named) else "perplexity"
     axes = {
         "size": (next((key for key in SIZES if _known(named, key)), SIZES[0]), 1e9, "size, GB"),
         "latency": ("B_ms", 1.0, "B, ms"),
         "perplexity": ("perplexity", 1.0, "perplexity"),
+        "KLD": ("kld_mean", 1.0, "KLD, nats per token"),
     }
-    pairs = (("size", "latency"), ("latency", "perplexity"), ("size", "perplexity"))
+    pairs = (("size", "latency"), ("latency", quality), ("size", quality))
     drawn = (_tradeoff(model, named, marks, axes[x], axes[y], f"{x}-{y}") for x, y in pairs)
     found = [each for each in drawn if each]
     return [replace(each, across=len(found)) for each in found]
@@ -95,6 +101,7 @@ def _tradeoff(
     for place, (label, row) in enumerate(named):
         x, y = figure(row, x_key), figure(row, y_key)
         if x is not None and y is not None and row.get("status") != "invalid":
+            y = max(y, LEAST_KLD) if y_key == "kld_mean" else y
             points.append((place, label, row, x / x_unit, y / y_unit))
     if len(points) < 2:
         return None
@@ -127,13 +134,15 @@ def _tradeoff(
                 "textposition": "top right",
                 "textfont": {"size": 11},
                 "cliponaxis": False,
+                **_bar("error_x", row, x_key),
+                **_bar("error_y", row, y_key),
                 "marker": {
                     "color": mark.colour,
                     "symbol": mark.symbol,
                     "size": 12,
-                    "opacity": 1 if i in front else 0.75,
+                    "opacity": 1 if i in front else 0.4,
                 },
-                "hovertemplate": f"{x_title}: %{{x:.3f}}<br>{y_title}: %{{y:.3f}}"
+                "hovertemplate": f"{x_title}: %{{x:.3f}}<br>{y_title}: %{{y:.{DIGITS.get(y_key, 3)}f}}"
                 "<extra>%{fullData.name}</extra>",
                 "meta": {"v": place},
             }
@@ -147,15 +156,25 @@ def _tradeoff(
         f"{title} of {model}'s variants; lower is better in both. Pareto front (dotted), which no other"
         f" variant beats in both: {wording.named(best, FRONT_NAMED)}.",
         data,
-        layout(x_title, y_title),
+        layout(x_title, y_title, yaxis={"type": "log"} if y_key == "kld_mean" else {}),
         ["variant", x_title, y_title, "Pareto front"],
         [
-            [label, f"{x:.3f}", f"{y:.3f}", "yes" if i in front else ""]
+            [label, f"{x:.3f}", f"{y:.{DIGITS.get(y_key, 3)}f}", "yes" if i in front else ""]
             for i, (_, label, _, x, y) in enumerate(points)
         ],
         height=380,
         legend=legend(named, marks),
     )
+
+
+def _bar(name: str, row: ShownCell, key: str) -> Trace:
+    """The 95% interval of a figure as plotly.js draws it; empty where it is not known."""
+    low, high = bounds(row, INTERVALS[key]) if key in INTERVALS else (None, None)
+    value = figure(row, key)
+    if value is None or low is None or high is None:
+        return {}
+    ends = {"array": [max(0.0, high - value)], "arrayminus": [max(0.0, value - low)]}
+    return {name: {"type": "data", "symmetric": False, **ends, "thickness": 1, "width": 3}}
 
 
 def _word(title: str) -> str:

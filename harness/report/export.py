@@ -37,7 +37,8 @@ FIELDS = (
         "repeats_ok",
         "repeats",
     ),
-    *("machine", "device", "tokens", "n_ctx", "bpw", "perplexity", "kld_mean", "top1", "ttft_ms"),
+    *("machine", "device", "tokens", "n_ctx", "bpw"),
+    *("quality", "perplexity", "kld_mean", "kld_mean_ci95", "top1", "ttft_ms"),
     *("W_tokens_per_ms", "W_ci95", "W_identifiable", "robust_W_tokens_per_ms", "W_theory_tokens_per_ms"),
     *(
         "W_ratio",
@@ -59,7 +60,7 @@ FIELDS = (
     *("bandwidth_share", "bandwidth_bytes_per_s", "fixed_ms", "dominated_by", "flags"),
     *("weights_check", "baseline_B_ms", "baseline_W_tokens_per_ms"),
 )
-INTERVALS = ("W_ci95", "B_ci95_ms", "tokens_per_s_ci95")
+INTERVALS = ("W_ci95", "B_ci95_ms", "tokens_per_s_ci95", "kld_mean_ci95")
 
 
 class FiguresError(Exception):

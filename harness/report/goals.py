@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from harness.dataset.study import Row, Study, bounds, figure, labels, ok, timed
 from harness.report import columns
 from harness.report.contexts import held
-from harness.report.ranking import MEMORY_NOISE, Entry, entry, perplexity, speed
+from harness.report.ranking import MEMORY_NOISE, Entry, divergence, entry, perplexity, speed
 
 # Measures of size with their noise; the smallest cell is by the first measure that the most ok cells have.
 SIZES = (
@@ -20,6 +20,7 @@ SIZES = (
     ("model_bytes", "smallest tensors", 0.0),
 )
 
+LEAST_KLD = 1e-6  # nats; figures draw what is less here: 16 bits differ by rounding alone
 GB_FROM = 1e9  # bytes; smaller sizes are in MB
 SIZE_WORDS = {
     "peak_vram_bytes": "peak VRAM",
@@ -175,11 +176,19 @@ def longest(named: Named, searched: Named) -> tuple[list[Entry], list[Entry]]:
     return ended, targets
 
 
-def lowest_perplexity(every: Named) -> Ranked:
-    """A property of the weights, so it counts even if no run is ok."""
-    found = [
-        each
-        for label, row in every
-        if row.get("status") != "invalid" and (each := perplexity(label, row, text(row, "perplexity")))
-    ]
-    return Ranked("lowest perplexity", found, len(found))
+def quality_is_kld(named: Named) -> bool:
+    """Whether qualities compare by KL divergence, whose interval is far narrower than a perplexity's: as many
+    cells have one."""
+    known = [[row for _, row in named if figure(row, key) is not None] for key in ("kld_mean", "perplexity")]
+    return bool(known[0]) and len(known[0]) >= len(known[1])
+
+
+def best_quality(every: Named) -> Ranked:
+    """By KL divergence, else by perplexity. A property of the weights, so it counts even if no run is ok."""
+    valid = [(label, row) for label, row in every if row.get("status") != "invalid"]
+    if quality_is_kld(valid):
+        found = [divergence(label, row, text(row, "kld_mean")) for label, row in valid]
+    else:
+        found = [perplexity(label, row, text(row, "perplexity")) for label, row in valid]
+    entries = [each for each in found if each]
+    return Ranked(f"lowest {'KLD' if quality_is_kld(valid) else 'perplexity'}", entries, len(entries))

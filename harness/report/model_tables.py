@@ -19,6 +19,8 @@ FIRST = {
     "Memory": ("file MB", "after load MB", "peak RSS MB", "peak VRAM MB", "longest context", "MB/token"),
     "Shape and cost": ("tokens", "shape", "spikes", "fixed ms", "dominated by", "MBU"),
 }
+# Of a model that was scored on a text: speed, memory and quality in one line.
+WITH_QUALITY = ("tok/s", "TTFT ms", "peak MB", "perplexity", "KLD", "top-1", "B ms", "W tok/ms", "BPW")
 WHY = "why"  # badge of a cell that is not ok
 BLOCKS, WIDTH, HEIGHT = 30, 72, 18  # of a sparkline: medians, and its size in pixels
 
@@ -49,10 +51,11 @@ def of_model(model: str, rows: Sequence[Row], series: Mapping[str, Curve]) -> li
     names = labels(rows, model)
     found: list[ModelTable] = []
     for title, every in columns.TABLES.items():
-        used = columns.used(every, rows)
+        scored = title == "Speed" and any(row.get("quality") for row in rows)
+        used = columns.used([*every, columns.PEAK] if scored else every, rows)
         if not used:
             continue
-        first = FIRST[title]
+        first = WITH_QUALITY if scored else FIRST[title]
         used.sort(key=lambda each: first.index(each.heading) if each.heading in first else len(first))
         sparks = [] if found else [spark(series.get(str(row["name"]))) for row in rows]
         sparks = sparks if any(sparks) else []

@@ -1,4 +1,4 @@
-"""The picture of a model on the first screen: speed, size and perplexity in pairs, best at top left.
+"""The picture of a model on the first screen: speed, size and quality in pairs, best at top left.
 
 It is plain SVG and buttons, so that it is there before any script runs. Places are in percent of the frame.
 """
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.dataset.study import Row, figure
+from harness.dataset.study import Row, bounds, figure
 from harness.report import goals
 from harness.report.cell_text import number
 from harness.report.comparisons import pareto
@@ -29,18 +29,44 @@ Value = tuple[float | None, float | None, float | None]  # with the ends of its 
 
 @dataclass(frozen=True)
 class Measure:
-    """One axis. `of`: the figure of a row. `falls`: lower is better. `from_zero`: the axis begins at 0."""
+    """One axis. `of`: the figure of a row. `falls`: lower is better. `from_zero`: the axis begins at 0.
+    `least`: of a logarithmic axis, the least that it shows; null: linear. `sizes`: it is the size."""
 
     title: str
     of: Callable[[Row], Value]
     form: str
     falls: bool = True
     from_zero: bool = False
+    least: float | None = None
+    sizes: bool = False
+
+    def scaled(self, row: Row) -> Value:
+        """The figure and its ends as they are drawn."""
+        value, low, high = self.of(row)
+        return self._scaled(value), self._scaled(low), self._scaled(high)
+
+    def _scaled(self, value: float | None) -> float | None:
+        return value if value is None or self.least is None else math.log10(max(value, self.least))
+
+    def axis(self, values: Sequence[Value]) -> tuple[float, float]:
+        """Its ends for these figures, as they are drawn."""
+        ends = [end for each in values for end in each if end is not None]
+        if self.least is not None:  # whole decades
+            return _axis([math.floor(min(ends)), math.ceil(max(ends))], False)
+        high = max(value or 0.0 for value, *_ in values)  # a very wide interval does not flatten the rest
+        return _axis([end for end in ends if end <= high * 1.5], self.from_zero)
+
+    def ticks(self, axis: tuple[float, float]) -> list[tuple[float, str]]:
+        """Values on the axis with their texts."""
+        if self.least is None:
+            return [(at, f"{at:,.10g}") for at in _ticks(*axis)]
+        decades = range(math.ceil(axis[0]), math.floor(axis[1]) + 1)
+        return [(at, f"{10**at:g}" if at > -4 else f"1e{at}") for at in decades]
 
 
 @dataclass(frozen=True)
 class Point:
-    """A variant. `x`, `y` and the ends of the whisker, in percent from top left. `front`: nothing beats it
+    """A variant. `x`, `y` and the ends of the whiskers, in percent from top left. `front`: nothing beats it
     in both. `open`: its size is by another measure than the axis. `lines`: its row, as text."""
 
     label: str
@@ -49,6 +75,7 @@ class Point:
     x: float
     y: float
     whisker: tuple[float, float] | None
+    across: tuple[float, float] | None
     front: bool
     open: bool
     lines: Sequence[str]
@@ -72,7 +99,8 @@ class Picture:
 
 
 def pictures(group: Group, marks: Mapping[str, Mark]) -> list[Picture]:
-    """Speed against size; where perplexity is known, quality against size, and speed against quality."""
+    """Speed against size; where quality is known, quality against size, and speed against quality: by KL
+    divergence, else by perplexity."""
     by_B = goals.speed_is_B(group.named)
     key = goals.size_measure(group.named)[0]
     speed = Measure(
@@ -80,8 +108,10 @@ def pictures(group: Group, marks: Mapping[str, Mark]) -> list[Picture]:
     )
     largest = max((goals.size(row, key)[0] or 0.0 for _, row in group.named), default=0.0)
     unit, per, form = ("GB", 1e9, "{:,.2f}") if largest >= goals.GB_FROM else ("MB", 1e6, "{:,.0f}")
-    size = Measure(f"{unit}, {goals.SIZE_WORDS[key]}", lambda row: _size(row, key, per), form)
+    size = Measure(f"{unit}, {goals.SIZE_WORDS[key]}", lambda row: _size(row, key, per), form, sizes=True)
     quality = Measure("perplexity", _perplexity, "{:,.2f}")
+    if goals.quality_is_kld(group.named):
+        quality = Measure("KLD, nats per token", _divergence, "{:g}", least=goals.LEAST_KLD)
     drawn = (
         _picture("speed", "Speed against size", group, marks, size, speed, key),
         _picture("quality", "Quality against size", group, marks, size, quality, key),
@@ -102,38 +132,36 @@ def _perplexity(row: Row) -> Value:
     return value, value - STANDARD_ERRORS * error, value + STANDARD_ERRORS * error
 
 
+def _divergence(row: Row) -> Value:
+    return figure(row, "kld_mean"), *bounds(row, "kld_mean_ci95")
+
+
 def _picture(
     name: str, switch: str, group: Group, marks: Mapping[str, Mark], x: Measure, y: Measure, size_key: str
 ) -> Picture | None:
     """Null with fewer than two points."""
-    found = [(label, row, x.of(row), y.of(row)) for label, row in group.named]
-    known = [
-        (label, row, left[0], up)
-        for label, row, left, up in found
-        if left[0] is not None and up[0] is not None
-    ]
+    found = [(label, row, x.scaled(row), y.scaled(row)) for label, row in group.named]
+    known = [each for each in found if each[2][0] is not None and each[3][0] is not None]
     if len(known) < 2:
         return None
-    values = [(at, up[0] or 0.0) for *_, at, up in known]
+    values = [(left[0] or 0.0, up[0] or 0.0) for *_, left, up in known]
     front = pareto([(at, up if y.falls else -up) for at, up in values])
-    across = _axis([at for at, _ in values], x.from_zero)
-    ends = [end for *_, up in known for end in up if end is not None]
-    high = max(up for _, up in values)  # a very wide interval does not flatten the rest
-    upright = _axis([end for end in ends if end <= high * 1.5], y.from_zero)
+    across = x.axis([left for *_, left, _ in known])
+    upright = y.axis([up for *_, up in known])
     points = []
-    for place, (label, row, at, up) in enumerate(known):
+    for place, (label, row, left, up) in enumerate(known):
         lines = _lines(label, row, group)
-        low, top = (_place(upright, end, not y.falls) if end is not None else None for end in up[1:])
         points.append(
             Point(
                 label,
                 str(row.get("variant") or label),
                 marks[str(row["name"])],
-                _place(across, at, False),
+                _place(across, left[0] or 0.0, False),
                 _place(upright, up[0] or 0.0, not y.falls),
-                (low, top) if low is not None and top is not None else None,
+                _whisker(upright, up, not y.falls),
+                _whisker(across, left, False),
                 place in front,
-                x.title != "perplexity" and goals.size(row, size_key)[1] != size_key,
+                x.sizes and goals.size(row, size_key)[1] != size_key,
                 lines,
             )
         )
@@ -142,7 +170,8 @@ def _picture(
     missing = len(group.named) - len(known)
     text = (
         f"{switch} of {group.title}: best at top left. Line: the Pareto front, which no variant beats in"
-        f" both: {wording.named(best, FRONT_NAMED)}."
+        f" both: {wording.named(best, FRONT_NAMED)}; the others are pale."
+        + (" Crosses: 95% intervals." if any(p.across for p in points) else "")
         + (" Open symbols: their size is by another measure." if any(p.open for p in points) else "")
         + (f" {missing} of {len(group.named)} ok cells lack a figure." if missing else "")
     )
@@ -150,16 +179,16 @@ def _picture(
         name,
         switch,
         text,
-        x.title + (", lower is better" if x.title == "perplexity" else ""),
+        x.title + ("" if x.sizes else ", lower is better"),
         y.title + (", lower is better" if y.falls else ""),
-        [(_place(across, tick, False), f"{tick:,.10g}") for tick in _ticks(*across)],
-        [(_place(upright, tick, not y.falls), f"{tick:,.10g}") for tick in _ticks(*upright)],
+        [(_place(across, at, False), tick) for at, tick in x.ticks(across)],
+        [(_place(upright, at, not y.falls), tick) for at, tick in y.ticks(upright)],
         sorted(points, key=lambda point: (point.front, point.x)),
         corners,
         ["variant", x.title, y.title, "Pareto front"],
         [
-            [label, x.form.format(at), y.form.format(up[0]), "yes" if place in front else ""]
-            for place, (label, _, at, up) in enumerate(known)
+            [label, x.form.format(x.of(row)[0]), y.form.format(y.of(row)[0]), "yes" if place in front else ""]
+            for place, (label, row, *_) in enumerate(known)
         ],
     )
 
@@ -178,6 +207,8 @@ def _lines(label: str, row: Row, group: Group) -> list[str]:
         "": speed,
         " size": "" if size is None else f"{goals.sized(size)} {goals.SIZE_WORDS[measure]}",
         "perplexity ": number(row, "perplexity"),
+        "KLD ": number(row, "kld_mean", "{:.5f}"),
+        "top-1 ": number(row, "top1", "{:.1%}"),
         "bits ": bits(row)[0].removesuffix(" bits"),
         "B ms ": number(row, "B_ms"),
         "longest context ": goals.text(row, "max_ctx"),
@@ -186,6 +217,12 @@ def _lines(label: str, row: Row, group: Group) -> list[str]:
         f"{name if name != ' size' else ''}{text}" for name, text in shown.items() if text and text != NONE
     ]
     return [label, *lines, *([wording.plural(warnings, "warning")] if warnings else [])]
+
+
+def _whisker(axis: tuple[float, float], value: Value, rises: bool) -> tuple[float, float] | None:
+    """The ends of an interval in percent; null where one is not known."""
+    _, low, high = value
+    return None if low is None or high is None else (_place(axis, low, rises), _place(axis, high, rises))
 
 
 def _axis(values: Sequence[float], from_zero: bool) -> tuple[float, float]:

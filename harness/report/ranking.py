@@ -66,6 +66,15 @@ def perplexity(label: str, row: Row, text: str) -> Entry | None:
     return entry(label, value, STANDARD_ERRORS * error / value if error else PERPLEXITY_NOISE, text)
 
 
+def divergence(label: str, row: Row, text: str) -> Entry | None:
+    """A KL divergence with its interval; a point where none is known."""
+    value = figure(row, "kld_mean")
+    if value is None:
+        return None
+    low, high = bounds(row, "kld_mean_ci95")
+    return Entry(label, value, value if low is None else low, value if high is None else high, text)
+
+
 def leaders(entries: Sequence[Entry], most: bool = False) -> list[Entry]:
     """The lowest (or highest) entry and those whose intervals overlap with it, in order."""
     ordered = sorted(entries, key=lambda each: -each.value if most else each.value)

@@ -93,7 +93,7 @@ def per_model(study: Study) -> list[tuple[str, str]]:
 def sentence(group: Group) -> str:
     """The best cells of a group by each goal."""
     every, named, tried = group.every, group.named, group.searched
-    best = (_fastest(named), _smallest(named, every), _longest(named, tried), _perplexity(every))
+    best = (_fastest(named), _smallest(named, every), _longest(named, tried), _quality(every))
     clauses = [clause for clause in best if clause]
     if not tried and not any(ok(row) for _, row in every):
         clauses.insert(0, "no cell is ok")
@@ -189,8 +189,9 @@ def _longest(named: Named, searched: Named) -> str | None:
     return ", while ".join(clause for clause in clauses if clause)
 
 
-def _perplexity(every: Named) -> str | None:
-    ranked = goals.lowest_perplexity(every)
+def _quality(every: Named) -> str | None:
+    ranked = goals.best_quality(every)
     if len(ranked.entries) == 1:
-        return f"{ranked.entries[0].label}: perplexity {ranked.entries[0].text}"
+        measure = ranked.superlative.removeprefix("lowest ")
+        return f"{ranked.entries[0].label}: {measure} {ranked.entries[0].text}"
     return _ranked(ranked)

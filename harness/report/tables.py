@@ -8,7 +8,7 @@ from functools import partial
 from harness.analysis.records.traffic import spread
 from harness.analysis.rows import Cell, Repeat, Search
 from harness.dataset.study import Row, ok
-from harness.report.cell_text import state
+from harness.report.cell_text import quality, state
 from harness.report.columns import Column, cell
 from harness.report.table import NONE, Table, formatted
 from harness.system.wording import plural
@@ -26,7 +26,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("MBU", "bandwidth_share", "{:.0%}"),
     ("peak RSS MB", "peak_rss_bytes", "mb"),
 )
-# Where a text was scored.
+# Of a model that was scored on a text.
 QUALITY: tuple[tuple[str, str, str], ...] = (
     ("PPL", "perplexity", "{:.3f}"),
     ("KLD", "kld_mean", "{:.5f}"),
@@ -36,6 +36,8 @@ QUALITY: tuple[tuple[str, str, str], ...] = (
 
 def shown(row: Row, key: str, form: str) -> str:
     """One figure as text; a dash where it is missing or not identifiable. MB are 1e6 bytes."""
+    if key in ("perplexity", "kld_mean", "top1"):
+        return quality(row, key, form)
     value = row[key]
     if key == "W_tokens_per_ms" and row["kv_read"] == "full" and row["B_ms"] is not None:
         return "not applicable"  # a static cache's latency does not depend on n
@@ -80,7 +82,7 @@ def of_columns(
 
 def cells(rows: Sequence[Cell]) -> Table:
     """One named line per cell."""
-    columns = COLUMNS + (QUALITY if any(row.get("kld_mean") is not None for row in rows) else ())
+    columns = COLUMNS + (QUALITY if any(row.get("quality") for row in rows) else ())
     lines = [[row["name"], state(row), *(shown(row, key, form) for _, key, form in columns)] for row in rows]
     headings = ["cell", "status", *(heading for heading, _, _ in columns)]
     return Table(headings, lines, [False, False, *[True] * len(columns)], not_ok(rows))

@@ -55,6 +55,12 @@ def weights(name: str) -> Path:
     return HERE / "weights" / name
 
 
+def weights_name(path: str | Path | None) -> str | None:
+    """The name of the shipped checkpoint in this folder: the same in every installation; null: none."""
+    folder = Path(path) if path else HERE
+    return folder.name if folder == weights(folder.name) and folder.name in weights_names() else None
+
+
 def text() -> Path:
     """The text that quality is scored on by default: in the public domain, and held out from the training of
     the shipped model."""

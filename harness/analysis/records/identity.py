@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # `harness theory` reads records without their types, which take longer to import
@@ -23,6 +25,18 @@ def identity(record: Record) -> Identity:
         "campaign": record["campaign"]["id"],
         "started_utc": record["started_utc"],
     }
+
+
+def computes(record: Record) -> str | None:
+    """What decides logits besides the options: packages, the runner's code, and the weights by their content;
+    null where it never got ready to run."""
+    if not (environment := record.get("environment")):
+        return None
+    fingerprint = str(record["model"]["weights"].get("fingerprint")).split("-")
+    if len(fingerprint) == 4:  # of a GGUF: header, size, time, content; it may have been made again
+        del fingerprint[2]
+    known = [environment.get("lock"), environment.get("runner"), fingerprint]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
 
 
 def device(record: Record) -> str | None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.analysis.records.agreement import mismatches
-from harness.analysis.records.identity import identity, weights
-from harness.analysis.records.verdicts import Verdict
+from harness.analysis.records.identity import computes, identity, weights
+from harness.analysis.records.verdicts import USABLE, Verdict
 from harness.analysis.rows import Identity, Repeat, Score
 from harness.results.kinds import Record
+
+NOT_SCORED = "not scored"
+OTHER_TEXT = "other text"  # its scores are of other text or windows than those of most variants
 
 
 def verdict(record: Record) -> Verdict:
@@ -17,12 +20,18 @@ def verdict(record: Record) -> Verdict:
         reason = record.get("reason")
         return Verdict(str(record["outcome"]), [reason] if reason else [])
     quality = record["quality"]
-    if where := quality.get("not_finite"):
-        at = f"position {where['position']} of window {where['window']}"
-        return Verdict("invalid", [f"NaN or infinite logits at {at}"])
+    if reason := _wrong(record):
+        return Verdict("invalid", [reason])
     if found := mismatches(record, quality.get("ran")):
         return Verdict("invalid", [f"did not run as requested: {each}" for each in found])
     return Verdict("ok", [])
+
+
+def _wrong(record: Record) -> str | None:
+    """The first position with NaN or infinite logits, as a clause; null: none."""
+    if record["outcome"] != "ok" or not (where := record["quality"].get("not_finite")):
+        return None
+    return f"NaN or infinite logits at position {where['position']} of window {where['window']}"
 
 
 def row(record: Record) -> Score:
@@ -33,6 +42,7 @@ def row(record: Record) -> Score:
     figures = (quality.get("figures") or {}) if judged.status == "ok" else {}
     return {
         **identity(record),
+        "computes": computes(record),
         "kind": record["kind"],
         "workload": record["workload"]["kind"],
         "weights": weights(record),
@@ -49,25 +59,60 @@ def row(record: Record) -> Score:
         "perplexity": figures["ppl"]["value"] if figures else None,
         "kld_mean": figures["kld_mean"]["value"] if figures else None,
         "top1": figures["top1"]["value"] if figures else None,
+        "wrong": _wrong(record),
         "means": quality.get("means"),
         "loss_nats": quality.get("loss_nats"),
         "seconds": quality.get("seconds"),
     }
 
 
+def comparable(scores: Sequence[Score]) -> list[Score]:
+    """The scores with figures of one text and windows for each model: those that most variants have, and of
+    these the ones of most tokens. A divergence compares with others on the same tokens alone."""
+    texts: dict[str, dict[tuple[object, ...], list[Score]]] = {}
+    for each in scores:
+        if each["figures"]:
+            text = each["ids_sha256"], each["n_ctx"], each["windows"]
+            texts.setdefault(each["model"], {}).setdefault(text, []).append(each)
+    return [
+        each
+        for of_model in texts.values()
+        for each in max(
+            of_model.values(), key=lambda found: (len({*map(_variant, found)}), found[0]["scored"] or 0)
+        )
+    ]
+
+
 def apply(rows: Sequence[Repeat], scores: Sequence[Score]) -> None:
-    """Set perplexity, KLD and top-1 of measured rows, from the score of the same model, stack, variant,
-    machine and device; of several, from that of most tokens."""
-    of: dict[tuple[object, ...], Score] = {}
-    for score in sorted(scores, key=lambda each: each["scored"] or 0):
-        if score["figures"]:
-            of[_variant(score)] = score
+    """Set the quality of measured rows from the last score of the same model, stack, variant, machine and
+    device, with the same packages and weights, on the text and windows that most variants of the model have.
+    Rows without one are `not scored` where others of their model are. The speed of a variant with NaN or
+    infinite logits is invalid."""
+    ordered = sorted(scores, key=lambda each: each["started_utc"])
+    of = {_built(each): each for each in comparable(ordered)}
+    states = {_built(each): OTHER_TEXT if each["figures"] else each["status"] for each in ordered}
+    wrong = {_built(each): f"{each['wrong']} of the scored text" for each in ordered if each["wrong"]}
+    models = {score["model"] for score in scores}
     for row in rows:
-        if row["kind"] == "measured" and (found := of.get(_variant(row))):
-            row["perplexity"], row["kld_mean"] = found["perplexity"], found["kld_mean"]
+        if row["kind"] != "measured" or row["model"] not in models:
+            continue
+        built = _built(row)
+        never_ready = states.get((*_variant(row), None), NOT_SCORED)
+        row["quality"] = states.get(built, never_ready)
+        if found := of.get(built):
+            ppl, kld = found["figures"]["ppl"], found["figures"]["kld_mean"]
+            row["quality"] = found["status"]
+            row["perplexity"], row["perplexity_stderr"] = ppl["value"], ppl.get("standard_error")
+            row["kld_mean"], row["kld_mean_ci95"] = kld["value"], [kld["low"], kld["high"]]
             row["top1"] = found["top1"]
-            row["perplexity_stderr"] = found["figures"]["ppl"].get("standard_error")
+        if built in wrong and row["status"] in USABLE:
+            row["status"], row["reasons"] = "invalid", [*row["reasons"], wrong[built]]
+            row["disturbed"] = None  # another attempt would not help
 
 
 def _variant(row: Identity) -> tuple[object, ...]:
     return row["model"], row["stack"], row["variant"], row["machine"], row["device"]
+
+
+def _built(row: Repeat | Score) -> tuple[object, ...]:
+    return *_variant(row), row["computes"]

@@ -45,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     offered = [each for each in offered if given.runs(each.cell)]
     if not offered:
         raise Mistake(f"no stack{' of those' if arguments.stacks else ''} runs {model.name} on {place.name}")
-    of_quality = quality.known(known.perplexities, model.name)
+    scored = quality.measured(known.scores, model.name)
+    of_quality = quality.known(known.perplexities, model.name, scored)
     found = answer.choices(known.given(offered), known.examples, arguments.context, of_quality)
     ranking = answer.ranked(found, arguments.goal, arguments.most)
     if arguments.prove and ranking:
@@ -165,6 +166,8 @@ def _row(choice: Any) -> dict[str, object]:
         "ttft_2048_ms": ends(choice.first_short),
         "ttft_context_ms": ends(choice.first_deep),
         "quality_loss": choice.quality.loss if choice.quality else None,
+        "kld_mean": choice.quality.kld if choice.quality else None,
+        "kld_mean_ci95": choice.quality.kld_ci95 if choice.quality else None,
         "quality_source": choice.quality.source if choice.quality else None,
         "basis": choice.basis,
     }

@@ -29,6 +29,7 @@ from harness.recommend.candidates import Candidate, Place, Subject, place_of
 from harness.recommend.commands import Source
 from harness.recommend.quality import Perplexity
 from harness.recommend.type_rates import Rates
+from harness.results.kinds import Record
 from harness.system.gpus import Gpu, visible_gpus
 from harness.system.json_file import CONFIG_JSON_BYTES, object_of
 from harness.system.printing import printable
@@ -45,10 +46,12 @@ GPU_BYTES_PER_S = 150e9  # a machine of which only memory and bandwidth are know
 
 @dataclass(frozen=True)
 class Known:
-    """What was measured: examples to predict from, perplexities, and rates by type of the place's devices."""
+    """What was measured: examples to predict from, perplexities, scores of texts, and rates by type of the
+    place's devices."""
 
     examples: Sequence[Example]
     perplexities: Sequence[Perplexity]
+    scores: Sequence[Record]
     rates: Mapping[str, Rates]
 
     def given(self, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -74,7 +77,8 @@ class Given:
 
 def model(given: str) -> Given:
     """A model by its name or its files. Raises Mistake."""
-    if known := typed.model(given, KnownModels()):
+    is_shipped = given in shipped.weights_names() and not Path(given).exists()
+    if not is_shipped and (known := typed.model(given, KnownModels())):
         if known.made is None:
             raise Mistake(f"{known.name}: its layers are not known; give its config.json or a GGUF")
         shape = decoder.made(known.made).shape
@@ -82,7 +86,7 @@ def model(given: str) -> Given:
         named = Subject(Model(name=known.name, shape=shape), shape or known.made)
         is_made = shape is not None or _is_made(config_of(known.name))
         return Given(named, {"shape": known.name} if is_made else None, Source(known.name, hub))
-    path = Path(given)
+    path = shipped.weights(given) if is_shipped else Path(given)
     try:
         found = read(path)
         quant = weights.local(path).quant if path.suffix == ".gguf" else None
@@ -101,7 +105,10 @@ def model(given: str) -> Given:
             row = {"shape": whole}
         source = Source(name)
     else:
-        name, row = path.stem if path.is_file() else path.absolute().name, {"weights": whole}
+        name, row = (
+            path.stem if path.is_file() else path.absolute().name,
+            {"weights": given if is_shipped else whole},
+        )
         source = Source(name, None if quant else whole, whole if quant else None, quant)
     name = safe_name(name) or "model"
     subject = Subject(
@@ -212,7 +219,8 @@ def known(folder: Path, of_place: Place) -> Known:
     if folder.exists() and not folder.is_dir():
         raise Mistake(f"{printable(str(folder))} is no folder of results")
     published = [*results.records(shipped.results(STUDY), say)]
-    own = Gathered([*stored(folder)] if folder.is_dir() else [])
+    mine = [*stored(folder)] if folder.is_dir() else []
+    own = Gathered(mine)
     # This machine's own bandwidth is measured each time; a share of it must mean the same in all.
     bandwidths = {each.name: each.bytes_per_s for each in of_place.devices}
     found = [*examples.of_published(published), *examples.of_own(own, bandwidths)]
@@ -220,4 +228,5 @@ def known(folder: Path, of_place: Place) -> Known:
     rates = {each.name: type_rates.kept(folder, each.name, each.threads) for each in of_place.devices}
     for device, of_types in rates.items():
         found = examples.with_rates(found, device, of_types)
-    return Known(found, quality.published(each.record for each in published), rates)
+    scores = [each.record for each in mine if each.record["kind"] == "scored"]
+    return Known(found, quality.published(each.record for each in published), scores, rates)

@@ -137,6 +137,34 @@ def test_a_text_that_is_too_short_says_how_much_fits(harness, of, tmp_path, hf_i
     )
 
 
+def test_windows_of_every_depth_end_at_the_same_tokens():
+    workload = Quality(n_ctx=64, chunks=2, depths=[128, 256])
+    base, at_128, at_256 = (workload.windows()[k : k + 2] for k in (0, 2, 4))
+    assert base == [(0, 64), (64, 128)]
+    assert [end for _, end in at_128] == [end for _, end in at_256] == [256, 320]
+    assert [end - first for first, end in (*at_128, *at_256)] == [128, 128, 256, 256]
+    assert [workload.fitting(tokens) for tokens in (255, 256, 319, 320)] == [0, 1, 1, 2]
+
+
+def test_a_depth_within_the_windows_is_a_mistake(of):
+    with pytest.raises(ConfigError, match="64 is not deeper than the windows of n_ctx 64"):
+        configs.load(of({"weights": MODEL}, {"stack": "hf"}, depths=[64, 128]))
+
+
+def test_a_quantized_cache_is_scored_at_each_depth(harness, of, hf_interpreter, llamacpp_interpreter):
+    given = {"stack": "llamacpp", "quant": "f16", "type_k": ["f16", "q4_0"]}
+    ran = harness("quality", of({"weights": MODEL}, given, chunks=2, depths=[128, "1.25k"]), "--json")
+    assert ran.code == 0, ran.out + ran.err
+    exact, rounded = ran.json
+    assert [[each["depth"] for each in row["at_depth"]] for row in ran.json] == [[128, 1280]] * 2
+    for ours, theirs in zip(rounded["at_depth"], exact["at_depth"], strict=True):
+        assert ours["scored"] == rounded["scored"] == 2 * 31
+        assert ours["figures"]["kld_mean"]["value"] > 3 * theirs["figures"]["kld_mean"]["value"]
+    table = harness("quality", of({"weights": MODEL}, given, chunks=2, depths=[128, "1.25k"]))
+    assert " at 1,280 " in table.out
+    assert "trained on at most 1,024 tokens: figures at 1,280 are of a model" in table.out + table.err
+
+
 def test_types_are_scored_against_the_checkpoint_in_order_and_kept(
     harness, of, tmp_path, hf_interpreter, llamacpp_interpreter
 ):

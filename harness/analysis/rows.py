@@ -13,7 +13,7 @@ from harness.analysis.prefill_rows import PrefillRow
 from harness.analysis.surface_rows import SurfaceFigures
 from harness.results.kinds.checked import Depth
 from harness.results.kinds.reported import Source
-from harness.results.kinds.scored import Figure, WindowMeans
+from harness.results.kinds.scored import AtDepth, Figure, WindowMeans
 from harness.results.kinds.searched import Probe
 
 Ends = list[float | None]
@@ -296,6 +296,8 @@ class Score(Identity):
     kld_mean: float | None
     top1: float | None
     means: WindowMeans | None
+    at_depth: list[AtDepth]
+    trained_context: int | None
     loss_nats: float | None
     seconds: float | None
 

@@ -19,6 +19,7 @@ from harness.analysis.records import quality as records
 from harness.analysis.series import divergence, quality
 from harness.analysis.series.divergence import Scores
 from harness.campaign import facts, readiness
+from harness.campaign.held import made_of
 from harness.campaign.opened import Campaign
 from harness.campaign.prepare import NotReady
 from harness.campaign.quality import kept
@@ -177,7 +178,7 @@ class _Scoring:
             "sha256": self._text.sha256,
             "license": self._text.license,
             "tokens": total,
-            "ids_sha256": hashlib.sha256(np.array(ids, "<i8").tobytes()).hexdigest(),
+            "ids_sha256": hashlib.sha256(np.concatenate(ids).astype("<i8").tobytes()).hexdigest(),
         }
         if self._ids and ids != self._ids:
             raise NotReady("refused", OTHER_TOKENS)
@@ -194,29 +195,46 @@ class _Scoring:
         except divergence.OtherVocabulary as other:
             raise NotReady("refused", f"{other}: a KL divergence needs the same tokens") from other
         nll = [reference.window(number).nll for number in range(len(ids))]
+        made = made_of(cell, inputs.weights)
         found |= {
-            "windows": len(ids),
+            "windows": self._workload.chunks,
             "n_ctx": self._workload.n_ctx,
-            "scored": len(ids) * self._workload.positions,
+            "scored": self._workload.chunks * self._workload.positions,
+            "trained_context": made.context if made else None,
             "vocabulary": reference.vocabulary,
             "reference": reference.description,
             "loss_nats": quality.loss_nats(scores),
-            "figures": quality.figures(scores, nll),
-            "means": quality.means(scores, nll),
+            **self._figures(scores, nll),
             **{key: job_facts.get(key) for key in ("ran", "versions", "seconds")},
         }
+
+    def _figures(self, scores: list[Scores], nll: list[divergence.Floats]) -> Draft:
+        """Of the windows of n_ctx, and of those of each depth."""
+        chunks = self._workload.chunks
+        parts = [slice(first, first + chunks) for first in range(0, len(scores), chunks)]
+        each = [
+            {
+                "figures": quality.figures(scores[part], nll[part]),
+                "means": quality.means(scores[part], nll[part]),
+            }
+            for part in parts
+        ]
+        count = {"windows": chunks, "scored": chunks * self._workload.positions}
+        deep = zip(self._workload.depths, each[1:], strict=True)
+        return each[0] | {"at_depth": [{"depth": depth, **count, **found} for depth, found in deep]}
 
     def _ids_of(self, cell: Cell, inputs: Inputs) -> tuple[list[list[int]], int]:
         """The ids of the windows, and how many the whole text has. Raises NotReady."""
         assert inputs.weights is not None
-        n_ctx, chunks = self._workload.n_ctx, self._workload.chunks
+        workload = self._workload
+        windows = workload.windows()
         ids = self._campaign.preparation.ids_of(cell, inputs.weights, self._text.content, 1 << 62)
-        if len(ids) < n_ctx * chunks:
-            fits = len(ids) // n_ctx
-            hint = f"chunks: {fits} would fit" if fits else "give a longer text, or a smaller n_ctx"
-            needs = f"{chunks} windows of {n_ctx} tokens need {n_ctx * chunks:,}"
+        if len(ids) < (needed := max(end for _, end in windows)):
+            fits = workload.fitting(len(ids))
+            hint = f"chunks: {fits} would fit" if fits else "give a longer text, or shorter windows"
+            needs = f"{workload.chunks} windows of {workload.holds} tokens need {needed:,}"
             raise NotReady("refused", f"{self._text.path}: has {len(ids):,} tokens, and {needs}; {hint}")
-        return [ids[first : first + n_ctx] for first in range(0, n_ctx * chunks, n_ctx)], len(ids)
+        return [ids[first:end] for first, end in windows], len(ids)
 
     def _kept_reference(self, cell: Cell, inputs: Inputs, why: str, log: Path) -> KeptReference:
         """Raises NoLogits, NotReady, CacheError, OSError."""
@@ -254,5 +272,6 @@ def _finite(number: int, logits: divergence.Logits, workload: Quality) -> diverg
     """The logits after the scored positions. Raises _NotFinite."""
     rows = logits[: workload.positions]
     if (place := divergence.first_not_finite(rows)) is not None:
-        raise _NotFinite(number + 1, workload.n_ctx - workload.positions + place)
+        first, end = workload.windows()[number]
+        raise _NotFinite(number + 1, end - first - workload.positions + place)
     return rows

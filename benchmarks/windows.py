@@ -4,8 +4,8 @@ Measures cells twice in one campaign, interleaved: a decode of all tokens, and w
 context is filled by prefill. Prints B, W and tok/s at each depth of both, and the time of the timed parts,
 filling included. With --kept also windows whose filled context was kept by an earlier repeat.
 
-    .venv/bin/python benchmarks/windows.py [--tokens 10000] [--repeats 1] [--kept] [--model qwen1.5-0.5b]
-        [--results DIR] [llamacpp:q4_0] [llamacpp:q8_0] [hf:bf16]
+    .venv/bin/python benchmarks/windows.py [--tokens 10000] [--repeats 1] [--kept] [--most-windows N]
+        [--model qwen1.5-0.5b] [--results DIR] [llamacpp:q4_0] [llamacpp:q8_0] [hf:bf16]
 
 Targets: B within 1%, W within 2%, tok/s within 1%; at most a quarter of the time in llama.cpp and a sixth in
 transformers, a tenth with a kept context. A busy machine makes repeats invalid: then it says so.
@@ -39,6 +39,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--kept", action="store_true")
+    parser.add_argument("--most-windows", type=int, help="per depth; noise alone decides how many there are")
     parser.add_argument("--model", default="qwen1.5-0.5b")
     parser.add_argument("--results", type=Path, help="work in this folder, and continue there")
     arguments = parser.parse_args()
@@ -67,7 +68,12 @@ def main() -> int:
 def experiment(arguments: argparse.Namespace) -> dict[str, Any]:
     """The config; JSON is YAML."""
     deepest = arguments.tokens
-    depth = {"kind": "depth", "depths": sorted({0, *(d for d in (1024, 4096) if d < deepest), deepest})}
+    depth: dict[str, Any] = {
+        "kind": "depth",
+        "depths": sorted({0, *(d for d in (1024, 4096) if d < deepest), deepest}),
+    }
+    if arguments.most_windows:
+        depth["most_windows"] = arguments.most_windows
     return {
         "models": [{"shape": arguments.model}],
         "variants": [

@@ -260,7 +260,7 @@ def test_two_sources_of_a_model_that_tokenize_differently_are_an_error(harness, 
     weights = str(tmp_path / "m-{quant}.gguf")
     ran = harness("run", real({"quant": ["f16", "f32"]}, model={"name": "m", "weights": weights}), "--json")
     assert ran.code == 1
-    assert sorted(map(settled, ran.json)) == ["error", "ok"]
+    assert sorted(map(settled, ran.json)) == ["error", "ok"], ran.json
     assert any("tokenize the same text differently" in " ".join(row["reasons"]) for row in ran.json)
 
 

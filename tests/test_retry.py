@@ -122,6 +122,19 @@ def test_waiting_for_a_cpu_may_make_our_clock_longer_than_the_stacks_and_never_s
     assert clocks(106.8, 100, 0, steps_ms=100.0) != []
 
 
+def test_clocks_that_differ_by_one_wait_are_measured_again_and_by_more_the_stack_is_at_fault():
+    def disturbed(ours_ms: float, theirs_ms: float) -> str | None:
+        counters = GOLDEN["done"]["counters"] | {"stack_decode_ms": theirs_ms, "sampling_ms": 0.0}
+        stamps = {"first_token_ns": MS, "last_token_ns": MS + int(ours_ms * MS)}
+        found = verdict(record(done__counters=counters, timing=GOLDEN["timing"] | stamps))
+        assert found.status == "invalid"
+        return found.disturbed
+
+    assert disturbed(120.0, 100.0) == "cpu"  # a hypervisor's pause, which cpu_wait_ns does not count
+    assert disturbed(170.0, 100.0) is None
+    assert disturbed(80.0, 100.0) is None  # no pause makes ours shorter
+
+
 def rows_of(*attempts: tuple[dict, str], repeat: int = 1) -> list[rows.Row]:
     """Rows of attempts at a repeat: what differs from the golden record, and the second it began."""
     times = TokenTimes.of_columns({"n": list(range(26, 66)), "latency_ns": [9 * MS, *[MS] * 39]})

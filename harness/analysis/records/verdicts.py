@@ -136,7 +136,11 @@ def invalid_because(record: Record, ceiling: float | None) -> list[str]:
 
 def _reasons(record: Record, ceiling: float | None) -> list[Reason]:
     """Faults of the stack first, then disturbances by the machine."""
-    return [*map(Reason, _stack_faults(record, ceiling)), *disturbances.reasons(record)]
+    return [
+        *map(Reason, _stack_faults(record, ceiling)),
+        *_second_clock(record),
+        *disturbances.reasons(record),
+    ]
 
 
 def _stack_faults(record: Record, ceiling: float | None) -> list[str]:
@@ -165,7 +169,6 @@ def _stack_faults(record: Record, ceiling: float | None) -> list[str]:
     reasons += other_options(record["options"], loaded_of(record))
     if compiled := done["counters"].get("compilations"):
         reasons.append(f"{plural(compiled, 'compilation')} while timing")
-    reasons += _second_clock(record)
     share = past_cache_share(record, ceiling)
     if ceiling is not None and share is not None and share > CEILING_TOLERANCE:
         measured = spread([*probed_bytes_per_s([record]), ceiling])
@@ -264,9 +267,10 @@ def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _second_clock(record: Record) -> list[str]:
+def _second_clock(record: Record) -> list[Reason]:
     """Compare the stack's own decode time with ours, less our work between steps. A wait for a CPU between
-    the two clocks makes ours longer, by at most the process's total wait."""
+    the two clocks makes ours longer, by at most the process's total wait. A hypervisor's waits are not
+    counted: a difference as short as one or two of them may be a disturbance."""
     counters, timing = done_of(record)["counters"], record["timing"]
     theirs, steps = counters.get("stack_decode_ms"), record["tokens"] - 1
     if theirs is None or steps < 1:
@@ -278,9 +282,11 @@ def _second_clock(record: Record) -> list[str]:
     waited = (done_of(record).get("cpu_wait_ns") or 0) / 1e6
     for ours, more in compared:
         allowed = CLOCK_TOLERANCE * theirs + CLOCK_TOLERANCE_MS_PER_TOKEN * steps
-        if theirs - ours > allowed or ours - theirs > allowed + more + waited:
-            both = f"{ours / steps:.3f} ms/token here, {theirs / steps:.3f}"
-            return [f"two clocks differ: {both} by the stack's own"]
+        late = ours - theirs - (allowed + more + waited)
+        if theirs - ours > allowed or late > 0:
+            both = f"{ours / steps:.3f} ms/token here, {theirs / steps:.3f} by the stack's own"
+            paused = 0 < late <= disturbances.CONTENTION_FLOOR_NS / 1e6
+            return [Reason(f"two clocks differ: {both}", "cpu" if paused else None)]
     return []
 
 

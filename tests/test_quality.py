@@ -227,3 +227,41 @@ def test_a_model_with_another_tokenizer_than_its_reference_is_refused(harness, o
     (row,) = ran.json
     assert row["status"] == "refused"
     assert "a KL divergence needs the same tokens" in row["reasons"][0]
+
+
+def test_an_exported_reference_gives_the_same_figures_without_the_reference_stack(
+    harness, of, tmp_path, hf_interpreter, llamacpp_interpreter
+):
+    path, file = of({"weights": MODEL}, {"stack": "llamacpp", "quant": "q2_k"}), tmp_path / "reference.zip"
+    exported = harness("quality", path, "--export-reference", file, "-o", tmp_path / "there")
+    assert exported.code == 0, exported.err
+    assert not list(results.records(tmp_path / "there", pytest.fail))
+    computed = harness("quality", path, "--json", "-o", tmp_path / "computed").json[0]
+    row = harness("quality", path, "--json", "-o", tmp_path / "given", "--reference", file).json[0]
+    assert row["figures"] == computed["figures"]
+    assert row["reference"] == "hf fp32"
+    ran = harness("quality", path, "--json", "--reference", file, "--set", "workloads.0.chunks=3")
+    assert ran.code == 1
+    assert ran.json[0]["status"] == "refused"
+    assert "has windows of 64 tokens, 4 of them, not 64 tokens, 3 of them" in ran.json[0]["reasons"][0]
+
+
+def test_a_dry_run_estimates_the_score_of_a_7b_on_a_gpu_that_is_elsewhere(harness, of):
+    model = {"name": "7b", "shape": "qwen1.5-7b", "weights": {"repo": "Qwen/Qwen1.5-7B"}}
+    path = of(model, {"stack": "hf", "dtype": "fp16"}, n_ctx=512, chunks=64)
+    gpu = ("--set", "device=cuda", "--set", "gpu=RTX 4090", "--dry-run")
+    ran = harness("quality", path, *gpu, "--json")
+    (line,) = ran.json
+    weights_bytes = 2 * 7.72e9
+    logits_bytes = 256 * 151_936 * 4
+    assert weights_bytes + logits_bytes < line["memory_bytes"] < weights_bytes + 6 * logits_bytes + 2e9
+    twice = harness("quality", path, *gpu, "--json", "--set", "workloads.0.chunks=128").json[0]
+    assert 1.8 < twice["seconds"] / line["seconds"] < 2.1
+    assert "the reference of each model is computed once more" in ran.err
+    assert harness("quality", path, *gpu).out.rstrip().split("  ")[4].endswith(" x 1")
+
+
+def test_a_dry_run_refuses_random_weights(harness, of):
+    ran = harness("quality", of({"shape": "tiny-qwen2"}, {"stack": "hf"}), "--dry-run", "--json")
+    assert ran.code == 1
+    assert ran.json[0]["will_be_refused"][0].startswith("random weights")

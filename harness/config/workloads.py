@@ -286,6 +286,10 @@ class Quality(_Workload):
             raise ValueError(f"{min(short)} is not deeper than the windows of n_ctx {n_ctx}")
         return _each_once(given)
 
+    def repeated(self, repeats: int) -> int:
+        """Once: it has an interval from its windows."""
+        return 1
+
     def resolved(self, prompt_tokens: int, new_tokens: int) -> Quality:
         """Itself: it has no prompt."""
         return self

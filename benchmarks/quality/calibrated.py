@@ -127,7 +127,9 @@ def packed(folder: Path, text: Path, method: str, threads: int, missing: Missing
 def refusal(command: list[str], variables: dict[str, str], log: Path) -> str | None:
     """Run a command; if it fails, the last line that it prints about something else than our files."""
     with log.open("w") as sink:
-        failed = subprocess.run(command, stdout=sink, stderr=subprocess.STDOUT, env=variables).returncode
+        failed = subprocess.run(
+            command, stdout=sink, stderr=subprocess.STDOUT, env=variables, cwd=log.parent
+        ).returncode
     lines = log.read_text(errors="replace").strip().splitlines()
     return next(line for line in reversed(lines) if str(log.parent) not in line) if failed else None
 

@@ -140,6 +140,34 @@ def test_a_text_that_is_too_short_says_how_much_fits(harness, of, tmp_path, hf_i
     )
 
 
+def test_windows_of_every_depth_end_at_the_same_tokens():
+    workload = Quality(n_ctx=64, chunks=2, depths=[128, 256])
+    base, at_128, at_256 = (workload.windows()[k : k + 2] for k in (0, 2, 4))
+    assert base == [(0, 64), (64, 128)]
+    assert [end for _, end in at_128] == [end for _, end in at_256] == [256, 320]
+    assert [end - first for first, end in (*at_128, *at_256)] == [128, 128, 256, 256]
+    assert [workload.fitting(tokens) for tokens in (255, 256, 319, 320)] == [0, 1, 1, 2]
+
+
+def test_a_depth_within_the_windows_is_a_mistake(of):
+    with pytest.raises(ConfigError, match="64 is not deeper than the windows of n_ctx 64"):
+        configs.load(of({"weights": MODEL}, {"stack": "hf"}, depths=[64, 128]))
+
+
+def test_a_quantized_cache_is_scored_at_each_depth(harness, of, hf_interpreter, llamacpp_interpreter):
+    given = {"stack": "llamacpp", "quant": "f16", "type_k": ["f16", "q4_0"]}
+    ran = harness("quality", of({"weights": MODEL}, given, chunks=2, depths=[128, "1.25k"]), "--json")
+    assert ran.code == 0, ran.out + ran.err
+    exact, rounded = ran.json
+    assert [[each["depth"] for each in row["at_depth"]] for row in ran.json] == [[128, 1280]] * 2
+    for ours, theirs in zip(rounded["at_depth"], exact["at_depth"], strict=True):
+        assert ours["scored"] == rounded["scored"] == 2 * 31
+        assert ours["figures"]["kld_mean"]["value"] > 3 * theirs["figures"]["kld_mean"]["value"]
+    table = harness("quality", of({"weights": MODEL}, given, chunks=2, depths=[128, "1.25k"]))
+    assert " at 1,280 " in table.out
+    assert "trained on at most 1,024 tokens: figures at 1,280 are of a model" in table.out + table.err
+
+
 def test_types_are_scored_against_the_checkpoint_in_order_and_kept(
     harness, of, tmp_path, hf_interpreter, llamacpp_interpreter
 ):
@@ -237,3 +265,41 @@ def test_cells_and_fingerprints_of_a_shipped_model_are_the_same_in_every_install
     shutil.copytree(shipped.weights(MODEL), copied)
     mine = configs.load(of({"name": MODEL, "weights": str(copied)}, {"stack": "hf"}))
     assert plan.cells(mine)[0].id not in one[0]
+
+
+def test_an_exported_reference_gives_the_same_figures_without_the_reference_stack(
+    harness, of, tmp_path, hf_interpreter, llamacpp_interpreter
+):
+    path, file = of({"weights": MODEL}, {"stack": "llamacpp", "quant": "q2_k"}), tmp_path / "reference.zip"
+    exported = harness("quality", path, "--export-reference", file, "-o", tmp_path / "there")
+    assert exported.code == 0, exported.err
+    assert not list(results.records(tmp_path / "there", pytest.fail))
+    computed = harness("quality", path, "--json", "-o", tmp_path / "computed").json[0]
+    row = harness("quality", path, "--json", "-o", tmp_path / "given", "--reference", file).json[0]
+    assert row["figures"] == computed["figures"]
+    assert row["reference"] == "hf fp32"
+    ran = harness("quality", path, "--json", "--reference", file, "--set", "workloads.0.chunks=3")
+    assert ran.code == 1
+    assert ran.json[0]["status"] == "refused"
+    assert "has windows of 64 tokens, 4 of them, not 64 tokens, 3 of them" in ran.json[0]["reasons"][0]
+
+
+def test_a_dry_run_estimates_the_score_of_a_7b_on_a_gpu_that_is_elsewhere(harness, of):
+    model = {"name": "7b", "shape": "qwen1.5-7b", "weights": {"repo": "Qwen/Qwen1.5-7B"}}
+    path = of(model, {"stack": "hf", "dtype": "fp16"}, n_ctx=512, chunks=64)
+    gpu = ("--set", "device=cuda", "--set", "gpu=RTX 4090", "--dry-run")
+    ran = harness("quality", path, *gpu, "--json")
+    (line,) = ran.json
+    weights_bytes = 2 * 7.72e9
+    logits_bytes = 256 * 151_936 * 4
+    assert weights_bytes + logits_bytes < line["memory_bytes"] < weights_bytes + 6 * logits_bytes + 2e9
+    twice = harness("quality", path, *gpu, "--json", "--set", "workloads.0.chunks=128").json[0]
+    assert 1.8 < twice["seconds"] / line["seconds"] < 2.1
+    assert "the reference of each model is computed once more" in ran.err
+    assert harness("quality", path, *gpu).out.rstrip().split("  ")[4].endswith(" x 1")
+
+
+def test_a_dry_run_refuses_random_weights(harness, of):
+    ran = harness("quality", of({"shape": "tiny-qwen2"}, {"stack": "hf"}), "--dry-run", "--json")
+    assert ran.code == 1
+    assert ran.json[0]["will_be_refused"][0].startswith("random weights")

@@ -13,7 +13,7 @@ from harness.analysis.prefill_rows import PrefillRow
 from harness.analysis.surface_rows import SurfaceFigures
 from harness.results.kinds.checked import Depth, Experts
 from harness.results.kinds.reported import Source
-from harness.results.kinds.scored import Figure, WindowMeans
+from harness.results.kinds.scored import AtDepth, Figure, WindowMeans
 from harness.results.kinds.searched import Probe
 
 Ends = list[float | None]
@@ -305,6 +305,8 @@ class Score(Identity):
     wrong: str | None
     """where its logits are NaN or infinite, which makes the speed of its variant invalid; null: nowhere"""
     means: WindowMeans | None
+    at_depth: list[AtDepth]
+    trained_context: int | None
     loss_nats: float | None
     seconds: float | None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from harness import plan, results
 from harness.analysis.records import agreement
@@ -28,10 +29,11 @@ def run(experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watc
     because a search takes all free memory). Returns all records, kept ones included: repeats, scores,
     searches, and weight checks if the protocol has them.
 
-    Raises ResultsError, CacheError and TextError (nothing was started), DeviceBusy, Stopped, and
+    Raises ResultsError, CacheError, TextError, BadReference (nothing was started), DeviceBusy, Stopped, and
     KeyboardInterrupt (after the record of the current repeat is written).
     """
     protocol, texts = experiment.protocol, quality.texts_of(cells)
+    given = quality.GivenReference(options.reference) if options.reference else None
     with opened(experiment, cells, options, watcher) as campaign:
         keys, preparation = campaign.keys, campaign.preparation
         timed = [cell for cell in cells if not cell.searches and not cell.scores]
@@ -53,13 +55,25 @@ def run(experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watc
             watcher.disturbed_by(busiest)
         found = kept + measured
         try:
-            scores = quality.score([cell for cell in cells if cell.scores], campaign, texts)
+            scores = quality.score([cell for cell in cells if cell.scores], campaign, texts, given)
         except results.ResultsError as full:
             raise Stopped(f"stopped while scoring a text: {full}") from full
         searches = [_searched(campaign, cell) for cell in cells if cell.searches]
     place = {cell.id: number for number, cell in enumerate(cells)}
     found.sort(key=lambda s: (place[s.record["cell"]], s.record["repeat"], s.record["started_utc"]))
     return found + scores + searches + checks
+
+
+def export_reference(
+    experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watcher: Watcher, path: Path
+) -> None:
+    """Write the reference of cells whose workload is Quality to a file, and score nothing.
+
+    Raises as run() does, and NotExported.
+    """
+    texts = quality.texts_of(cells)
+    with opened(experiment, cells, options, watcher) as campaign:
+        quality.export(cells, campaign, texts, path)
 
 
 def _searched(campaign: Campaign, cell: Cell) -> Stored:

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness import machine, plan
 from harness.campaign import placed, work
 from harness.campaign.held import dense, engine_of, held_model, made_of, packing_of, step_bytes
-from harness.config import Decode, Experiment
+from harness.config import Decode, Experiment, Quality
 from harness.machine.limits import free_memory_bytes
 from harness.models import packed, synthetic, weights
 from harness.models.hub_weights import in_hub_cache
@@ -22,18 +22,22 @@ from harness.theory.machine import (
     DISPLAY_RESERVE_BYTES,
     DRIVER_RESERVE_BYTES,
     SYSTEM_RESERVE_BYTES,
+    Machine,
     drives_display,
 )
 from harness.theory.machines import MACHINES
 from harness.theory.names import NotUnderstood
 from harness.theory.placement import Split
 
+LOGITS_HELD = 2 * 4  # bytes a logit: a window's, float32, as the stack has them and as they are handed over
+
 
 @dataclass(frozen=True)
 class Device:
     """The device of a config. `family`: cpu, cuda, ...; `name`: as messages name it. Null: not known.
     `absent`: why it is not on this machine. `free_bytes`: free memory, where `memory_bytes` is a budget.
-    `reserve_bytes`: memory that a model cannot use. `bytes_per_s`: a known GPU's bandwidth."""
+    `reserve_bytes`: memory that a model cannot use. `bytes_per_s`, `flops`: a known GPU's bandwidth, and the
+    rate of its data sheet for products of 16 bits."""
 
     family: str
     name: str
@@ -43,6 +47,7 @@ class Device:
     free_bytes: int | None = None
     reserve_bytes: float = 0
     bytes_per_s: float | None = None
+    flops: float | None = None
 
 
 @dataclass(frozen=True)
@@ -108,8 +113,14 @@ def device_of(experiment: Experiment) -> Device:
                 capability,
                 reserve_bytes=reserve,
                 bytes_per_s=bytes_per_s,
+                flops=_flops_of(known),
             )
     return Device(family, "the GPU", None)
+
+
+def _flops_of(known: Machine | None) -> float | None:
+    rate = known and known.kernel_rate(quantized=False)
+    return known.rates[rate].value if known and rate else None
 
 
 def _named(gpu: str | None) -> Device:
@@ -133,6 +144,7 @@ def _named(gpu: str | None) -> Device:
         capability,
         reserve_bytes=reserve,
         bytes_per_s=least.bandwidth_bytes_per_s,
+        flops=_flops_of(least),
     )
 
 
@@ -191,7 +203,7 @@ def forecast_cell(
     flops: float | None = None,
 ) -> Forecast:
     """Forecast a cell. `ready`: its weights, if they are on this machine. `bandwidth`: bytes/s the device
-    reads, to estimate the time; `flops`: FLOP/s that it computes, for a workload of timed rows."""
+    reads, to estimate the time; `flops`: FLOP/s that it computes, for a workload of timed rows or a score."""
     capability, shape = device.compute_capability, dense(made_of(cell, ready))
     packing = packing_of(cell, shape, ready)
     shards = ready.shards if ready and ready.packing == packing else None
@@ -210,12 +222,14 @@ def forecast_cell(
     if not (to_the_end := isinstance(cell.workload, Decode)):
         new = 0  # its length is the result, so this forecasts the minimum
     context = cell.header.context_of(options)  # null: the cache grows with its tokens
-    holds = cell.tokens if cell.workload.timed == "rows" else prompt + new
+    holds = cell.tokens if cell.workload.timed == "rows" or cell.scores else prompt + new
     n_ctx = int(options[context.option] or holds) if context else holds
     sides = placed.sides(cell, ready, options) if device.family != "cpu" else None
     if sides:
         held = replace(held, weight_bytes=sides.gpu_bytes + held.embedding_bytes)
     memory = round(footprint.total(engine_of(cell, options, device.family != "cpu", held.shape), held, n_ctx))
+    if isinstance(cell.workload, Quality):
+        memory += LOGITS_HELD * (cell.workload.positions + 1) * held.made.vocab_size
     has = device.memory_bytes
     if device.family != "cpu" and options.get("gpu_layers", -1) != -1:
         has = None  # the offloaded part is not counted separately
@@ -229,6 +243,8 @@ def forecast_cell(
         takes = seconds(step_bytes(held, ready), held.kv_bytes_per_token, prompt, new, static, bandwidth)
     if bandwidth is not None and timed and flops and cell.workload.timed == "rows":
         takes, fill_s = work.seconds(cell.workload, held, bandwidth, flops) or (None, None)
+    if bandwidth is not None and timed and flops and isinstance(cell.workload, Quality):
+        takes = work.scoring_seconds(cell.workload, held, bandwidth, flops)
     no_room = None if has is None or fits else _no_room(device, has)
     too_deep = None
     if no_room and cell.workload.timed == "rows":

@@ -46,8 +46,9 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of one run that are not in the config. `root`: the results folder, absolute. `fleet`: the place
-    in a fleet that its records name; null without one."""
+    """Options of one run that are not in the config. `root`: the results folder, absolute. `reference`: a
+    file with the reference of quality, in place of computing it. `fleet`: the place in a fleet that its
+    records name; null without one."""
 
     root: Path
     config_path: Path
@@ -55,6 +56,7 @@ class RunOptions:
     fresh: bool = False
     retry_failed: bool = False
     wait: bool = False
+    reference: Path | None = None
     fleet: Fleet | None = None
 
 

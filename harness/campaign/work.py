@@ -1,10 +1,10 @@
-"""How long a workload of timed rows takes, before it runs: its passes and decode steps. Pure."""
+"""How long a workload of timed rows or a score takes, before it runs: its passes and decode steps. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.config import Prefill, Turns, Windows, Workload
+from harness.config import Prefill, Quality, Turns, Windows, Workload
 from harness.theory import demand, passes
 from harness.theory.decoder import parameters
 from harness.theory.estimate import CPU_SHARE, START_S
@@ -14,6 +14,8 @@ CHUNK = 512  # tokens at once while filling, as in runners/context.py
 UNTIMED = 3  # passes of a length and depth beside the timed ones: a warm-up, and two of the check
 FEWEST = 4  # windows of a depth
 SETTLE = 3  # steps of a window that are not timed
+# Of a score in the controller, per logit: softmax of both sides in float64, and the largest five.
+SCORING_S = 50e-9  # 46 and 50 ns of CPU time with 2,048 and 152,000 tokens (2 cores, 2026)
 
 Pass = tuple[int, int]
 """Tokens, and tokens in the cache before."""
@@ -37,6 +39,18 @@ def seconds(workload: Workload, held: Model, bytes_per_s: float, flops: float) -
         for number, depth in _steps(workload)
     )
     return START_S + filling + passing(_passes(workload)) + steps, filling
+
+
+def scoring_seconds(workload: Quality, held: Model, bytes_per_s: float, flops: float) -> float | None:
+    """Time of a score: each window as one pass with logits for every token, and their comparison. The
+    reference takes as long once more, where it is not kept. Null: the model's shape is unknown."""
+    if not (count := parameters(held.shape)):
+        return None
+    needs = demand.of_bits(held.shape, 8 * held.weight_bytes / count)
+    windows = [end - first for first, end in workload.windows()]
+    works = (passes.pass_work(needs, n, lm_head="every") for n in windows)
+    passing = sum(max(read / (CPU_SHARE * bytes_per_s), operations / flops) for read, operations in works)
+    return START_S + passing + SCORING_S * len(windows) * workload.positions * held.made.vocab_size
 
 
 def _filled(workload: Workload) -> Iterator[Pass]:

@@ -15,6 +15,7 @@ from harness.analysis.records import traffic
 from harness.campaign import forecast
 from harness.campaign.device_lock import is_busy
 from harness.campaign.held import bytes_of_shape, dense, packing_of
+from harness.campaign.quality.scoring import RANDOM
 from harness.cli.exits import NOT_OK, OK, say
 from harness.config import Experiment
 from harness.models import checkpoint, packed, synthetic, weights
@@ -31,6 +32,8 @@ from harness.theory.placement import Split
 from harness.theory.shapes import Shape
 
 NOT_OK_AS = ("will_fail", "will_be_refused", "will_not_fit")
+# Of a GPU's data sheet, in prompts of the published study: 0.2 to 0.5 (harness/predict/priors.py).
+GPU_MFU = 0.3
 LATEST = 20  # newest records searched for a bandwidth probe; all records of a run have one, or none has
 
 
@@ -66,6 +69,8 @@ def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
         takes += f", at {here.bandwidth / 1e9:.1f} GB/s, measured now"
     if to_write := sum(line["disk_bytes"] or 0 for line in lines):
         takes += f"; {to_write / 1e9:.1f} GB of weights to make or fetch"
+    if any(cell.scores for cell in cells):
+        say("the reference of each model is computed once more, unless it is kept or given (--reference)")
     for interpreter in dict.fromkeys(line["interpreter"] for line in lines if line["interpreter"]):
         say(interpreter)
     say(f"{plural(len(lines), 'cell')}{takes}")
@@ -181,15 +186,22 @@ class Here:
         gpu, cpu = self.device.bytes_per_s, self._cpu_bandwidth
         return 1 / placement.step_s(sides, cpu, gpu) if gpu and cpu else None
 
+    def _rates(self, cell: Cell) -> tuple[float | None, float | None]:
+        """Bytes/s and FLOP/s for the time of a cell; null where it is not estimated."""
+        if cell.scores and self.device.family != "cpu":
+            return self.device.bytes_per_s, self.device.flops and GPU_MFU * self.device.flops
+        return self.bandwidth, self._flops if cell.workload.timed == "rows" or cell.scores else None
+
     def line(self, cell: Cell) -> dict[str, Any]:
         """One cell: `weights` in words, bytes still to write to disk, memory, seconds per repeat; why it
         will fail, be refused or not fit. The note has all reasons."""
         source = self._source(cell)
-        flops = self._flops if cell.workload.timed == "rows" else None
         device, threads = self.device, self._threads
-        found = forecast.forecast_cell(cell, source.ready, device, threads, self.bandwidth, flops)
+        found = forecast.forecast_cell(cell, source.ready, device, threads, *self._rates(cell))
         refused = [each.reason for each in found.broken if each.refuses]
         refused += [each for each in (found.over_budget, found.too_deep) if each]
+        if cell.scores and cell.source and cell.source.kind == "synthetic":
+            refused.append(RANDOM)
         fails = [each.reason for each in found.broken if not each.refuses] + source.lacks
         fails = list(dict.fromkeys(fails))
         notes = [f"will be refused: {reason}" for reason in refused]

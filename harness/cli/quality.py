@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
-from harness import config
-from harness.cli import only
+from harness import campaign, config
+from harness.cli import dry_run, only
 from harness.cli.exits import NOT_OK, OK
 from harness.cli.inputs import WAIT, add_cells, add_json
+from harness.cli.progress import Progress
 from harness.config import Quality
 from harness.dataset.gather import Gathered
 from harness.report import quality
@@ -23,6 +25,21 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--retry-failed", action="store_true", help="score again the variants that are not ok"
     )
     parser.add_argument("--wait", action="store_true", help=WAIT)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print a forecast per score (weights, disk, memory, time) and exit",
+    )
+    references = parser.add_mutually_exclusive_group()
+    references.add_argument(
+        "--export-reference",
+        type=Path,
+        metavar="FILE",
+        help="write the reference to a file, and score nothing",
+    )
+    references.add_argument(
+        "--reference", type=Path, metavar="FILE", help="compare with an exported reference; none is computed"
+    )
     add_json(parser, "one object per score")
 
 
@@ -31,6 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
     experiment = config.load(arguments.config, arguments.set)
     # Without a workload of this kind, the shipped text with all variants.
     given = [each for each in experiment.workloads if isinstance(each, Quality)] or [Quality()]
+    if arguments.dry_run:
+        return dry_run.show(*only.of(experiment, given, arguments), arguments.json)
+    if path := arguments.export_reference:
+        alone, cells = only.of(experiment, given, arguments)
+        campaign.export_reference(alone, cells, only.options(arguments), progress := Progress(), path)
+        progress.clear()
+        print(f"reference: {path.absolute()}")
+        return OK
     stored, root = only.run(experiment, given, arguments)
     scores = Gathered(stored).scores
     if arguments.json:

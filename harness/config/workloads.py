@@ -6,7 +6,7 @@ import json
 import re
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from harness.config.frozen import MOST_TOKENS, Frozen, Tokens, tokens_of
 from harness.system.wording import shortened
@@ -271,10 +271,24 @@ class Quality(_Workload):
     """Tokens of a window; those of its second half are scored, as llama-perplexity does."""
     chunks: int = Field(default=64, ge=1, le=10_000)
     """Windows, from the start of the text."""
+    depths: list[Annotated[Tokens, Field(ge=8, le=MOST_SCORED)]] = Field(default=[], max_length=20)
+    """Besides, as many windows of each of these lengths; as many of their last tokens are scored."""
     reference: Literal["auto"] = "auto"
     """The model's 16-bit weights, in transformers if they are a checkpoint."""
 
     timed = None
+
+    @field_validator("depths")
+    @classmethod
+    def _longer(cls, given: list[int], info: ValidationInfo) -> list[int]:
+        n_ctx = info.data.get("n_ctx", 0)
+        if short := [depth for depth in given if depth <= n_ctx]:
+            raise ValueError(f"{min(short)} is not deeper than the windows of n_ctx {n_ctx}")
+        return _each_once(given)
+
+    def repeated(self, repeats: int) -> int:
+        """Once: it has an interval from its windows."""
+        return 1
 
     def resolved(self, prompt_tokens: int, new_tokens: int) -> Quality:
         """Itself: it has no prompt."""
@@ -288,7 +302,22 @@ class Quality(_Workload):
     @property
     def holds(self) -> int:
         """Tokens that its context must hold."""
-        return self.n_ctx
+        return max(self.n_ctx, *self.depths, 0)
+
+    def windows(self) -> list[tuple[int, int]]:
+        """First token and end of each window in the text: `chunks` of n_ctx, then `chunks` of each depth.
+        Those of all depths end at the same tokens, so that they score the same ones."""
+        deepest = max(self.depths, default=0)
+        found = [(k * self.n_ctx, (k + 1) * self.n_ctx) for k in range(self.chunks)]
+        for depth in self.depths:
+            ends = (deepest + k * self.n_ctx for k in range(self.chunks))
+            found += [(end - depth, end) for end in ends]
+        return found
+
+    def fitting(self, tokens: int) -> int:
+        """The most `chunks` for a text of so many tokens."""
+        deepest = max(self.n_ctx, *self.depths, 0)
+        return 1 + (tokens - deepest) // self.n_ctx if tokens >= deepest else 0
 
     @property
     def positions(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from harness.analysis.rows import Score
 from harness.report.table import NONE, Table, note
@@ -35,12 +35,19 @@ WITH_ERROR = ("ppl", "ln_ppl_ratio", "kld_mean", "top1")
 
 
 def table(scores: Sequence[Score]) -> Table:
-    """One line per score."""
-    lines = [[row["name"], row["status"], *_figures(row), row["reference"] or NONE] for row in scores]
+    """One line per score, and per depth of it."""
+    lines, marked = [], []
+    for row in scores:
+        ends = [row["status"]], [row["reference"] or NONE]
+        lines.append([row["name"], *ends[0], *_columns(row["figures"]), *ends[1]])
+        for deep in row["at_depth"]:
+            name = f"{row['name']} at {deep['depth']:,}"
+            lines.append([name, *ends[0], *_columns(deep["figures"]), *ends[1]])
+        marked += [row["status"] != "ok"] * (1 + len(row["at_depth"]))
     headings = ["cell", "status", *(heading for heading, *_ in COLUMNS), "reference"]
     numeric = [False, False, *[True] * len(COLUMNS), False]
     meanings = ["", "", *(meaning for *_, meaning in COLUMNS), "the 16-bit weights, and their precision"]
-    return Table(headings, lines, numeric, [row["status"] != "ok" for row in scores], HEADING, meanings)
+    return Table(headings, lines, numeric, marked, HEADING, meanings)
 
 
 def show(scores: Sequence[Score]) -> None:
@@ -51,16 +58,14 @@ def show(scores: Sequence[Score]) -> None:
 
 
 def notes(scores: Sequence[Score]) -> list[str]:
-    """What was scored, and the reasons of what is not ok."""
+    """What was scored, what was beyond the model's trained context, and the reasons of what is not ok."""
     reasons = [f"{row['name']}: {reason}" for row in scores for reason in row["reasons"]]
-    return [*dict.fromkeys(filter(None, map(_what, scores))), *reasons]
+    said = [sentence for row in scores for sentence in (*_what(row), *_untrained(row))]
+    return [*dict.fromkeys(said), *reasons]
 
 
-def _figures(row: Score) -> list[str]:
-    return [
-        _shown(row["figures"].get(key), form, factor, key in WITH_ERROR)
-        for _, key, form, factor, _ in COLUMNS
-    ]
+def _columns(figures: Mapping[str, Figure]) -> list[str]:
+    return [_shown(figures.get(key), form, factor, key in WITH_ERROR) for _, key, form, factor, _ in COLUMNS]
 
 
 def _shown(figure: Figure | None, form: str, factor: float, with_error: bool) -> str:
@@ -71,8 +76,27 @@ def _shown(figure: Figure | None, form: str, factor: float, with_error: bool) ->
     return f"{text} ±{error * factor:{form.lstrip('+')}}" if with_error and error is not None else text
 
 
-def _what(row: Score) -> str | None:
+def _what(row: Score) -> list[str]:
     if not row["scored"]:
-        return None
+        return []
     windows = f"{row['windows']} windows of {row['n_ctx']} tokens, the second half of each"
-    return f"scored {row['scored']:,} tokens of {row['text']}: {windows}; ± is a standard error over windows"
+    found = [
+        f"scored {row['scored']:,} tokens of {row['text']}: {windows}; ± is a standard error over windows"
+    ]
+    if row["at_depth"]:
+        each = f"{row['at_depth'][0]['scored']:,} tokens"
+        found.append(
+            f"at a depth: {each}, the last of as many windows of that length; every depth has the same"
+        )
+    return found
+
+
+def _untrained(row: Score) -> list[str]:
+    trained = row["trained_context"]
+    lengths = [row["n_ctx"] or 0, *(deep["depth"] for deep in row["at_depth"])]
+    if trained is None or not (beyond := [f"{each:,}" for each in lengths if each > trained]):
+        return []
+    return [
+        f"{row['model']} was trained on at most {trained:,} tokens: figures at {' and '.join(beyond)} are of"
+        " a model beyond its trained context"
+    ]

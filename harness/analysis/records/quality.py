@@ -61,6 +61,8 @@ def row(record: Record) -> Score:
         "top1": figures["top1"]["value"] if figures else None,
         "wrong": _wrong(record),
         "means": quality.get("means"),
+        "at_depth": (quality.get("at_depth") or []) if figures else [],
+        "trained_context": quality.get("trained_context"),
         "loss_nats": quality.get("loss_nats"),
         "seconds": quality.get("seconds"),
     }

@@ -17,6 +17,7 @@ from harness.system.cache import cache_folder, exclusive, made
 
 METHOD = 1  # bump when other values are kept
 MOST_BYTES = 8 << 30  # of all references together
+ARRAYS = ("codes.npy", "top.npy", "nll.npy")
 _COMPLETE = "description.json"
 
 
@@ -25,12 +26,11 @@ class TooLarge(ValueError):
 
 
 class KeptReference:
-    """The windows of one reference. `description`: of a reference that has run."""
+    """The windows of one reference, in `folder` as ARRAYS. `description`: of a reference that has run."""
 
     def __init__(self, folder: Path) -> None:
-        self._codes, self._top, self._nll = (
-            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("codes", "top", "nll")
-        )
+        self.folder = folder
+        self._codes, self._top, self._nll = (np.load(folder / name, mmap_mode="r") for name in ARRAYS)
         self.description: Draft = json.loads((folder / _COMPLETE).read_text())
 
     @property

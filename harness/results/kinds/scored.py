@@ -45,6 +45,20 @@ class WindowMeans(TypedDict):
 
 
 @with_config(DESCRIBED)
+class AtDepth(TypedDict):
+    """Windows of one length, of which as many last positions are scored as of those of `n_ctx`."""
+
+    depth: Positive
+    """tokens of a window"""
+    windows: Positive
+    scored: Positive
+    """positions"""
+    figures: dict[str, Figure]
+    """as of the whole score"""
+    means: WindowMeans
+
+
+@with_config(DESCRIBED)
 class NotFinite(TypedDict):
     """The first position whose logits are NaN or infinite, counted from 1."""
 
@@ -70,6 +84,10 @@ class Quality(TypedDict):
     """`ppl`, `ln_ppl_ratio`, `kld_mean`, `kld_median`, `kld_p90`, `kld_p99`, `kld_p99_9`, `kld_max` (nats),
     `top1`, `top5`, `rms_dp` (shares)"""
     means: NotRequired[WindowMeans]
+    at_depth: NotRequired[list[AtDepth]]
+    """of the workload's `depths`; they end at the same tokens"""
+    trained_context: NotRequired[Positive | None]
+    """the longest context of the model's training, in tokens; null: not known"""
     not_finite: NotRequired[NotFinite]
     ran: NotRequired[StackFacts | None]
     """facts of the job: kernels, options"""

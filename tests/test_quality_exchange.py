@@ -1,0 +1,125 @@
+"""References as files: what is written is what is read, and a wrong or damaged file is one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness import shipped
+from harness.analysis.series.divergence import kept as kept_form
+from harness.campaign.quality import kept
+from harness.campaign.quality.exchange import BadReference, GivenReference, Origin, write
+from harness.campaign.quality.scoring import no_room
+from harness.config import Quality
+from harness.models import weights
+
+MODEL = "austen-4m"
+WORKLOAD = Quality(n_ctx=16, chunks=3)
+ORIGIN = Origin("text", WORKLOAD, "ids")
+VOCABULARY = 40
+
+
+@pytest.fixture
+def reference(tmp_path, monkeypatch) -> kept.KeptReference:
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    chance = np.random.default_rng(5)
+
+    def make(made: kept.Made) -> dict:
+        for number in range(WORKLOAD.chunks):
+            logits = chance.normal(0, 3, (WORKLOAD.positions, VOCABULARY)).astype(np.float32)
+            made(number, kept_form(logits, [0] * WORKLOAD.positions))
+        return {"name": "hf fp32", "why": "it fits", "weights": {"file": "/home/someone/model"}}
+
+    return kept.of({"test": 1}, WORKLOAD.chunks, make)
+
+
+@pytest.fixture
+def file(reference, tmp_path) -> Path:
+    path = tmp_path / "reference.zip"
+    write(path, reference, ORIGIN, MODEL, weights.local(shipped.weights(MODEL)))
+    return path
+
+
+def test_what_is_written_is_what_is_read_on_another_machine(reference, file, tmp_path, monkeypatch):
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "other"))
+    given = GivenReference(file)
+    assert given.mismatch(ORIGIN, [weights.local(shipped.weights(MODEL))]) is None
+    found = given.kept()
+    assert found.folder != reference.folder
+    for number in range(WORKLOAD.chunks):
+        for name in ("codes", "top", "nll"):
+            ours, theirs = (getattr(each.window(number), name) for each in (found, reference))
+            assert (ours == theirs).all()
+    assert found.description["name"] == "hf fp32"
+    assert "/home/someone" not in json.dumps(found.description)
+
+
+def test_a_copy_of_the_weights_is_the_same_model(file, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(shipped.weights(MODEL), copy, copy_function=shutil.copyfile)
+    assert GivenReference(file).mismatch(ORIGIN, [weights.local(copy)]) is None
+
+
+def test_a_reference_of_something_else_is_one_sentence(file):
+    given, ours = GivenReference(file), weights.local(shipped.weights(MODEL))
+    others = {
+        "is the reference of another text": replace(ORIGIN, text_sha256="other"),
+        "has windows of 16 tokens, 3 of them, not 16 tokens, 4 of them": replace(
+            ORIGIN, workload=Quality(n_ctx=16, chunks=4)
+        ),
+        "its model's tokenizer makes other tokens of the text": replace(ORIGIN, ids_sha256="other"),
+    }
+    for sentence, origin in others.items():
+        assert given.mismatch(origin, [ours]) == f"{file}: {sentence}"
+    changed = replace(ours, fingerprint=ours.fingerprint[:-1] + "x")
+    larger = replace(ours, quant="q4_k_m", format="gguf", sizes=ours.sizes | {"parameters": 4_000_000})
+    for other in (changed, larger):
+        assert given.mismatch(ORIGIN, [other]) == f"{file}: is the reference of {MODEL}, with other weights"
+
+
+def test_a_file_that_exists_is_not_overwritten(reference, file):
+    before = file.read_bytes()
+    with pytest.raises(BadReference, match="exists already"):
+        write(file, reference, ORIGIN, MODEL, weights.local(shipped.weights(MODEL)))
+    assert file.read_bytes() == before
+
+
+def test_a_damaged_array_is_refused_and_not_kept(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "other"))
+    changed = tmp_path / "changed.zip"
+    with zipfile.ZipFile(file) as source, zipfile.ZipFile(changed, "w") as target:
+        for name in source.namelist():
+            content = bytearray(source.read(name))
+            if name == "codes.npy":
+                content[-2] ^= 1
+            target.writestr(name, bytes(content))
+    for _ in range(2):
+        with pytest.raises(BadReference, match=r"is damaged: the SHA-256 of codes\.npy is another"):
+            GivenReference(changed).kept()
+
+
+@pytest.mark.parametrize("at", [0, 100, -100])
+def test_what_is_no_reference_is_one_sentence(at, file):
+    raw = file.read_bytes()
+    file.write_bytes(raw[:at])
+    with pytest.raises(BadReference, match="is no reference that --export-reference wrote"):
+        GivenReference(file)
+
+
+def test_a_missing_file_is_one_sentence(tmp_path):
+    with pytest.raises(BadReference, match="no such file or directory"):
+        GivenReference(tmp_path / "none.zip")
+
+
+def test_weights_larger_than_the_free_memory_are_not_loaded():
+    assert no_room(7_000_000_000, "bf16", 15_000_000_000) is None
+    assert no_room(7_000_000_000, "bf16", 10_000_000_000) == (
+        "in bf16 its weights take 14.0 GB, and 10.0 GB are free"
+    )
+    assert no_room(7_000_000_000, "bf16", None) is None

@@ -14,7 +14,7 @@ from harness.campaign import facts
 from harness.campaign.opened import RunOptions, Stopped
 from harness.config import Experiment
 from harness.fleet import share
-from harness.fleet.cluster import Cluster, HeadLost, Node, Outcome
+from harness.fleet.cluster import Cluster, HeadLost, Outcome
 from harness.fleet.device import Campaign, Device
 from harness.fleet.events import FleetWatcher
 from harness.fleet.jobs import Jobs
@@ -24,6 +24,7 @@ from harness.fleet.nodes import Nodes
 from harness.fleet.parcels import Damaged, Parcel
 from harness.fleet.place import FleetError, Place
 from harness.fleet.stock import Stock
+from harness.fleet.surveys import Surveys
 from harness.plan import Cell
 from harness.results import Draft, Record, ResultsError, Stored
 from harness.system.wording import plural
@@ -33,7 +34,6 @@ STOP_S = 90.0  # until campaigns that are stopped have written their last record
 TIDY_S = 20.0
 STAYS = "what the nodes measured stays in their caches, and comes with the next run"
 HEAD = "the head of the Ray cluster was lost"
-NICE = "start Ray there with RAY_worker_niceness=0: its processes give way to all others"
 
 
 def run(
@@ -76,28 +76,25 @@ class _Driver:
         watcher: FleetWatcher,
     ) -> None:
         results.check_writable(options.root)
-        self._experiment, self._cells, self._options = experiment, cells, options
+        self._cells, self._options = cells, options
         self._cluster, self._messages = cluster, Messages(watcher)
         self._known = Known(options.root, lambda damage: self._messages.warn(f"passed over: {damage}"))
         self._numbers = itertools.count(1)
         self._nodes = Nodes(cluster, place, cells, self._messages.say)
         self._jobs = Jobs(experiment, options, place, self._nodes.clocks)
         self._stock = Stock(cluster, self._jobs, self._messages.say) if place.share_weights else None
-        self._surveys: dict[str, Node] = {}  # by name of the job
-        self._unusable = ""  # why the last node that could not be surveyed could not
-        self._devices: dict[str, Device] = {}
+        self._surveys = Surveys(experiment, cells, cluster, self._jobs, self._nodes, self._messages)
+        self._devices = self._surveys.devices
         self._campaigns: dict[str, Campaign] = {}
-        self._surveyed: dict[str, dict[str, Any]] = {}  # by device: what its first node said
-        self._left_out: dict[str, dict[str, str]] = {}  # by cell and device: why it is not measured there
         self._began = self._stopping = False
 
     def run(self) -> None:
         while True:
             for node in self._nodes.meet():
-                self._survey(node)
+                self._surveys.begin(node, self._known.digests)
             self._hear(WAIT_S)
             self._end_jobs()
-            if not self._surveys:
+            if not self._surveys.jobs:
                 self._distribute()
             self._messages.progress(self._devices.values(), self._campaigns.values(), self._nodes)
             if not self._under_way():
@@ -106,19 +103,11 @@ class _Driver:
 
     # Jobs
 
-    def _survey(self, node: Node) -> None:
-        for device in self._nodes.mine(node):
-            name = f"survey {next(self._numbers)}"
-            self._surveys[name] = node
-            wanted = [cell.id for cell in self._cells if share.goes_to(cell, device)]
-            job = self._jobs.survey(device, wanted, self._known.digests)
-            self._cluster.submit(name, job, node=node.id)
-
     def _distribute(self) -> None:
         """Give the devices campaigns of the cells that wait."""
         missing = self._nodes.devices() - self._devices.keys()
         if missing and not self._began:
-            raise FleetError(f"{min(missing)}: none of its nodes can be used: {self._unusable}")
+            raise FleetError(f"{min(missing)}: none of its nodes can be used: {self._surveys.unusable}")
         self._began = True
         if self._stocks():
             return
@@ -160,32 +149,14 @@ class _Driver:
 
     def _hear(self, wait_s: float) -> None:
         for name, line in self._cluster.lines(wait_s):
-            node = self._surveys.get(name)
             if line["event"] == "record":
                 self._record(name, line)
-            elif node is not None:
-                self._surveyed_by(node, line)
+            elif name in self._surveys.jobs:
+                self._surveys.hear(name, line)
             elif campaign := self._campaigns.get(name):
                 self._campaign(campaign, line)
             elif self._stock is not None and name in self._stock.jobs:
                 self._stock.hear(name, line)
-
-    def _surveyed_by(self, node: Node, line: dict[str, Any]) -> None:
-        if line["event"] == "failed":
-            self._unusable = line["reason"]
-        elif line["event"] == "surveyed":
-            device = str(line["shared"]["campaign"]["fleet"]["device"])
-            if line["niceness"] > 0:
-                self._messages.say("warning", node, text=NICE)
-            if device not in self._devices:
-                mine = [cell for cell in self._cells if cell.id in line["cells"]]
-                fitting = [cell for cell in mine if not line["cells"][cell.id]["no_room"]]
-                for cell in mine:
-                    if no_room := line["cells"][cell.id]["no_room"]:
-                        self._left_out.setdefault(cell.id, {})[device] = no_room
-                        self._messages.say("left_out", None, device=device, cell=cell.id, text=no_room)
-                self._devices[device] = Device.of(device, fitting, self._experiment, line)
-                self._surveyed[device] = line
 
     def _campaign(self, campaign: Campaign, line: dict[str, Any]) -> None:
         device = self._devices[campaign.device]
@@ -226,11 +197,8 @@ class _Driver:
     def _end_jobs(self) -> None:
         for name, outcome in self._cluster.ended():
             self._hear(0)  # what it said before it ended
-            if (node := self._surveys.pop(name, None)) is not None:
-                if outcome.lost is not None or outcome.code:
-                    self._unusable = outcome.lost or outcome.error or self._unusable
-                    self._nodes.avoided.add(node.id)
-                    self._messages.say("warning", node, text=f"cannot be used: {self._unusable}")
+            if name in self._surveys.jobs:
+                self._surveys.end(name, outcome)
             elif (campaign := self._campaigns.pop(name, None)) is not None:
                 self._end(campaign, outcome)
             elif self._stock is not None and name in self._stock.jobs:
@@ -238,7 +206,7 @@ class _Driver:
 
     def _under_way(self) -> list[str]:
         """The names of all jobs that have not ended."""
-        return [*self._campaigns, *self._surveys, *(self._stock.jobs if self._stock else ())]
+        return [*self._campaigns, *self._surveys.jobs, *(self._stock.jobs if self._stock else ())]
 
     def _end(self, campaign: Campaign, outcome: Outcome) -> None:
         device = self._devices[campaign.device]
@@ -276,26 +244,13 @@ class _Driver:
             for cell, reason in {**device.waiting, **device.given_up}.items():
                 begun = device.facts_of(cell) | {"started_utc": facts.utc_now()}
                 self._write(device, begun, "unavailable", reason or f"no node with {device.name} is left")
-        self._record_misfits()
+        for device, begun, reason in self._surveys.misfits():
+            self._write(device, begun | {"started_utc": facts.utc_now()}, "unavailable", reason)
         for node in self._nodes.accepted():
-            name = f"tidy {next(self._numbers)}"
-            job = self._jobs.tidy(self._known.digests)
-            self._surveys[name] = node
-            self._cluster.submit(name, job, node=node.id)
+            self._surveys.tidy(node, self._known.digests)
         with suppress(HeadLost):  # all is here
             self._wait_for_jobs(TIDY_S)
         self._messages.say("ended", None)
-
-    def _record_misfits(self) -> None:
-        """Cells that fit on no device of the fleet."""
-        for cell, why in self._left_out.items():
-            measured = any(cell in device.cells for device in self._devices.values())
-            if not measured:
-                device, line = next(iter(self._surveyed.items()))
-                begun = {**line["shared"], **line["cells"][cell]["facts"], "attempt": 1}
-                reasons = "; ".join(f"{name}: {reason}" for name, reason in why.items())
-                begun["started_utc"] = facts.utc_now()
-                self._write(self._devices[device], begun, "unavailable", f"fits on no device: {reasons}")
 
     def _wait_for_jobs(self, seconds: float) -> None:
         until = time.monotonic() + seconds

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -348,6 +349,17 @@ def test_a_fleet_that_cannot_be_is_one_sentence(harness, config, on, says):
     assert ran.code == 2
     assert says in ran.err
     assert len(ran.err.splitlines()) == 1
+
+
+def test_an_address_that_is_silent_is_no_cluster(harness, config):
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # which accepts, and says nothing
+        address = f"ray://127.0.0.1:{silent.getsockname()[1]}"
+        ran = harness("run", config({}), "--on", address)
+    assert (ran.code, ran.err) == (
+        2,
+        f"harness: {address} does not answer: no Ray cluster there within 10 s\n",
+    )
 
 
 def test_without_ray_the_sentence_says_how_to_install_it(config, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -215,6 +216,36 @@ def test_a_full_results_folder_loses_nothing(nodes, command, config, small_disk)
     ran = command("run", path, "--on", fleet.address, "-o", disk / "results")
     assert ran.code == 0, ran.err
     check(records(disk / "results"), 12)
+
+
+def test_a_node_with_a_full_disk_gives_its_cells_to_an_equal_one(
+    nodes, command, config, small_disk, cache, tmp_path
+):
+    fleet, disk = nodes(), small_disk("100k")
+    (disk / "envs").symlink_to(cache / "envs")
+    fleet("add", 1, "a", f"HARNESS_CACHE={disk}")
+    fleet("add", 2, "a")
+    ran = command("run", config(*({"name": f"v{n}"} for n in range(12))), "--on", fleet.address)
+    assert ran.code == 0, ran.err
+    assert "No space left on device" in ran.err
+    check(records(tmp_path / "results"), 12)
+
+
+def test_a_fleet_is_reached_through_rays_client(nodes, command, config, tmp_path):
+    fleet = nodes("a", "a")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    fleet("client", port)
+    wait_for(lambda: accepts(port), "server of Ray's client")
+    ran = command("run", config(*({"name": f"v{n}"} for n in range(4))), "--on", f"ray://127.0.0.1:{port}")
+    assert ran.code == 0, ran.err
+    check(records(tmp_path / "results"), 4)
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as there:
+        return there.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_twenty_kills_at_random_moments_lose_and_double_nothing(nodes, background, config, tmp_path):

@@ -14,7 +14,7 @@ from harness.campaign import facts
 from harness.campaign.opened import RunOptions, Stopped
 from harness.config import Experiment
 from harness.fleet import share
-from harness.fleet.cluster import Cluster, HeadLost, Outcome
+from harness.fleet.cluster import NODE_LEFT, Cluster, HeadLost, Outcome
 from harness.fleet.device import Campaign, Device
 from harness.fleet.events import FleetWatcher
 from harness.fleet.jobs import Jobs
@@ -195,7 +195,7 @@ class _Driver:
         self._messages.record(stored, line.get("status", record["outcome"]), line.get("reasons", []))
 
     def _end_jobs(self) -> None:
-        for name, outcome in self._cluster.ended():
+        for name, outcome in [*self._cluster.ended(), *self._cut_off()]:
             self._hear(0)  # what it said before it ended
             if name in self._surveys.jobs:
                 self._surveys.end(name, outcome)
@@ -203,6 +203,14 @@ class _Driver:
                 self._end(campaign, outcome)
             elif self._stock is not None and name in self._stock.jobs:
                 self._stock.end(name, outcome)
+
+    def _cut_off(self) -> list[tuple[str, Outcome]]:
+        """Jobs whose node has left the cluster: where a link drops all, Ray ends them minutes later."""
+        where = {name: campaign.node for name, campaign in self._campaigns.items()}
+        where |= {name: node.id for name, node in self._surveys.jobs.items()}
+        where |= {name: node.id for name, (node, _) in (self._stock.jobs if self._stock else {}).items()}
+        gone = [name for name, node in where.items() if node is not None and self._nodes.named(node) is None]
+        return [(name, Outcome(lost=NODE_LEFT)) for name in gone]
 
     def _under_way(self) -> list[str]:
         """The names of all jobs that have not ended."""

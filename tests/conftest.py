@@ -22,6 +22,8 @@ import forked
 import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
+from raylets import nodes as nodes
+from raylets import own_cache as own_cache
 
 from harness import cli, machine
 from harness.analysis.records.verdicts import USABLE

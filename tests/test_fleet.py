@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,11 +19,12 @@ from hypothesis import strategies as st
 from harness import config as configs
 from harness import plan
 from harness.cli import on_fleet
-from harness.fleet import parcels, share, spool
+from harness.fleet import copies, parcels, share, spool
 from harness.fleet.cluster import devices_of
+from harness.fleet.copies import Copy, CopyFailed, File
 from harness.fleet.events import DeviceProgress
 from harness.fleet.known import Known, just_before
-from harness.fleet.on_node import Lines
+from harness.fleet.on_node import Lines, sha256
 from harness.fleet.parcels import Damaged
 from harness.fleet.place import FleetError, place_of
 
@@ -219,9 +221,10 @@ def job_of(do: str, path: Path, **more: Any) -> dict[str, Any]:
     }
 
 
-def done(job: dict[str, Any]) -> list[dict[str, Any]]:
+def done(job: dict[str, Any], *answers: dict[str, Any]) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "harness.fleet.node", str(os.getpid()), "n"]
-    ran = subprocess.run(command, input=json.dumps(job) + "\n", capture_output=True, text=True, timeout=600)
+    given = "".join(json.dumps(line) + "\n" for line in (job, *answers))
+    ran = subprocess.run(command, input=given, capture_output=True, text=True, timeout=600)
     assert ran.stderr == ""
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
@@ -249,6 +252,85 @@ def test_a_survey_has_a_record_to_be_for_each_cell(config, tmp_path, fake_interp
     assert line["shared"]["campaign"]["fleet"]["device"] == "local"
 
 
+# Weights that travel
+
+
+def offered(tmp_path: Path, target: str, **files: bytes) -> Copy:
+    """A copy of files that another node has."""
+    found: dict[str, File] = {}
+    for name, content in files.items():
+        path = tmp_path / "other" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        found[f"{name}.bin"] = {"source": str(path), "bytes": len(content), "mtime_ns": 10**18}
+    return {"node": "n", "target": target, "files": found}
+
+
+def fetched(node: str, file: File, path: Path) -> str:
+    path.write_bytes(Path(file["source"]).read_bytes())
+    return sha256(file["source"])
+
+
+def in_cache(cache: Path) -> list[str]:
+    return sorted(str(p.relative_to(cache / "weights")) for p in (cache / "weights").rglob("*.bin"))
+
+
+@pytest.fixture
+def empty_cache(tmp_path, cache, monkeypatch) -> Path:
+    own = tmp_path / "cache"
+    own.mkdir()
+    (own / "envs").symlink_to(cache / "envs")
+    monkeypatch.setenv("HARNESS_CACHE", str(own))
+    return own
+
+
+def test_a_copy_of_weights_is_whole_and_as_old_as_its_source_and_comes_once(tmp_path, empty_cache):
+    copy = offered(tmp_path, "0123/hf", a=b"one", b=b"two")
+    assert copies.receive(copy, fetched)
+    assert in_cache(empty_cache) == ["0123/hf/a.bin", "0123/hf/b.bin"]
+    assert (empty_cache / "weights" / "0123" / "hf" / "a.bin").stat().st_mtime_ns == 10**18
+    assert not copies.receive(copy, nothing)  # which would raise
+
+
+def test_a_copy_that_changed_on_its_way_or_ends_early_is_not_in_the_cache(tmp_path, empty_cache):
+    def bad(node: str, file: File, path: Path) -> str:
+        fetched(node, file, path)
+        path.write_bytes(b"two!" if file["source"].endswith("b") else b"one")
+        return sha256(file["source"])
+
+    def ends(node: str, file: File, path: Path) -> str:
+        path.write_bytes(b"o")
+        raise CopyFailed("gone")
+
+    for fetch, says in ((bad, "changed on its way"), (ends, "gone")):
+        with pytest.raises(CopyFailed, match=says):
+            copies.receive(offered(tmp_path, "0123/hf", a=b"one", b=b"two"), fetch)
+        assert in_cache(empty_cache) == []
+
+
+@pytest.mark.parametrize("target", ["../envs/x", "/etc/x", "0123/../../envs/x"])
+def test_a_copy_leads_nowhere_but_into_the_weights_of_the_cache(tmp_path, empty_cache, target):
+    with pytest.raises(CopyFailed, match="out of the cache"):
+        copies.receive(offered(tmp_path, target, a=b"one"), fetched)
+
+
+def test_a_node_makes_weights_itself_that_it_gets_no_good_copy_of(
+    empty_cache, tmp_path, llamacpp_interpreter, monkeypatch
+):
+    path = tmp_path / "c.yaml"
+    rows = [{"stack": "llamacpp", "quant": "q8_0"}]
+    path.write_text(json.dumps({"models": [{"shape": "tiny-qwen2"}], "variants": rows}))
+    (stocked,) = (line for line in done(job_of("stock", path, copies=[])) if line["event"] == "stocked")
+    assert not stocked["lacks"]
+    (copy,) = stocked["copies"]
+    monkeypatch.setenv("HARNESS_CACHE", str(other := tmp_path / "second"))
+    other.mkdir()
+    (other / "envs").symlink_to(empty_cache / "envs")
+    lines = done(job_of("stock", path, copies=[copy]), {"sha256": None, "lacks": "NodeDiedError"})
+    assert f"{copy['target']} are made here: it cannot be copied (NodeDiedError)" in str(lines)
+    assert (other / "weights" / copy["target"]).stat().st_size == copy["files"][""]["bytes"]
+
+
 # What a user gets wrong
 
 
@@ -267,6 +349,17 @@ def test_a_fleet_that_cannot_be_is_one_sentence(harness, config, on, says):
     assert ran.code == 2
     assert says in ran.err
     assert len(ran.err.splitlines()) == 1
+
+
+def test_an_address_that_is_silent_is_no_cluster(harness, config):
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # which accepts, and says nothing
+        address = f"ray://127.0.0.1:{silent.getsockname()[1]}"
+        ran = harness("run", config({}), "--on", address)
+    assert (ran.code, ran.err) == (
+        2,
+        f"harness: {address} does not answer: no Ray cluster there within 10 s\n",
+    )
 
 
 def test_without_ray_the_sentence_says_how_to_install_it(config, tmp_path):

@@ -2,131 +2,33 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import signal
+import socket
 import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
 from conftest import Ran, gone
+from raylets import (
+    MARKS,
+    MEASURED,
+    caches,
+    check,
+    ended,
+    records,
+    slow_cells,
+    start_of,
+    under_way,
+    wait_for,
+)
 
 from harness.campaign.device_lock import device_lock
-from harness.system.cache import cache_folder
 
-pytestmark = [
-    pytest.mark.slow("a Ray cluster takes ten seconds to start"),
-    pytest.mark.xdist_group("ray"),
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: make fleet"),
-]
-MEASURED = (0, 1)  # 1 where another process disturbed a cell, which is none of the fleet's business
-NODES = Path(__file__).parent / "ray_nodes.py"
-
-
-class Nodes:
-    """The cluster of a test; see ray_nodes.py."""
-
-    def __init__(self) -> None:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen([sys.executable, str(NODES)], text=True, **pipes)
-        self.address = self._line()
-
-    def __call__(self, *words: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(" ".join(map(str, words)) + "\n")
-        self.process.stdin.flush()
-        assert self._line() == "done"
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-        self.process.stdout.close()
-
-
-@pytest.fixture(autouse=True)
-def own_cache(cache, fake_interpreter, tmp_path, monkeypatch) -> None:
-    """What nodes keep is this test's alone."""
-    own = tmp_path / "cache"
-    own.mkdir()
-    (own / "envs").symlink_to(cache / "envs")
-    monkeypatch.setenv("HARNESS_CACHE", str(own))
-
-
-@pytest.fixture
-def nodes(own_cache) -> Iterator[Callable[..., Nodes]]:
-    """A cluster with nodes, numbered from 1, of these devices: `nodes("a", "a", "b")`."""
-    started: list[Nodes] = []
-
-    def start(*devices: str) -> Nodes:
-        started.append(Nodes())
-        for number, device in enumerate(devices, 1):
-            started[-1]("add", number, device)
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.end()
-
-
-def slow_cells(config, count: int, ms: float = 20.0, **more: Any) -> Path:
-    """A config of cells that take about a second each."""
-    variants = [{"name": f"v{n}", "B_ms": ms, "clock": "real"} for n in range(count)]
-    return config(*variants, new_tokens=50, **more)
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(folder.rglob("record.json"))]
-
-
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 300) -> Any:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if found := condition():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"no {what} within {seconds} s")
-
-
-def caches() -> list[Path]:
-    return [cache_folder() / "local-cluster" / str(number) for number in range(1, 9)]
-
-
-def under_way(number: int) -> list[Path]:
-    """The repeats that a node measures now."""
-    return list((cache_folder() / "local-cluster" / str(number)).glob("fleet/*/*/results/*/*/*/*/begun.json"))
-
-
-def start_of(record: dict[str, Any]) -> tuple[str, int, str]:
-    return record["content_key"], record["repeat"], record["started_utc"]
-
-
-def check(found: list[dict[str, Any]], cells: int, repeats: int = 1) -> None:
-    """Every repeat is ok once, and none is there twice."""
-    ok = Counter((r["content_key"], r["repeat"]) for r in found if r["outcome"] == "ok")
-    assert len(ok) == cells * repeats
-    assert set(ok.values()) == {1}
-    assert set(Counter(map(start_of, found)).values()) == {1}
-
-
-def ended(process: subprocess.Popen[str], within_s: float = 600) -> tuple[int, str]:
-    _, err = process.communicate(timeout=within_s)
-    assert "Traceback" not in err, err
-    return process.returncode, err
+pytestmark = MARKS
+DONE = "fleet/*/*/results/*/*/*/*/record.json"
 
 
 def test_twelve_cells_on_three_nodes_end_in_one_folder_and_one_page(command, tmp_path):
@@ -162,7 +64,7 @@ def test_a_node_killed_in_a_repeat_leaves_it_interrupted_and_cells_move(nodes, b
 def test_a_node_killed_while_its_record_is_on_its_way_loses_nothing(nodes, background, config, tmp_path):
     fleet, path = nodes("a", "a"), slow_cells(config, 6)
     running = background("run", path, "--on", fleet.address)
-    wait_for(lambda: list(caches()[0].glob("fleet/*/*/results/*/*/*/*/record.json")), "record")
+    wait_for(lambda: list(caches()[0].glob(DONE)), "record")
     fleet("kill", 1)
     code, err = ended(running)
     assert code in MEASURED, err
@@ -314,6 +216,36 @@ def test_a_full_results_folder_loses_nothing(nodes, command, config, small_disk)
     ran = command("run", path, "--on", fleet.address, "-o", disk / "results")
     assert ran.code == 0, ran.err
     check(records(disk / "results"), 12)
+
+
+def test_a_node_with_a_full_disk_gives_its_cells_to_an_equal_one(
+    nodes, command, config, small_disk, cache, tmp_path
+):
+    fleet, disk = nodes(), small_disk("100k")
+    (disk / "envs").symlink_to(cache / "envs")
+    fleet("add", 1, "a", f"HARNESS_CACHE={disk}")
+    fleet("add", 2, "a")
+    ran = command("run", config(*({"name": f"v{n}"} for n in range(12))), "--on", fleet.address)
+    assert ran.code == 0, ran.err
+    assert "No space left on device" in ran.err
+    check(records(tmp_path / "results"), 12)
+
+
+def test_a_fleet_is_reached_through_rays_client(nodes, command, config, tmp_path):
+    fleet = nodes("a", "a")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    fleet("client", port)
+    wait_for(lambda: accepts(port), "server of Ray's client")
+    ran = command("run", config(*({"name": f"v{n}"} for n in range(4))), "--on", f"ray://127.0.0.1:{port}")
+    assert ran.code == 0, ran.err
+    check(records(tmp_path / "results"), 4)
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as there:
+        return there.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_twenty_kills_at_random_moments_lose_and_double_nothing(nodes, background, config, tmp_path):

@@ -26,8 +26,10 @@ CONNECTS_WITHIN_S = 60.0  # Ray's client starts a process on the head first
 LOOK_S = 1.0  # between looks at the nodes
 SLOW_S = 2.0  # beyond which a late answer makes the head suspect
 LOST = "is lost; finished work is kept here and on the nodes, run the same command to continue"
+NODE_LEFT = "its node died or left the cluster"
 LOST_AFTER_S = 8.0  # of a head that does not answer
 CLIENT_PORT = 10001
+_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty frame of HTTP/2
 HEAD = "node:__internal_head__"  # a resource that the head alone has
 # Resources of Ray's own; all others are devices.
 _OWN = ("CPU", "GPU", "TPU", "memory", "object_store_memory")
@@ -188,8 +190,8 @@ def devices_of(resources: dict[str, float]) -> dict[str, int]:
 def _cause(failure: BaseException) -> str:
     """What Ray's exception means; its text is long, and names hosts."""
     words = {
-        "NodeDiedError": "its node died or left the cluster",
-        "LocalRayletDiedError": "its node died or left the cluster",
+        "NodeDiedError": NODE_LEFT,
+        "LocalRayletDiedError": NODE_LEFT,
         "WorkerCrashedError": "its node died, or Ray's process on it",
         "OutOfMemoryError": "Ray stopped it for want of memory on its node",
         "TaskCancelledError": "it was stopped",
@@ -213,6 +215,22 @@ def _answers(address: str, within_s: float) -> bool:
     return True
 
 
+def _speaks(address: str, within_s: float) -> bool:
+    """Whether HTTP/2 is answered there, which Ray's servers speak (gRPC): its preface and empty settings are
+    answered with settings (RFC 9113, 3.4). With TLS a connection has to be enough."""
+    if os.environ.get("RAY_USE_TLS", "0") != "0":
+        return _answers(address, within_s)
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + within_s
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), within_s) as there:
+            there.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS)
+            there.settimeout(max(0.1, until - time.monotonic()))
+            return there.recv(9)[3:4] == _SETTINGS[3:4]
+    except OSError:
+        return False
+
+
 @contextmanager
 def connected(place: Place) -> Iterator[Cluster]:
     """Connect to the cluster of a fleet, or start it. Raises FleetError."""
@@ -234,7 +252,7 @@ def _connect(ray: Any, address: str) -> str:
     if address.startswith("ray://") and ":" not in there:
         there = f"{there}:{CLIENT_PORT}"
         address = f"ray://{there}"
-    if address != "auto" and not _answers(there, ANSWERS_WITHIN_S):
+    if address != "auto" and not _speaks(there, ANSWERS_WITHIN_S):
         raise FleetError(f"{address} does not answer: no Ray cluster there within {ANSWERS_WITHIN_S:.0f} s")
     failure = _within(
         CONNECTS_WITHIN_S, lambda: ray.init(address, log_to_driver=False, logging_level=logging.ERROR)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,14 +14,17 @@ from harness.campaign import facts
 from harness.campaign.opened import RunOptions, Stopped
 from harness.config import Experiment
 from harness.fleet import share
-from harness.fleet.cluster import Cluster, HeadLost, Node, Outcome
+from harness.fleet.cluster import NODE_LEFT, Cluster, HeadLost, Outcome
 from harness.fleet.device import Campaign, Device
-from harness.fleet.events import DeviceProgress, Event, FleetWatcher
+from harness.fleet.events import FleetWatcher
 from harness.fleet.jobs import Jobs
 from harness.fleet.known import Known, identity, just_before
+from harness.fleet.messages import Messages
 from harness.fleet.nodes import Nodes
 from harness.fleet.parcels import Damaged, Parcel
 from harness.fleet.place import FleetError, Place
+from harness.fleet.stock import Stock
+from harness.fleet.surveys import Surveys
 from harness.plan import Cell
 from harness.results import Draft, Record, ResultsError, Stored
 from harness.system.wording import plural
@@ -31,7 +34,6 @@ STOP_S = 90.0  # until campaigns that are stopped have written their last record
 TIDY_S = 20.0
 STAYS = "what the nodes measured stays in their caches, and comes with the next run"
 HEAD = "the head of the Ray cluster was lost"
-NICE = "start Ray there with RAY_worker_niceness=0: its processes give way to all others"
 
 
 def run(
@@ -74,50 +76,41 @@ class _Driver:
         watcher: FleetWatcher,
     ) -> None:
         results.check_writable(options.root)
-        self._experiment, self._cells, self._options = experiment, cells, options
-        self._place, self._cluster, self._watcher = place, cluster, watcher
-        self._known = Known(options.root, lambda damage: self._warn(f"passed over: {damage}"))
+        self._cells, self._options = cells, options
+        self._cluster, self._messages = cluster, Messages(watcher)
+        self._known = Known(options.root, lambda damage: self._messages.warn(f"passed over: {damage}"))
         self._numbers = itertools.count(1)
-        self._nodes = Nodes(cluster, place, cells, self._say)
+        self._nodes = Nodes(cluster, place, cells, self._messages.say)
         self._jobs = Jobs(experiment, options, place, self._nodes.clocks)
-        self._surveys: dict[str, Node] = {}  # by name of the job
-        self._unusable = ""  # why the last node that could not be surveyed could not
-        self._devices: dict[str, Device] = {}
+        self._stock = Stock(cluster, self._jobs, self._messages.say) if place.share_weights else None
+        self._surveys = Surveys(experiment, cells, cluster, self._jobs, self._nodes, self._messages)
+        self._devices = self._surveys.devices
         self._campaigns: dict[str, Campaign] = {}
-        self._surveyed: dict[str, dict[str, Any]] = {}  # by device: what its first node said
-        self._left_out: dict[str, dict[str, str]] = {}  # by cell and device: why it is not measured there
-        self._shown: list[DeviceProgress] = []
         self._began = self._stopping = False
 
     def run(self) -> None:
         while True:
             for node in self._nodes.meet():
-                self._survey(node)
+                self._surveys.begin(node, self._known.digests)
             self._hear(WAIT_S)
             self._end_jobs()
-            if not self._surveys:
+            if not self._surveys.jobs:
                 self._distribute()
-            self._show()
-            if not self._campaigns and not self._surveys:
+            self._messages.progress(self._devices.values(), self._campaigns.values(), self._nodes)
+            if not self._under_way():
                 break
         self._finish()
 
     # Jobs
 
-    def _survey(self, node: Node) -> None:
-        for device in self._nodes.mine(node):
-            name = f"survey {next(self._numbers)}"
-            self._surveys[name] = node
-            wanted = [cell.id for cell in self._cells if share.goes_to(cell, device)]
-            job = self._jobs.survey(device, wanted, self._known.digests)
-            self._cluster.submit(name, job, node=node.id)
-
     def _distribute(self) -> None:
         """Give the devices campaigns of the cells that wait."""
         missing = self._nodes.devices() - self._devices.keys()
         if missing and not self._began:
-            raise FleetError(f"{min(missing)}: none of its nodes can be used: {self._unusable}")
+            raise FleetError(f"{min(missing)}: none of its nodes can be used: {self._surveys.unusable}")
         self._began = True
+        if self._stocks():
+            return
         for device in self._devices.values():
             nodes = self._nodes.able(device.name)
             stranded = [each for each in self._campaigns.values() if each.device == device.name]
@@ -131,6 +124,20 @@ class _Driver:
                 self._give(device, portion, because)
             device.waiting.clear()
 
+    def _stocks(self) -> bool:
+        """Whether nodes get their weights now."""
+        if self._stock is None or self._campaigns:
+            return False
+        there = [(device, self._nodes.able(device.name)) for device in self._devices.values()]
+        if sum(len(nodes) for _, nodes in there) < 2:
+            return False
+
+        def lacking(device: Device) -> list[str]:
+            fresh = self._options.fresh
+            return [cell for cell in device.waiting if fresh or not self._known.has(device.slug, cell)]
+
+        return self._stock.begin(there, lacking)
+
     def _give(self, device: Device, cells: Sequence[str], because: str) -> None:
         """`because`: why a campaign of these cells was lost; empty: this is their first."""
         mine = [device.cells[cell] for cell in cells]
@@ -142,30 +149,14 @@ class _Driver:
 
     def _hear(self, wait_s: float) -> None:
         for name, line in self._cluster.lines(wait_s):
-            node = self._surveys.get(name)
             if line["event"] == "record":
                 self._record(name, line)
-            elif node is not None:
-                self._surveyed_by(node, line)
+            elif name in self._surveys.jobs:
+                self._surveys.hear(name, line)
             elif campaign := self._campaigns.get(name):
                 self._campaign(campaign, line)
-
-    def _surveyed_by(self, node: Node, line: dict[str, Any]) -> None:
-        if line["event"] == "failed":
-            self._unusable = line["reason"]
-        elif line["event"] == "surveyed":
-            device = str(line["shared"]["campaign"]["fleet"]["device"])
-            if line["niceness"] > 0:
-                self._say("warning", node, text=NICE)
-            if device not in self._devices:
-                mine = [cell for cell in self._cells if cell.id in line["cells"]]
-                fitting = [cell for cell in mine if not line["cells"][cell.id]["no_room"]]
-                for cell in mine:
-                    if no_room := line["cells"][cell.id]["no_room"]:
-                        self._left_out.setdefault(cell.id, {})[device] = no_room
-                        self._say("left_out", None, device=device, cell=cell.id, text=no_room)
-                self._devices[device] = Device.of(device, fitting, self._experiment, line)
-                self._surveyed[device] = line
+            elif self._stock is not None and name in self._stock.jobs:
+                self._stock.hear(name, line)
 
     def _campaign(self, campaign: Campaign, line: dict[str, Any]) -> None:
         device = self._devices[campaign.device]
@@ -174,7 +165,7 @@ class _Driver:
         elif line["event"] == "begins":
             begun = campaign.begun = line["begun"]
             device.begins()
-            self._say("begins", None, device=device.name, cell=begun["cell"], repeat=begun["repeat"])
+            self._messages.say("begins", None, device=device.name, cell=begun["cell"], repeat=begun["repeat"])
         elif line["event"] == "failed":
             campaign.failed = line["reason"]
         elif line["event"] == "ended":
@@ -182,7 +173,7 @@ class _Driver:
             self._known.count((key, repeat, start) for key, repeat, start in line["records"])
         else:
             node = self._nodes.named(campaign.node)
-            self._say(line["event"], node, device=device.name, text=line["line"])
+            self._messages.say(line["event"], node, device=device.name, text=line["line"])
 
     def _record(self, name: str, line: dict[str, Any]) -> None:
         """Store a record that arrived, from a campaign or from one that ended before."""
@@ -191,7 +182,7 @@ class _Driver:
         try:
             stored = self._known.receive(parcel)
         except Damaged as damage:
-            self._warn(f"{damage}; it stays on its node, and comes with the next run")
+            self._messages.warn(f"{damage}; it stays on its node, and comes with the next run")
             return
         if stored is None:
             return
@@ -201,18 +192,29 @@ class _Driver:
             self._known.count([identity(record)])
             if "status" in line and not line["again"]:
                 self._devices[campaign.device].finishes(record["cell"], record["repeat"])
-        self._event_of(stored, line.get("status", record["outcome"]), line.get("reasons", []))
+        self._messages.record(stored, line.get("status", record["outcome"]), line.get("reasons", []))
 
     def _end_jobs(self) -> None:
-        for name, outcome in self._cluster.ended():
+        for name, outcome in [*self._cluster.ended(), *self._cut_off()]:
             self._hear(0)  # what it said before it ended
-            if (node := self._surveys.pop(name, None)) is not None:
-                if outcome.lost is not None or outcome.code:
-                    self._unusable = outcome.lost or outcome.error or self._unusable
-                    self._nodes.avoided.add(node.id)
-                    self._say("warning", node, text=f"cannot be used: {self._unusable}")
+            if name in self._surveys.jobs:
+                self._surveys.end(name, outcome)
             elif (campaign := self._campaigns.pop(name, None)) is not None:
                 self._end(campaign, outcome)
+            elif self._stock is not None and name in self._stock.jobs:
+                self._stock.end(name, outcome)
+
+    def _cut_off(self) -> list[tuple[str, Outcome]]:
+        """Jobs whose node has left the cluster: where a link drops all, Ray ends them minutes later."""
+        where = {name: campaign.node for name, campaign in self._campaigns.items()}
+        where |= {name: node.id for name, node in self._surveys.jobs.items()}
+        where |= {name: node.id for name, (node, _) in (self._stock.jobs if self._stock else {}).items()}
+        gone = [name for name, node in where.items() if node is not None and self._nodes.named(node) is None]
+        return [(name, Outcome(lost=NODE_LEFT)) for name in gone]
+
+    def _under_way(self) -> list[str]:
+        """The names of all jobs that have not ended."""
+        return [*self._campaigns, *self._surveys.jobs, *(self._stock.jobs if self._stock else ())]
 
     def _end(self, campaign: Campaign, outcome: Outcome) -> None:
         device = self._devices[campaign.device]
@@ -228,7 +230,7 @@ class _Driver:
             self._nodes.avoided.add(campaign.node)  # it cannot run a campaign, whatever the cells
         if (moved := device.loses(campaign, reason)) and not self._stopping:
             where = "go to an equal device" if self._nodes.able(device.name) else "wait for such a device"
-            self._say(
+            self._messages.say(
                 "moved", None, device=device.name, text=f"{plural(len(moved), 'cell')} {where}: {reason}"
             )
 
@@ -240,7 +242,7 @@ class _Driver:
     def _write(self, device: Device, begun: Draft, outcome: str, reason: str) -> None:
         cell = next(cell for cell in self._cells if cell.id == begun["cell"])
         stored = self._known.write(cell, begun, outcome, reason)
-        self._event_of(stored, outcome, [reason])
+        self._messages.record(stored, outcome, [reason])
 
     # The end
 
@@ -250,30 +252,17 @@ class _Driver:
             for cell, reason in {**device.waiting, **device.given_up}.items():
                 begun = device.facts_of(cell) | {"started_utc": facts.utc_now()}
                 self._write(device, begun, "unavailable", reason or f"no node with {device.name} is left")
-        self._record_misfits()
+        for device, begun, reason in self._surveys.misfits():
+            self._write(device, begun | {"started_utc": facts.utc_now()}, "unavailable", reason)
         for node in self._nodes.accepted():
-            name = f"tidy {next(self._numbers)}"
-            job = self._jobs.tidy(self._known.digests)
-            self._surveys[name] = node
-            self._cluster.submit(name, job, node=node.id)
+            self._surveys.tidy(node, self._known.digests)
         with suppress(HeadLost):  # all is here
             self._wait_for_jobs(TIDY_S)
-        self._say("ended", None)
-
-    def _record_misfits(self) -> None:
-        """Cells that fit on no device of the fleet."""
-        for cell, why in self._left_out.items():
-            measured = any(cell in device.cells for device in self._devices.values())
-            if not measured:
-                device, line = next(iter(self._surveyed.items()))
-                begun = {**line["shared"], **line["cells"][cell]["facts"], "attempt": 1}
-                reasons = "; ".join(f"{name}: {reason}" for name, reason in why.items())
-                begun["started_utc"] = facts.utc_now()
-                self._write(self._devices[device], begun, "unavailable", f"fits on no device: {reasons}")
+        self._messages.say("ended", None)
 
     def _wait_for_jobs(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while (self._surveys or self._campaigns) and time.monotonic() < until:
+        while self._under_way() and time.monotonic() < until:
             self._hear(WAIT_S)
             self._end_jobs()
 
@@ -287,53 +276,12 @@ class _Driver:
         """End all campaigns; each writes the record of its repeat, which is stored where that is possible."""
         self._stopping = True
         with suppress(HeadLost, ResultsError):  # the nodes keep it
-            self._cluster.cancel([*self._campaigns, *self._surveys])
+            self._cluster.cancel(self._under_way())
             self._wait_for_jobs(STOP_S)
 
     def stored(self) -> list[Stored]:
         place = {cell.id: number for number, cell in enumerate(self._cells)}
         return sorted(self._known.counted(), key=lambda each: _order(each.record, place))
-
-    # Messages
-
-    def _event_of(self, stored: Stored, status: str, reasons: Sequence[str]) -> None:
-        record = stored.record
-        fleet = record["campaign"].get("fleet")
-        event: Event = {
-            "event": "record",
-            "cell": record["cell"],
-            "repeat": record["repeat"],
-            "status": status,
-            "reasons": list(reasons),
-            "folder": str(stored.folder),
-        }
-        self._watcher.happened({**event, "device": fleet["device"]} if fleet else event)
-
-    def _say(self, event: Any, node: Node | None, **values: Any) -> None:
-        place: Event = {"event": event}
-        if node is not None:
-            place["node"] = node.address
-        self._watcher.happened({**place, **values})  # type: ignore[typeddict-item]
-
-    def _warn(self, text: str) -> None:
-        self._say("warning", None, text=text)
-
-    def _show(self) -> None:
-        """Progress, where it has changed."""
-        shown = list(self._progress())
-        if [_steady(each) for each in shown] != [_steady(each) for each in self._shown]:
-            self._shown = shown
-            self._watcher.happened({"event": "progress", "devices": shown})
-
-    def _progress(self) -> Iterator[DeviceProgress]:
-        for device in self._devices.values():
-            running = [each for each in self._campaigns.values() if each.device == device.name]
-            now = [f"{each.begun['cell']} #{each.begun['repeat']}" for each in running if each.begun]
-            yield device.progress(len(self._nodes.able(device.name)), now)
-
-
-def _steady(progress: DeviceProgress) -> object:
-    return {**progress, "eta_s": None}
 
 
 def _order(record: Record, place: dict[str, int]) -> tuple[int, str, int, str]:

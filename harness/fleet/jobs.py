@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.campaign.opened import RunOptions
 from harness.config import Experiment
+from harness.fleet.copies import Copy
 from harness.fleet.parcels import Parcel
 from harness.fleet.place import Place
 from harness.results.writing import begun_by
@@ -42,10 +43,18 @@ class Jobs:
             "do": "measure",
             "fresh": self._options.fresh and not again,
             "retry_failed": self._options.retry_failed and not again,
-            # The nodes of a local cluster are one machine, on which real stacks take turns.
-            "wait": self._options.wait or self._place.local > 0,
+            "wait": self._waits,
             "earlier": list(earlier),
         }
+
+    def stock(self, device: str, cells: Sequence[str], copies: Sequence[Copy]) -> Job:
+        """`copies`: what other nodes offer."""
+        return {**self._of(device, cells), "do": "stock", "wait": self._waits, "copies": list(copies)}
+
+    @property
+    def _waits(self) -> bool:
+        """The nodes of a local cluster are one machine, on which real stacks take turns."""
+        return self._options.wait or self._place.local > 0
 
     def tidy(self, known: Collection[str]) -> Job:
         """`known`: as of survey."""

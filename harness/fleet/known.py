@@ -84,6 +84,11 @@ class Known:
         """The records that belong to the answer."""
         return [each for key in self._counts for each in self._stored.get(key, ())]
 
+    def has(self, slug: str, cell: str) -> bool:
+        """Whether there is a record of a cell on a kind of machine."""
+        records = (each.record for several in self._stored.values() for each in several)
+        return any(record["machine"]["slug"] == slug and record["cell"] == cell for record in records)
+
     def earlier(self, slug: str, cells: Collection[str], only_new: bool) -> Iterator[Parcel]:
         """The records of some cells on a kind of machine; `only_new`: those of this run."""
         for each in (stored for several in self._stored.values() for stored in several):

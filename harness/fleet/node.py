@@ -21,10 +21,12 @@ from typing import Any
 from harness import campaign, config, machine, plan
 from harness.analysis.records.disturbances import BusyProcess
 from harness.analysis.records.verdicts import Verdict, attempts_left, status
-from harness.campaign import facts, forecast
-from harness.campaign.opened import RunOptions
+from harness.campaign import facts, forecast, readiness
+from harness.campaign.device_lock import device_lock
+from harness.campaign.opened import RunOptions, preparation_of
+from harness.campaign.prepare import NotReady
 from harness.config import Experiment
-from harness.fleet import parcels, spool
+from harness.fleet import copies, parcels, spool
 from harness.models.weights import WeightsError
 from harness.plan import Cell
 from harness.results import Draft, Stored
@@ -47,6 +49,7 @@ def main(parent_pid: int, node: str) -> int:
     with contextlib.suppress(OSError):  # Ray starts its workers with a niceness of 15
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     job: Job = json.loads(sys.stdin.readline())
+    job["node"] = node
     if node in job["clocks"]:
         job["fleet"]["clock_ahead_s"] = job["clocks"][node]
     try:
@@ -146,13 +149,53 @@ def measure(job: Job) -> None:
     say("ended", records=[_identity(each) for each in stored])
 
 
+def stock(job: Job) -> None:
+    """Have the weights of some cells here before a campaign: those that other nodes offer (`copies`) are
+    copied, the others made or downloaded. Ends with what this node can offer, and whether it lacks
+    any: why, is the campaign's to say."""
+    with tempfile.TemporaryDirectory() as here:
+        experiment, cells = _wanted(job, Path(here))
+    lines = Lines(set())
+    preparation = preparation_of(experiment, lines)
+    device = forecast.device_of(experiment)
+    offered: dict[str, copies.Copy] = {}
+    lacks = False
+    with device_lock(preparation.device_id, job["wait"], lines.say):
+        for each in job["copies"]:
+            _copy_one(each)
+        for cell in cells:
+            found = readiness.inputs(cell, experiment, preparation, device)
+            if isinstance(found, NotReady):
+                lacks = True
+            else:
+                offered |= {each["target"]: each for each in copies.of(cell, found.weights, job["node"])}
+    say("stocked", copies=list(offered.values()), lacks=lacks)
+
+
+def _copy_one(each: copies.Copy) -> None:
+    try:
+        if copies.receive(each, _fetch):
+            say("message", line=f"copied weights {each['target']} from another node")
+    except (copies.CopyFailed, WeightsError) as failure:
+        say("warning", line=f"weights {each['target']} are made here: {failure}")
+
+
+def _fetch(node: str, file: copies.File, path: Path) -> str:
+    """Ask the process that started this one, which is Ray's."""
+    say("copy", node=node, source=file["source"], bytes=file["bytes"], target=str(path))
+    answer = json.loads(sys.stdin.readline() or '{"sha256": null, "lacks": "no answer"}')
+    if answer["sha256"] is None:
+        raise copies.CopyFailed(f"it cannot be copied ({answer['lacks']})")
+    return str(answer["sha256"])
+
+
 def tidy(job: Job) -> None:
     """Remove what the fleet has stored."""
     for parcel in spool.unsent(job["tag"], job["known"]):
         say("record", parcel=parcel)
 
 
-JOBS: dict[str, Callable[[Job], None]] = {"survey": survey, "measure": measure, "tidy": tidy}
+JOBS: dict[str, Callable[[Job], None]] = {"survey": survey, "stock": stock, "measure": measure, "tidy": tidy}
 
 
 def _wanted(job: Job, here: Path) -> tuple[Experiment, list[Cell]]:

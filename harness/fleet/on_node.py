@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import select
@@ -27,6 +28,10 @@ from harness.campaign.facts import git_commit
 print(harness.__version__, git_commit() or "")
 """
 WAKES_S = 1.0
+CHUNK = 4 << 20
+ANSWERS_WITHIN_S = 60.0  # for a chunk
+SLOWEST_BYTES_PER_S = 20e6  # at which a node reads and hashes a file
+COPY = '{"event": "copy"'  # how the line of a job begins that asks for one
 ENDS_WITHIN_S = 60.0  # a campaign that is stopped writes the record of its repeat first
 
 
@@ -85,9 +90,61 @@ class Lines:
             *self._whole, self._rest = (self._rest + data).split(b"\n")
 
 
+def piece(path: str, offset: int) -> bytes:
+    """At most CHUNK bytes of a file on this node."""
+    with Path(path).open("rb") as file:
+        file.seek(offset)
+        return file.read(CHUNK)
+
+
+def sha256(path: str) -> str:
+    """Of a file on this node."""
+    found = hashlib.sha256()
+    with Path(path).open("rb") as file:
+        while content := file.read(CHUNK):
+            found.update(content)
+    return found.hexdigest()
+
+
+def copy(node: str, source: str, size: int, target: str) -> str:
+    """Copy a file from another node through Ray's object store, of which it takes two chunks at a time.
+    Returns the hash that the file has there. Raises OSError, and what Ray raises."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = {
+        "num_cpus": 0,
+        "max_retries": 0,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+    }
+    read = ray.remote(piece).options(**there)
+    begun: list[Any] = []
+    with Path(target).open("wb") as file:
+        for offset in range(0, size, CHUNK):
+            begun.append(read.remote(source, offset))
+            if len(begun) == 2:
+                file.write(ray.get(begun.pop(0), timeout=ANSWERS_WITHIN_S))
+        for last in begun:
+            file.write(ray.get(last, timeout=ANSWERS_WITHIN_S))
+    hashed = ray.remote(sha256).options(**there).remote(source)
+    return str(ray.get(hashed, timeout=ANSWERS_WITHIN_S + size / SLOWEST_BYTES_PER_S))
+
+
+def copied(line: str) -> str:
+    """The answer to a job that asks for a copy: a line of JSON with its hash, or why there is none."""
+    wanted = json.loads(line)
+    try:
+        found = copy(wanted["node"], wanted["source"], wanted["bytes"], wanted["target"])
+    except Exception as failure:  # of Ray, the network or the disk
+        why = getattr(failure, "strerror", None) or type(failure).__name__
+        return json.dumps({"sha256": None, "lacks": why})
+    return json.dumps({"sha256": found})
+
+
 def work(job: str, name: str, mailbox: Any) -> dict[str, Any]:
-    """Run one job of harness/fleet/node.py, and put each line that it prints into the mailbox, under `name`.
-    Returns its exit code and the last line of its standard error.
+    """Run one job of harness/fleet/node.py, and put each line that it prints into the mailbox, under `name`;
+    where it asks for a file of another node, copy that. Returns its exit code and the last line of its
+    standard error.
 
     Ray's cancellation, which comes as KeyboardInterrupt, ends the job as Ctrl-C does.
     """
@@ -115,10 +172,16 @@ def work(job: str, name: str, mailbox: Any) -> dict[str, Any]:
         assert process.stdout is not None
         printed = Lines(process.stdout.fileno())
         try:
-            process.stdin.write(job.encode() + b"\n")
-            process.stdin.close()
+            answers = process.stdin
+            answers.write(job.encode() + b"\n")
+            answers.flush()
             for line in printed:
-                put(line)
+                if not line.startswith(COPY):
+                    put(line)
+                    continue
+                with contextlib.suppress(BrokenPipeError):  # it has ended, and its outcome says why
+                    answers.write(copied(line).encode() + b"\n")
+                    answers.flush()
             process.wait()
         finally:
             if process.poll() is None:
@@ -129,6 +192,8 @@ def work(job: str, name: str, mailbox: Any) -> dict[str, Any]:
                     process.wait(ENDS_WITHIN_S)
                 except subprocess.TimeoutExpired:
                     process.kill()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
         errors.seek(0)
         last = errors.read().decode("utf-8", "replace").strip().splitlines()[-1:]
     return {"code": process.returncode, "error": last[0] if last else ""}

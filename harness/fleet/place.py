@@ -34,6 +34,8 @@ class FleetFile(Frozen):
     """Of its Ray cluster."""
     devices: dict[str, Any] = Field(default={})
     """Its devices, by the names of their Ray resources; by default all that its nodes have."""
+    share_weights: bool = False
+    """Copy weights that one node has made or downloaded to the others."""
 
 
 class DeviceRow(Frozen):
@@ -48,11 +50,12 @@ class DeviceRow(Frozen):
 @dataclass(frozen=True)
 class Place:
     """`address`: of Ray; with `local`, the nodes of a cluster on this machine, empty. `devices`: rows by the
-    name of the resource; empty: all devices of all nodes."""
+    name of the resource; empty: all devices of all nodes. `share_weights`: as in the file."""
 
     address: str
     local: int = 0
     devices: Mapping[str, DeviceRow] = field(default_factory=dict)
+    share_weights: bool = False
 
     @property
     def words(self) -> str:
@@ -95,4 +98,4 @@ def _of_file(path: Path) -> Place:
     mistakes.stop_if_any()
     assert file is not None
     there = place_of(file.address)
-    return Place(there.address, there.local, rows)
+    return Place(there.address, there.local, rows, file.share_weights)

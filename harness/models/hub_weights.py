@@ -1,4 +1,4 @@
-"""Weights on the Hugging Face hub: from its cache, else downloaded."""
+"""Weights on the Hugging Face hub: from its cache, from a copy in our own (of a fleet), else downloaded."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 
 from harness.config import Weights
 from harness.models import hub
-from harness.models.weights import Ready, WeightsError, local
+from harness.models.weights import Ready, WeightsError, digest, local
+from harness.system.cache import cache_folder
 
 
 def from_hub(source: Weights) -> Ready:
-    """A GGUF or a checkpoint without placeholders: from the hub's cache if complete there, else downloaded.
+    """A GGUF or a checkpoint without placeholders: from a cache if complete there, else downloaded.
 
     Raises WeightsError.
     """
@@ -31,7 +32,7 @@ def from_hub(source: Weights) -> Ready:
 
 
 def in_hub_cache(source: Weights) -> Ready | None:
-    """Complete weights in the hub's cache, without a request; null if there are none.
+    """Complete weights in the hub's cache, or copied, without a request; null if there are none.
 
     Raises WeightsError if the cache itself is unusable.
     """
@@ -46,10 +47,24 @@ def _in_cache(source: Weights) -> Ready | WeightsError | None:
         path = hub.cached_file(repo, file, revision) if file else hub.cached_checkpoint(repo, revision)
     except hub.HubError as mistake:
         raise WeightsError(str(mistake)) from mistake
-    try:
-        return _of_commit(path, file) if path else None
-    except WeightsError as damage:
-        return damage
+    damaged: WeightsError | None = None
+    for each in filter(None, (path, _copied(source))):
+        try:
+            return _of_commit(each, file)
+        except WeightsError as damage:
+            damaged = damaged or damage
+    return damaged
+
+
+def copies_folder(source: Weights) -> Path:
+    """Where copies from another node of a fleet are, in a folder named by their commit."""
+    name = digest([source.repo, source.file, source.revision or "main"])
+    return cache_folder() / "weights" / name / "hub"
+
+
+def _copied(source: Weights) -> Path | None:
+    commit = next(copies_folder(source).glob("*"), None)
+    return commit / (source.file or "") if commit else None
 
 
 def _of_commit(path: Path, file: str | None = None) -> Ready:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -15,11 +13,11 @@ from harness.models import checkpoint, gguf_shape, packed, synthetic, weights
 from harness.models.checkpoint import CONFIG
 from harness.models.layout import Layout
 from harness.models.weights import Ready, WeightsError
+from harness.models.weights_place import written
 from harness.plan import Cell
 from harness.stacks.header import Header
 from harness.stacks.interpreter import Interpreter
 from harness.system import json_file
-from harness.system.cache import exclusive
 from harness.theory.decoder import parameters
 from harness.theory.ggml import element_bytes
 from harness.theory.packed import Packing, packed_bytes
@@ -31,7 +29,6 @@ from runners.protocol import Request
 Say = Callable[[str], None]
 
 JOB_TIMEOUT_S = 6 * 3600.0
-SPARE_DISK_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -181,30 +178,15 @@ class Producer:
         shape: Shape | None = None,
         layout: Layout | None = None,
     ) -> Ready:
-        """Run a job that writes a large file or folder. Checks the free disk space first, and writes to a
-        temporary name that is renamed once complete. `more`: files besides source and target; `shape`: null
-        for that of the cell's model; `layout`: of one that is not dense."""
-        with exclusive(target.with_suffix(".lock")):
-            if ready := weights.cached(target):  # another campaign made it while this one waited
-                return ready
-            for leftover in target.parent.glob(f"{target.name}.partial-*"):
-                weights.drop(leftover)
-            free = shutil.disk_usage(target.parent).free
-            needed = expected_bytes + SPARE_DISK_BYTES
-            if free < needed:
-                raise WeightsError(
-                    f"{target.name} of {cell.model.name} needs {needed / 1e9:.1f} GB of disk, but only "
-                    f"{free / 1e9:.1f} GB is free in {target.parent}"
-                )
-            partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
-            files = {"target": str(partial)} | ({"source": str(source)} if source else {}) | dict(more or {})
-            request = self.request(cell, job, source, shape, layout, options=options, files=files)
-            try:
+        """Run a job that writes a large file or folder, if it is not there. `more`: files besides source and
+        target; `shape`: null for that of the cell's model; `layout`: of one that is not dense."""
+        with written(target, expected_bytes, f"{target.name} of {cell.model.name}") as partial:
+            if partial is not None:
+                files = {"target": str(partial)} | ({"source": str(source)} if source else {})
+                files |= dict(more or {})
+                request = self.request(cell, job, source, shape, layout, options=options, files=files)
                 self.run(cell, request, f"{cell.model.name} {target.stem}")
-                partial.replace(target)
-            finally:
-                weights.drop(partial)
-            return weights.local(target)
+        return weights.local(target)
 
     def request(
         self,

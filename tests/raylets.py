@@ -1,0 +1,126 @@
+"""A cluster of real raylets on this machine, for the tests of a fleet, and what is seen of its nodes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.system.cache import cache_folder
+
+MARKS = [
+    pytest.mark.slow("a Ray cluster takes ten seconds to start"),
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: make fleet"),
+    pytest.mark.usefixtures("own_cache"),
+]
+MEASURED = (0, 1)  # 1 where another process disturbed a cell, which is none of the fleet's business
+NODES = Path(__file__).parent / "ray_nodes.py"
+
+
+class Nodes:
+    """The cluster of a test; see ray_nodes.py."""
+
+    def __init__(self) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen([sys.executable, str(NODES)], text=True, **pipes)
+        self.address = self._line()
+
+    def __call__(self, *words: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+        assert self._line() == "done"
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def own_cache(cache, fake_interpreter, tmp_path, monkeypatch) -> None:
+    """What nodes keep is this test's alone."""
+    own = tmp_path / "cache"
+    own.mkdir()
+    (own / "envs").symlink_to(cache / "envs")
+    monkeypatch.setenv("HARNESS_CACHE", str(own))
+
+
+@pytest.fixture
+def nodes(own_cache) -> Iterator[Callable[..., Nodes]]:
+    """A cluster with nodes, numbered from 1, of these devices: `nodes("a", "a", "b")`."""
+    started: list[Nodes] = []
+
+    def start(*devices: str) -> Nodes:
+        started.append(Nodes())
+        for number, device in enumerate(devices, 1):
+            started[-1]("add", number, device)
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+
+
+def slow_cells(config, count: int, ms: float = 20.0, **more: Any) -> Path:
+    """A config of cells that take about a second each."""
+    variants = [{"name": f"v{n}", "B_ms": ms, "clock": "real"} for n in range(count)]
+    return config(*variants, new_tokens=50, **more)
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.rglob("record.json"))]
+
+
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 300) -> Any:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"no {what} within {seconds} s")
+
+
+def caches() -> list[Path]:
+    return [cache_folder() / "local-cluster" / str(number) for number in range(1, 9)]
+
+
+def under_way(number: int) -> list[Path]:
+    """The repeats that a node measures now."""
+    return list((cache_folder() / "local-cluster" / str(number)).glob("fleet/*/*/results/*/*/*/*/begun.json"))
+
+
+def start_of(record: dict[str, Any]) -> tuple[str, int, str]:
+    return record["content_key"], record["repeat"], record["started_utc"]
+
+
+def check(found: list[dict[str, Any]], cells: int, repeats: int = 1) -> None:
+    """Every repeat is ok once, and none is there twice."""
+    ok = Counter((r["content_key"], r["repeat"]) for r in found if r["outcome"] == "ok")
+    assert len(ok) == cells * repeats
+    assert set(ok.values()) == {1}
+    assert set(Counter(map(start_of, found)).values()) == {1}
+
+
+def ended(process: subprocess.Popen[str], within_s: float = 600) -> tuple[int, str]:
+    _, err = process.communicate(timeout=within_s)
+    assert "Traceback" not in err, err
+    return process.returncode, err

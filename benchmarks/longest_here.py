@@ -19,7 +19,8 @@ from harness import results
 from harness.campaign.forecast import Device
 from harness.config import Model
 from harness.dataset.gather import Gathered
-from harness.recommend.candidates import Candidate, Place, Subject, candidates
+from harness.recommend.candidates import Candidate, Subject, candidates
+from harness.recommend.places import Place
 from harness.theory.families import SHAPES
 
 HARNESS = Path(sys.executable).parent / "harness"

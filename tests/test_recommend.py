@@ -18,9 +18,10 @@ from harness.dataset.study import Study
 from harness.known import Known
 from harness.predict.speed import Predictor
 from harness.recommend import commands, examples, outcomes, quality, type_rates
-from harness.recommend.candidates import Candidate, Subject, candidates, place_of
+from harness.recommend.candidates import Candidate, Subject, candidates
 from harness.recommend.commands import Source
 from harness.recommend.errors import with_predictions
+from harness.recommend.places import place_of
 from harness.recommend.quality import Perplexity
 from harness.recommend.splits import Memory, divided
 from harness.theory import decoder

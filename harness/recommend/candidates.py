@@ -10,7 +10,6 @@ from typing import Any
 from harness import plan
 from harness.analysis.records import traffic
 from harness.campaign import forecast
-from harness.campaign.forecast import Device
 from harness.campaign.held import engine_of, held_model, kv_element_bytes
 from harness.config import Decode, Experiment, Model, Protocol
 from harness.config.mistakes import Mistakes
@@ -18,6 +17,7 @@ from harness.config.variants import expanded
 from harness.plan import Cell
 from harness.predict.traits import Traits
 from harness.recommend import kinds, splits, type_rates
+from harness.recommend.places import Place
 from harness.recommend.splits import Memory, Split
 from harness.recommend.type_rates import Rates
 from harness.stacks.header import Header, stacks
@@ -28,7 +28,6 @@ from harness.theory.decoder import Decoder
 from harness.theory.floors import MOVED_STATE
 from harness.theory.footprint import LLAMA_CPP
 from harness.theory.gguf_types import quantized
-from harness.theory.machine import Machine
 from harness.theory.rows import is_quantized
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor
@@ -37,31 +36,6 @@ PROMPT = 25  # tokens, as in the study
 WHOLE_BITS = 16  # per weight: the reference of quality
 # Its checkpoint is in MXFP4, which llama.cpp's converter keeps.
 _RELEASED_IN_MXFP4 = ("gpt-oss",)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a model would run. `bytes_per_s`: read bandwidth, `rates`: FLOP/s by whether weights are
-    quantized; null: unknown. `here`: it is this machine. `host`: of a GPU, the CPU and main memory beside it,
-    where layers may be too; null: not known."""
-
-    device: Device
-    name: str
-    bytes_per_s: float
-    rates: dict[bool, float | None]
-    threads: int
-    here: bool = False
-    host: Place | None = None
-
-    @property
-    def devices(self) -> list[Place]:
-        """It, and the one beside it."""
-        return [self, *([self.host] if self.host else [])]
-
-    @property
-    def available_bytes(self) -> float:
-        """That a model can use."""
-        return float(self.device.memory_bytes or 0) - self.device.reserve_bytes
 
 
 @dataclass(frozen=True)
@@ -123,22 +97,6 @@ class Candidate:
 @lru_cache(maxsize=64)
 def _quantized(made: Shape | Decoder, quant: str) -> tuple[Tensor, ...]:
     return tuple(quantized(made, quant, as_published=decoder.made(made).shape is not None))
-
-
-def place_of(machine: Machine, name: str, threads: int) -> Place:
-    """A machine from a data sheet."""
-    device = Device(
-        machine.family,
-        name,
-        machine.memory_bytes,
-        machine.compute_capability,
-        reserve_bytes=machine.reserve.value,
-    )
-    rates = {}
-    for quantized_weights in (False, True):
-        rate = machine.kernel_rate(quantized_weights)
-        rates[quantized_weights] = machine.rates[rate].value if rate else None
-    return Place(device, machine.name, machine.bandwidth_bytes_per_s, rates, threads)
 
 
 def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[str] = ()) -> list[Candidate]:

@@ -9,9 +9,9 @@ from harness.predict.sums import read_s
 from harness.predict.traits import DENSE, EXPERTS, Example, Range
 from harness.recommend import commands
 from harness.recommend.answer import NEARLY_WHOLE, SHORT_PROMPT, Choice, Ranked
-from harness.recommend.candidates import Place
 from harness.recommend.commands import Source
 from harness.recommend.errors import KNOWN
+from harness.recommend.places import Place
 from harness.recommend.quality import HERE
 from harness.report.table import NONE, Table
 from harness.report.theory import short

@@ -25,8 +25,9 @@ from harness.models.weights import FULL_TYPES, WeightsError
 from harness.plan import Cell
 from harness.predict.traits import Example
 from harness.recommend import examples, quality, type_rates
-from harness.recommend.candidates import Candidate, Place, Subject, place_of
+from harness.recommend.candidates import Candidate, Subject
 from harness.recommend.commands import Source
+from harness.recommend.places import Place, place_of
 from harness.recommend.quality import Perplexity
 from harness.recommend.type_rates import Rates
 from harness.results.kinds import Record

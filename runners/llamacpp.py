@@ -199,28 +199,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib.metadata
-import math
-import platform
-import statistics
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from runners import llamacpp_routing, routing, windows
-from runners.experts import Heard
-from runners.llamacpp_account import CHUNK, account, tensor_bytes
-from runners.llamacpp_context import LlamaContext, evaluated_in
+from runners import llamacpp_routing
+from runners.llamacpp_account import account
 from runners.llamacpp_convert import convert
 from runners.llamacpp_dequantize import dequantize
 from runners.llamacpp_lib import (
-    LOG,
-    RESOLUTION_BYTES,
     DoesNotFit,
     devices,
     lib,
@@ -230,10 +218,9 @@ from runners.llamacpp_lib import (
     opened,
     quant_of,
     system_info,
-    versions,
 )
-from runners.llamacpp_placement import overrides, placed
-from runners.llamacpp_threads import cpus_in, free, pin
+from runners.llamacpp_session import LlamaSession, all_versions
+from runners.llamacpp_threads import cpus_in, pin
 from runners.llamacpp_weights import quantize
 from runners.protocol import Request, Say
 
@@ -271,259 +258,6 @@ def _heard(model: int, request: Request) -> llamacpp_routing.LlamaHeard | None:
     return heard if heard.experts and heard.groups < 2 else None
 
 
-class LlamaSession(LlamaContext):
-    """One model and one context; see runners.protocol.Session."""
-
-    def __init__(self, request: Request, model: int, context: int, pool: int | None = None) -> None:
-        """`pool`: of threads that stay on their CPUs; null: llama.cpp's own."""
-        super().__init__(context)
-        self._request, self._pool = request, pool
-        self.heard: Heard | None = None
-        self._fixed: list[int] | None = None
-        self._model = model
-        self._vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
-        self._n_batch = lib.llama_n_batch(context)
-        self.chunk = min(self._n_batch, CHUNK)
-        self._batch = batch = lib.llama_batch_init(self._n_batch, 0, 1)
-        for i in range(self._n_batch):
-            batch.n_seq_id[i] = 1
-            batch.seq_id[i][0] = 0
-        self._ids, self._positions, self._keeps = (
-            np.ctypeslib.as_array(column, (self._n_batch,))
-            for column in (batch.token, batch.pos, batch.logits)
-        )
-        self._address = 0
-        self._row = np.empty(0, np.float32)
-        self._after_prefill: Any = None
-        self._wait_ns: list[int] = []
-        self._argmax_ns: list[int] = []
-        self._steps_ns = 0
-
-    def rehearse(self, last: int) -> None:
-        """Take steps at several depths up to the position `last`, see windows.rehearsed, and forget them."""
-        for depth in windows.rehearsed(last):
-            self.feed([0] * (depth - self.held()), 1)
-            self.feed([0], 1)
-        self._clear()
-
-    def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
-        """Clears the cache now, outside TTFT; the rest runs when iterated."""
-        self._clear()
-        return self._decode(prompt, new_tokens)
-
-    def _clear(self) -> None:
-        lib.llama_synchronize(self._context)  # else tokens of a failed decode would count here
-        lib.llama_memory_clear(self._memory, True)
-        lib.llama_perf_context_reset(self._context)
-        self._after_prefill = None
-        self._wait_ns, self._argmax_ns, self._steps_ns = [], [], 0
-
-    def _decode(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
-        for start in range(0, len(prompt), self._n_batch):
-            chunk = prompt[start : start + self._n_batch]
-            self._evaluate(chunk, start, keep=start + len(chunk) == len(prompt))
-        decoded = time.perf_counter_ns()
-        lib.llama_synchronize(self._context)
-        self._after_prefill = lib.llama_perf_context(self._context)
-        if self.held() != len(prompt):
-            raise RuntimeError("the KV cache does not hold exactly the prompt")
-        yield from self._steps(len(prompt), new_tokens, decoded)
-
-    def fix(self, ids: list[int]) -> None:
-        """See runners.protocol.Session."""
-        self._fixed = ids
-
-    def steps(self, new_tokens: int) -> Iterator[int]:
-        """Greedy ids after those fed; see runners.protocol.Session."""
-        return self._steps(self.held(), new_tokens, time.perf_counter_ns())
-
-    def _steps(self, first: int, new_tokens: int, decoded: int) -> Iterator[int]:
-        """Greedy ids from the logits that are there; `first`: positions held, `decoded`: when llama_decode
-        returned."""
-        context, batch, clock = self._context, self._batch, time.perf_counter_ns
-        wait_ns, argmax_ns, fixed = self._wait_ns, self._argmax_ns, self._fixed
-        batch.n_tokens = 1
-        batch.logits[0] = 1
-        began = None
-        for position in range(first, first + new_tokens):
-            lib.llama_synchronize(context)
-            if began is not None:
-                self._steps_ns += clock() - began
-            row = self._logits(-1)
-            ready = clock()
-            token = int(row.argmax())
-            picked = clock()
-            wait_ns.append(ready - decoded)
-            argmax_ns.append(picked - ready)
-            if not math.isfinite(row[token]):  # argmax returns a NaN if there is one
-                raise ValueError(f"not-a-number logits at token {position + 1}")
-            yield token
-            if position == first + new_tokens - 1:
-                return  # the last token is never fed back
-            batch.token[0] = token if fixed is None else fixed[position % len(fixed)]
-            batch.pos[0] = position
-            began = clock()
-            refused = lib.llama_decode(context, batch)
-            decoded = clock()
-            if refused:
-                raise self._refusal(refused, position)
-
-    def _evaluate(self, ids: list[int], start: int, keep: int) -> None:
-        """Decode `ids` as one batch from position `start` on, with logits after the last `keep` of them."""
-        count = len(ids)
-        self._batch.n_tokens = count
-        self._ids[:count] = ids
-        self._positions[:count] = np.arange(start, start + count)
-        self._keeps[:count] = 0
-        self._keeps[count - keep : count] = 1
-        if refused := lib.llama_decode(self._context, self._batch):
-            raise self._refusal(refused, start + len(ids) - 1)
-
-    def _refusal(self, code: int, position: int) -> Exception:
-        if code == 1:
-            n_ctx = lib.llama_n_ctx(self._context)
-            return DoesNotFit(f"no KV cell left at token {position + 1}: the context holds {n_ctx}")
-        return LOG.failure(f"llama_decode gave {code} at token {position + 1}")
-
-    def _logits(self, index: int) -> np.ndarray:
-        """llama.cpp's own buffer, not a copy. It does not move, so the view is kept."""
-        address = ctypes.addressof(lib.llama_get_logits_ith(self._context, index).contents)
-        if address != self._address:
-            buffer = (ctypes.c_float * self._vocab_size).from_address(address)
-            self._address, self._row = address, np.frombuffer(buffer, np.float32)
-        return self._row
-
-    def empty(self, tokens: int) -> None:
-        """Reset; see runners.protocol.Session. A context too short for `tokens` fails when it is full."""
-        self._clear()
-
-    def feed(self, ids: list[int], keep: int) -> np.ndarray:
-        """Logits after the last `keep` of `ids`, evaluated after those before: float32 (keep, vocabulary)."""
-        begin, rows = self.held(), []
-        for start in range(0, len(ids), self._n_batch):
-            chunk = ids[start : start + self._n_batch]
-            kept = min(len(chunk), max(0, start + len(chunk) - (len(ids) - keep)))
-            self._evaluate(chunk, begin + start, kept)
-            rows += [self._logits(i).copy() for i in range(len(chunk) - kept, len(chunk))]
-        return np.array(rows, np.float32)
-
-    def routing(self, prompt: list[int], new_tokens: int) -> dict[str, Any] | None:
-        """The experts chosen in greedy decode steps after a prompt; null for a model without experts."""
-        choices = llamacpp_routing.Choices(self._model, self._request.options, len(prompt) + new_tokens)
-        try:
-            if not choices.experts:
-                return None
-            for position, token in enumerate(prompt):
-                choices.step(token, position)
-            choices.begin()
-            ids = []
-            for position in range(len(prompt), len(prompt) + new_tokens):
-                fixed = self._fixed and self._fixed[position % len(self._fixed)]
-                ids.append(choices.highest(self._vocab_size) if fixed is None else fixed)
-                choices.step(ids[-1], position)
-            return routing.facts(choices.experts, ids, choices.counts())
-        finally:
-            choices.close()
-
-    @contextmanager
-    def experts(self) -> Iterator[Heard | None]:
-        """See runners.protocol.Session."""
-        yield self.heard
-
-    def counters(self) -> dict[str, Any]:
-        """llama.cpp's own figures for the last generate.
-
-        `stack_decode_ms` sums the times from each llama_decode to the end of its computation: without
-        argmax and our loop. `steps_ms` is the same by our clock. `wait` is from the return of llama_decode to
-        logits on the host: near zero on a CPU, where llama_decode computes and copies before it returns.
-        `argmax` and `wait` per token would take another 10 KB each per 10,000 tokens; hence only their
-        spread.
-        """
-        first, last = self._after_prefill, lib.llama_perf_context(self._context)
-        prompt = evaluated_in(first)
-        return {
-            "evaluated_tokens": evaluated_in(last),
-            "prompt_evaluated": prompt,
-            "decode_evaluated": evaluated_in(last) - prompt,
-            "kv_positions": self.held(),
-            "stack_prefill_ms": first.t_p_eval_ms + first.t_eval_ms,
-            "stack_decode_ms": last.t_p_eval_ms + last.t_eval_ms - first.t_p_eval_ms - first.t_eval_ms,
-            "reused_graphs": last.n_reused,
-            "sampling_ms": sum(self._argmax_ns) / 1e6,
-            "steps_ms": self._steps_ns / 1e6,
-            "argmax": _spread(self._argmax_ns),
-            "wait": _spread(self._wait_ns),
-        }
-
-    def facts(self) -> dict[str, Any]:
-        """Resolved: as llama.cpp has it after loading, `n_ctx` rounded up to a multiple of 256."""
-        options, context, model = self._request.options, self._context, self._model
-        on_gpu = sum(count for device, count in LOG.layers.items() if device != "CPU")
-        wanted = overrides(options)
-        sizes = tensor_bytes(Path(self._request.model["path"])) if wanted else {}
-        return {
-            "versions": _all_versions(),
-            "quant": quant_of(model),
-            "kernels": {
-                "tensors": LOG.tensors,
-                "repacked": dict(LOG.repacked),
-                "flash_attn": LOG.flash_attn == "enabled",
-                "rotated_kv": LOG.rotated,
-            },
-            "devices": {"layers": dict(LOG.layers), "kv": dict(LOG.kv_layers), "present": devices()},
-            "placement": placed(wanted, sizes, LOG.overridden),
-            "graph_splits": LOG.splits,
-            "warnings": list(LOG.warnings),
-            "options": {
-                "threads": lib.llama_n_threads(context),
-                "threads_batch": lib.llama_n_threads_batch(context),
-                "n_ctx": lib.llama_n_ctx(context),
-                "n_batch": lib.llama_n_batch(context),
-                "n_ubatch": lib.llama_n_ubatch(context),
-                "flash_attn": LOG.flash_attn == "enabled",
-                "type_k": LOG.kv_types[0],
-                "type_v": LOG.kv_types[1],
-                "gpu_layers": on_gpu,
-                "mmap": any("Mapped" in name for name in LOG.memory["model"]),
-                "repack": options["repack"],
-                "swa_full": options["swa_full"],
-                "n_seq_max": lib.llama_n_seq_max(context),
-                "kv_unified": LOG.kv_unified,
-                "cpus": options.get("cpus"),
-            },
-            "system_info": system_info(),
-            "kv_read": "padded256",
-            "memory": LOG.memory,
-            "memory_resolution_bytes": RESOLUTION_BYTES,
-            "logits_bytes": self._vocab_size * 4,
-            "model_bytes": lib.llama_model_size(model),
-            "parameters": lib.llama_model_n_params(model),
-            "vocab_size": self._vocab_size,
-            "trained_context": lib.llama_model_n_ctx_train(model),
-        }
-
-    def close(self) -> None:
-        lib.llama_batch_free(self._batch)
-        lib.llama_free(self._context)
-        if self._pool is not None:
-            free(self._pool)
-        lib.llama_model_free(self._model)
-
-
-def _spread(ns: list[int]) -> dict[str, float]:
-    low, middle, high = (min(ns), statistics.median(ns), max(ns)) if ns else (0, 0, 0)
-    return {"min_us": low / 1e3, "median_us": middle / 1e3, "max_us": high / 1e3}
-
-
-def _all_versions() -> dict[str, str]:
-    return {
-        **versions(),
-        "gguf": importlib.metadata.version("gguf"),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
-
-
 def tokenize(request: Request, say: Say) -> dict[str, Any]:
     """The ids of workloads[0]["text"], nothing added; null ids for a model without a vocabulary."""
     text = request.workloads[0]["text"].encode()
@@ -544,7 +278,7 @@ def probe(request: Request, say: Say) -> dict[str, Any]:
     """The devices of this build on this machine; with the option `measure` also their speed: see
     llamacpp_probe, and llamacpp_types for `["types"]`."""
     facts = {
-        "versions": _all_versions(),
+        "versions": all_versions(),
         "devices": devices(),
         "gpu": bool(lib.llama_supports_gpu_offload()),
         "system_info": system_info(),

@@ -10,6 +10,7 @@ from typing import Literal
 from typing_extensions import NotRequired, TypedDict
 
 from harness.analysis.prefill_rows import PrefillRow
+from harness.analysis.sensor_rows import EnergyFigures, SensorFigures
 from harness.analysis.surface_rows import SurfaceFigures
 from harness.results.kinds.checked import Depth, Experts
 from harness.results.kinds.reported import Source
@@ -111,22 +112,6 @@ class Growth(TypedDict):
     max_ctx_is_target: bool
     limit_reason: NotRequired[str | None]
     kv_share_of_free: NotRequired[float | None]
-
-
-class EnergyFigures(TypedDict):
-    """See records.energy."""
-
-    joules_per_token: float | None
-    energy_window_s: float | None
-    energy_source: str | None
-    energy_reason: str | None
-
-
-class SensorFigures(TypedDict):
-    """See records.sensor_summary."""
-
-    hottest_c: float | None
-    median_clock_mhz: float | None
 
 
 class Sizes(TypedDict):

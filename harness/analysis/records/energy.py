@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from harness.analysis.records.sensor_summary import Columns, Timed
-from harness.analysis.rows import EnergyFigures
+from harness.analysis.sensor_rows import EnergyFigures
 from harness.results.kinds import Record
 from harness.results.kinds.sensed import Domain, Energy
 from harness.system.wording import plural

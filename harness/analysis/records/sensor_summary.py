@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from harness.analysis.rows import SensorFigures
+from harness.analysis.sensor_rows import SensorFigures
 from harness.results.kinds import Record
 from harness.results.kinds.measured import EndFacts
 from harness.results.kinds.sensed import Timed as Gauge

@@ -64,21 +64,22 @@ class Heard:
 
     def write(self, path: Path) -> dict[str, Any]:
         """Write what was chosen. Returns the facts `experts` of a job of logits; of one that followed also
-        `followed`: of so many `choices` how many are `others` than the routers' own, and the largest of
-        `gaps`."""
+        `followed`: of so many `choices` how many are `others` than the routers' own, and `gap`, the root
+        mean square of `gaps`."""
         chosen = self.chosen()
         np.save(path, chosen)
         layers, tokens, used = chosen.shape
         found = {"experts": self.experts, "used": used, "layers": layers, "tokens": tokens}
         if self.given is None:
             return found
+        all_gaps = np.concatenate([np.zeros(0), *self._gaps])
         return found | {
             "followed": {
                 "layers": len(self.given),
                 "used": int(self.given.shape[-1]),
-                "choices": sum(map(len, self._gaps)),
+                "choices": len(all_gaps),
                 "others": self._others,
-                "gap": max((float(each.max(initial=0.0)) for each in self._gaps), default=0.0),
+                "gap": float(np.sqrt(np.square(all_gaps).sum() / max(1, len(all_gaps)))),
             }
         }
 

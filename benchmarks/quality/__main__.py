@@ -112,7 +112,7 @@ def compare(folder: Path, threads: int, chunks: int) -> int:
         record = ours[quant]
         file = record["model"]["weights"]["file"]
         said = run(
-            [*command, "-m", file, "--kl-divergence"], variables, folder / f"{quant}.log", "Same top p"
+            [*command, "-m", file, "--kl-divergence"], variables, folder / f"{quant}.log", "Same top p:"
         )
         theirs = {name: float(re.search(pattern, said)[1]) for name, pattern in FIGURES.items()}
         mine = {name: figure["value"] for name, figure in record["quality"]["figures"].items()}

@@ -29,9 +29,6 @@ ARITHMETIC: tuple[tuple[str, float], ...] = (
     (r"int8", 0.15),
     (r".*", SIXTEEN_BITS),
 )
-# Of a mixture: standard deviations. An error of the size that is allowed, in each of a router's scores, moves
-# two of them so far past each other in one choice of three million.
-SIGMA = 5.0
 CACHE = ((16, 0.0), (8, 0.15), (5, 0.4), (1, 0.6))  # the same for the KV cache, by bits
 # The norm of logits over that of the reference's, minus 1: rounding leaves the norm as it is.
 SCALE_16_BITS, SCALE = 0.01, 0.0125
@@ -110,11 +107,16 @@ def other_count(experts: Mapping[str, Any] | None, of: str) -> str | None:
 
 def experts_wrong(experts: Mapping[str, Any] | None, bound: float, of: str) -> str | None:
     """Why a mixture's choices of experts are not those of the same weights. `bound`: the largest relative
-    error that is explained."""
-    if not experts or experts["gap"] <= SIGMA * bound:
+    error that is explained.
+
+    An expert is chosen before a better one by at most the difference of the two scores' errors. Of E normal
+    errors the largest is sqrt(2 ln E) standard deviations; the gap's root mean square stays below it.
+    """
+    if not experts or experts["gap"] <= (most := bound * math.sqrt(2 * math.log(experts["experts"]))):
         return None
-    detail = f"a router chose an expert whose score is {experts['gap']:.0%} of their spread too low by {of}"
-    return f"{detail}, and its types explain {SIGMA * bound:.0%} at most: {OTHER}"
+    gap = f"{experts['gap']:.0%} of their spread (root mean square)"
+    detail = f"its routers chose experts whose scores are {gap} too low by {of}"
+    return f"{detail}, and its types explain {most:.0%} at most: {OTHER}"
 
 
 def _values(values: Mapping[str, Any] | None, named: str) -> str | None:

@@ -84,8 +84,8 @@ class Experts(TypedDict):
     others: Count
     """of these: other experts than the reference's own choice"""
     gap: From0
-    """the largest by which the reference's score of an expert that was left exceeds that of one chosen, over
-    sqrt(2) and the spread of its scores"""
+    """root mean square over the choices: by how much the reference's highest score of an expert that was left
+    exceeds its lowest of one chosen (0 where they are its own choice), over sqrt(2) and the scores' spread"""
 
 
 @with_config(DESCRIBED)

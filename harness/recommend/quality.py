@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.analysis.records import quality as scores
 from harness.recommend.answer import Quality
@@ -71,10 +71,11 @@ def measured(records: Iterable[Record], model: str, fingerprint: str | None = No
 
 def _scored_weights(record: Record) -> list[object]:
     """The content of the weights that were loaded, and of the 16-bit ones that they were compared with."""
-    reference = (record["quality"].get("reference") or {}).get("weights") or {}
-    given = record["model"]["weights"].get("fingerprint"), reference.get("fingerprint")
+    reference: Mapping[str, Any] = record["quality"].get("reference") or {}
+    whole = reference.get("weights") or {}
+    given = record["model"]["weights"].get("fingerprint"), whole.get("fingerprint")
     # A reference out of a file has the digest of the content alone.
-    return [reference.get("sample"), *(_content(str(each)) for each in given if each)]
+    return [whole.get("sample"), *(_content(str(each)) for each in given if each)]
 
 
 def _content(fingerprint: str) -> str:

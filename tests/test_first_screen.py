@@ -140,6 +140,8 @@ def test_where_kl_divergence_is_known_it_stands_for_quality_with_a_cross_of_inte
 def test_the_best_quality_is_the_least_divergence_though_perplexities_are_not_distinguishable():
     found = answers.answers(group(*SCORED))[1]
     assert (found.leaders, found.text) == (("a q8_0",), "KLD 0.00020, 50.0 tok/s, 8.0 GB peak RSS")
+    exact = SCORED[0] | {"kld_mean": 6e-8, "kld_mean_ci95": [5e-8, 7e-8]}
+    assert answers.answers(group(exact, *SCORED[1:]))[1].text.startswith("KLD under 0.00001, 50.0 tok/s")
 
 
 def test_without_perplexity_there_is_one_picture_and_with_one_point_none():

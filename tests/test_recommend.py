@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from harness.cli.recommend.inputs import Given
 from harness.config import Model, load
 from harness.dataset.study import Study
 from harness.known import Known
+from harness.models import weights
 from harness.predict.speed import Predictor
 from harness.recommend import commands, examples, outcomes, quality, type_rates
 from harness.recommend.candidates import Candidate, Subject, candidates
@@ -289,6 +291,8 @@ def test_measured_divergence_orders_quality_and_decides_what_balance_keeps(harne
 def test_a_shipped_model_is_recommended_by_name_and_by_path_alike(harness, tmp_path):
     record = scored(0.006, options={"quant": "q4_k_m", "type_k": "f16", "type_v": "f16"})
     record["model"]["name"] = "austen-4m"
+    reference = record["quality"]["reference"]["weights"]
+    reference["fingerprint"] = weights.local(shipped.weights("austen-4m")).fingerprint
     folder = tmp_path / "results" / "machine" / "austen-4m" / "cell" / "20261101T000000.000000Z"
     folder.mkdir(parents=True)
     (folder / "record.json").write_text(json.dumps(record))
@@ -302,6 +306,26 @@ def test_a_shipped_model_is_recommended_by_name_and_by_path_alike(harness, tmp_p
     rows = {row["name"]: row for row in by_name.json["variants"]}
     assert rows["llamacpp q4_k_m"]["quality_source"] == "measured here"
     assert rows["llamacpp q4_0"]["quality_loss"] is None
+    reference["fingerprint"] = "0123456789abcdef-fedcba9876543210"  # it was trained again since
+    (folder / "record.json").write_text(json.dumps(record))
+    after = harness("recommend", "austen-4m", *command).json["variants"]
+    assert {row["quality_source"] for row in after} == {None}
+
+
+def test_a_score_counts_for_the_weights_that_were_loaded_or_compared_with():
+    record = scored(0.004)
+    loaded, whole = record["model"]["weights"], record["quality"]["reference"]["weights"]
+    of_file = copy.deepcopy(record)
+    of_file["quality"]["reference"]["weights"] = {"format": "hf", "sample": "5a3b"}
+    for found, fingerprint in (
+        (record, loaded["fingerprint"]),
+        (record, whole["fingerprint"]),
+        (record, "another-place-" + whole["fingerprint"].rpartition("-")[2]),
+        (of_file, "1f2e-5a3b"),
+        (record, None),
+    ):
+        assert len(quality.measured([found], "qwen1.5-4b", fingerprint)) == 1
+    assert quality.measured([record], "qwen1.5-4b", "1f2e-5a3b") == {}
 
 
 def test_the_config_to_prove_a_variant_is_one_that_the_harness_runs(tmp_path):

@@ -284,7 +284,7 @@ def test_every_figure_has_its_text_and_its_data_as_a_table():
             assert {len(line) for line in figure.rows} == {len(figure.headers)}
     names = [figure.name for figure in figures.sections(study)["m0"][1]]
     assert names == [
-        *("latency", "B", "W", "size-latency", "latency-perplexity", "size-perplexity", "memory")
+        *("latency", "B", "W", "size-latency", "latency-perplexity", "size-perplexity", "memory-over-time")
     ]
 
 
@@ -296,7 +296,7 @@ def test_figures_need_no_more_than_a_row_has():
     assert failure(bare.cells[1]) == "error"
     short = Study("t", [row()], series={row()["name"]: Curve(np.array([26.0]), np.array([1.0]))})
     memory = {row()["name"]: MemoryCurve(np.array([0.0, 1.0]), None, np.array([np.nan, 2e9]))}
-    assert [f.name for f in figures.sections(replace(short, memory=memory))["m0"][1]] == ["memory"]
+    assert [f.name for f in figures.sections(replace(short, memory=memory))["m0"][1]] == ["memory-over-time"]
 
 
 def test_markdown_has_the_pages_tables_and_no_name_breaks_them():

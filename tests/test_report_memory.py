@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness import results
 from harness.dataset.gather import Gathered
-from harness.dataset.study import Study
+from harness.dataset.study import MemoryCurve, Study
 from harness.report import chapters, columns, document, export, figures, memory
 
 STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
@@ -174,6 +175,15 @@ def test_what_was_never_loaded_has_its_file_and_no_bar():
     assert chapter.figures == {}
     assert [heading for heading, *_ in chapters.lines(chapter)] == ["Where the memory goes: Once loaded"]
     assert re.search(r"<tr [^>]*class=bad>", document.page(study))
+
+
+def test_the_chapter_and_the_curves_over_time_have_anchors_of_their_own():
+    cell = {"name": "m s v", "model": "m", "stack": "s", "variant": "v", "status": "ok", "kind": "measured"}
+    curve = MemoryCurve(np.array([0.0, 1.0]), np.array([1e9, 2e9]), None)
+    known = {"memory": {"m s v": curve}, "attributions": [attributed(model="m", name="m s v")]}
+    anchors = re.findall(r' id="?([\w-]+)', document.page(Study("t", [cell | {"B_ms": 1.0}], **known)))
+    assert {"m0-memory", "m0-memory-over-time"} <= set(anchors)
+    assert len(anchors) == len(set(anchors))
 
 
 def test_page_and_markdown_hold_the_chapter_only_where_memory_is_attributed():

@@ -155,7 +155,7 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
 
 
 def _said(words: str, goal: str, best: Choice) -> str:
-    if goal == "context" and (best.candidate.longest or 0) >= best.candidate.trained:
+    if goal == "context" and (best.candidate.longest or 0) == best.candidate.trained:
         return f"{words}: all that it was trained on"
     if goal == "balance":
         if best.candidate.bits >= NEARLY_WHOLE:

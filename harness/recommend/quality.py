@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.analysis.records import quality as scores
 from harness.recommend.answer import Quality
@@ -43,9 +43,15 @@ def published(records: Iterable[Record]) -> list[Perplexity]:
     return found
 
 
-def measured(records: Iterable[Record], model: str) -> dict[_Key, Quality]:
-    """The quality of each variant of a model that was last scored, on the text that most of them have."""
+def measured(records: Iterable[Record], model: str, fingerprint: str | None = None) -> dict[_Key, Quality]:
+    """The quality of each variant of a model that was last scored, on the text that most of them have.
+
+    `fingerprint`: of the model's weights: scores of other weights under the same name do not count. Null:
+    not known, and all of the name do.
+    """
     found = [each for each in records if each["kind"] == "scored" and each["model"]["name"] == model]
+    if fingerprint is not None:
+        found = [each for each in found if _content(fingerprint) in _scored_weights(each)]
     found.sort(key=lambda each: each["started_utc"])
     rows = [scores.row(each) for each in found]
     chosen = scores.comparable(rows)
@@ -61,6 +67,20 @@ def measured(records: Iterable[Record], model: str) -> dict[_Key, Quality]:
             loss = math.expm1(figures["ln_ppl_ratio"]["value"])
             of[_key(record["stack"], quant, options)] = Quality(loss, HERE, kld["value"], ends)
     return of
+
+
+def _scored_weights(record: Record) -> list[object]:
+    """The content of the weights that were loaded, and of the 16-bit ones that they were compared with."""
+    reference: Mapping[str, Any] = record["quality"].get("reference") or {}
+    whole = reference.get("weights") or {}
+    given = record["model"]["weights"].get("fingerprint"), whole.get("fingerprint")
+    # A reference out of a file has the digest of the content alone.
+    return [whole.get("sample"), *(_content(str(each)) for each in given if each)]
+
+
+def _content(fingerprint: str) -> str:
+    """Without what a copy may change, such as times."""
+    return fingerprint.rpartition("-")[2]
 
 
 def _key(stack: str, quant: object, options: Mapping[str, object]) -> _Key:

@@ -91,7 +91,8 @@ def _value(group: Group, row: Row, what: str) -> float | None:
 def _worded(group: Group, what: str, low: float, high: float) -> str:
     """`89.0 to 90.0 tok/s`, `perplexity 10.88`"""
     form = {"speed": "{:,.1f}", "KLD": "{:.5f}"}.get(what, "{:.2f}")
-    text = " to ".join(dict.fromkeys((form.format(low), form.format(high))))
+    ends = ("under 0.00001" if what == "KLD" and end < 1e-5 else form.format(end) for end in (low, high))
+    text = " to ".join(dict.fromkeys(ends))
     if what == "speed":
         return f"{text} tok/s{' at zero context' * goals.speed_is_B(group.named)}"
     return f"{text} bits per weight" if what == "bits" else f"{what} {text}"

@@ -235,7 +235,7 @@ def memory(
     words = {"RSS": "RSS (solid)", "VRAM": "VRAM (dashed)"}
     which = " and ".join(word for kind, word in words.items() if kind in kinds)
     return Figure(
-        "memory",
+        "memory-over-time",
         "Memory over time",
         f"Memory of the workers of {model} in GB against seconds since their start: {which}.",
         data,

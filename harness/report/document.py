@@ -59,7 +59,7 @@ def page(study: Study) -> str:
 
 def contents(view: View) -> list[tuple[str, str]]:
     """Anchors and titles of the parts of a view that it has."""
-    figured = [("latency", "Latency"), ("B", "Bars"), ("memory", "Memory over time")]
+    figured = [("latency", "Latency"), ("B", "Bars"), ("memory-over-time", "Memory over time")]
     drawn = [figure.name for figure in view.figures]
     return [
         *((f"{view.anchor}-{name}", title) for name, title in figured if name in drawn),

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     offered = [each for each in offered if given.runs(each.cell)]
     if not offered:
         raise Mistake(f"no stack{' of those' if arguments.stacks else ''} runs {model.name} on {place.name}")
-    scored = quality.measured(known.scores, model.name)
+    scored = quality.measured(known.scores, model.name, given.fingerprint)
     of_quality = quality.known(known.perplexities, model.name, scored)
     found = answer.choices(known.given(offered), known.examples, arguments.context, of_quality)
     ranking = answer.ranked(found, arguments.goal, arguments.most)

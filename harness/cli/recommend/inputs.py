@@ -65,11 +65,12 @@ class Known:
 @dataclass(frozen=True)
 class Given:
     """A model, its row in a config, and where its weights come from. `row`: null where no config can name
-    it."""
+    it. `fingerprint`: of its weights; null where they are not on this machine."""
 
     subject: Subject
     row: dict[str, object] | None
     source: Source
+    fingerprint: str | None = None
 
     def runs(self, cell: Cell) -> bool:
         """Whether the weights can become what the cell loads: a GGUF is for stacks of that format alone."""
@@ -97,7 +98,7 @@ def model(given: str) -> Given:
         raise Mistake(
             f"{printable(given)}: the layers of {found.architecture or 'this architecture'} are not known"
         )
-    shape, whole = found.shape, str(path.absolute())
+    shape, whole, fingerprint = found.shape, str(path.absolute()), None
     kept = quant if quant and quant not in FULL_TYPES else None
     if path.name == "config.json":
         name = path.absolute().parent.name
@@ -111,11 +112,20 @@ def model(given: str) -> Given:
             {"weights": given if is_shipped else whole},
         )
         source = Source(name, None if quant else whole, whole if quant else None, quant)
+        fingerprint = _fingerprint(path)
     name = safe_name(name) or "model"
     subject = Subject(
         Model(name=name, shape=shape), shape or found.decoder, kept, found.tensors if kept else ()
     )
-    return Given(subject, row and {"name": name, **row}, source)
+    return Given(subject, row and {"name": name, **row}, source, fingerprint)
+
+
+def _fingerprint(path: Path) -> str | None:
+    """Of the weights in a path; null where there are none that a stack loads."""
+    try:
+        return weights.local(path).fingerprint
+    except WeightsError:
+        return None
 
 
 def _is_made(config: dict[str, object]) -> bool:

@@ -1,0 +1,63 @@
+"""`harness quality` of what bitsandbytes quantizes when it loads, and of GPTQ and AWQ checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness import shipped
+from harness.worker import launch
+from runners.protocol import Request
+
+MODEL = "austen-4m"
+
+
+def config(folder: Path, model: dict, *variants: dict) -> Path:
+    path = folder / "quality.yaml"
+    protocol = {"threads": 1, "measure_bandwidth": False, "timeout_s": 900}
+    given = {"protocol": protocol, "models": [model], "variants": list(variants)}
+    path.write_text(json.dumps(given | {"workloads": [{"kind": "quality", "n_ctx": 512, "chunks": 4}]}))
+    return path
+
+
+def kld_of(ran) -> dict[str, dict[str, float]]:
+    assert ran.code == 0, ran.out + ran.err
+    assert {row["reference"] for row in ran.json} == {"hf fp32"}
+    return {row["variant"]: row["figures"]["kld_mean"] for row in ran.json}
+
+
+@pytest.mark.slow("bitsandbytes quantizes when it loads")
+def test_bitsandbytes_loses_more_at_four_bits_than_at_eight(
+    harness, tmp_path, hf_interpreter, bnb_interpreter
+):
+    variants = [{"name": quant, "stack": "bnb", "quant": quant} for quant in ("int8", "nf4")]
+    kld = kld_of(harness("quality", config(tmp_path, {"weights": MODEL}, *variants), "--json"))
+    assert 0 < kld["int8"]["high"] < kld["nf4"]["low"]
+
+
+@pytest.mark.slow("packs the model three times, and every kernel scores it")
+def test_kernels_agree_on_the_divergence_of_a_packed_checkpoint(
+    harness, tmp_path, hf_interpreter, gptqm_interpreter
+):
+    source = str(shipped.weights(MODEL))
+    for method, bits in (("gptq", 4), ("gptq", 8), ("awq", 4)):
+        options = {"format": method, "bits": bits, "group_size": 128, "threads": 1}
+        files = {"source": source, "target": str(tmp_path / f"{method}-{bits}")}
+        model = {"name": MODEL, "path": source, "shape": None}
+        request = Request("pack", "hf", "cpu", model, options, files=files)
+        launch.facts_of(launch.run_job(request, hf_interpreter, tmp_path, 900))
+    paths = {"hf": source} | {method: str(tmp_path / f"{method}-{{bits}}") for method in ("gptq", "awq")}
+    variants = [
+        {"name": "gptq", "stack": "gptqm", "kernel": "torch"},
+        {"name": "gptq-8", "stack": "gptqm", "kernel": "torch", "bits": 8},
+        {"name": "gptq-aten", "stack": "gptqm", "kernel": "aten"},
+        {"name": "awq", "stack": "gptqm", "kernel": "torch", "format": "awq"},
+        {"name": "awq-aten", "stack": "gptqm", "kernel": "aten", "format": "awq"},
+    ]
+    kld = kld_of(harness("quality", config(tmp_path, {"name": MODEL, "weights": paths}, *variants), "--json"))
+    mean = {name: each["value"] for name, each in kld.items()}
+    assert 0 < mean["gptq-8"] < 0.1 * mean["gptq"]
+    for method in ("gptq", "awq"):
+        assert mean[f"{method}-aten"] == pytest.approx(mean[method], rel=0.05)

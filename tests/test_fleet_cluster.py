@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from conftest import Ran, gone
 from raylets import (
     MARKS,
@@ -18,6 +19,7 @@ from raylets import (
     caches,
     check,
     ended,
+    namespaces_allowed,
     records,
     slow_cells,
     start_of,
@@ -145,6 +147,40 @@ def test_a_node_that_lost_the_network_is_replaced_and_its_work_is_kept(nodes, ba
     found = records(tmp_path / "results")
     assert len({r["content_key"] for r in found if r["outcome"] == "ok"}) == 6
     assert set(Counter(map(start_of, found)).values()) == {1}
+
+
+def test_cells_of_a_node_whose_link_is_cut_move_and_what_it_measured_meanwhile_is_kept(
+    nodes, background, config, tmp_path
+):
+    if not namespaces_allowed():
+        pytest.skip("needs root, to make network namespaces")
+    fleet = nodes()
+    for number in (1, 2):
+        fleet("join", number, "a")
+    path, told = slow_cells(config, 3, ms=200.0), tmp_path / "events"
+    with told.open("w") as out:
+        running = background("run", path, "--json", "--on", fleet.address, stdout=out)
+    wait_for(lambda: told.read_text().count('"begins"') >= 2, "two repeats")
+    fleet("cut", 1)
+    if not (there := under_way(1)):
+        pytest.skip("this machine is too busy: the repeat ended before the link was cut")
+    code, err = ended(running)
+    assert code in MEASURED, err
+    assert "go to an equal device" in told.read_text()
+    found = records(tmp_path / "results")
+    check(found, 3)
+    (lost,) = [r for r in found if r["outcome"] == "interrupted"]
+    assert "node died or left the cluster" in lost["reason"]
+    wait_for(lambda: not there[0].exists(), "end of the repeat on the lost node")
+    fleet("mend", 1)
+    fleet("leave", 1)  # Ray has ended there, or will: it is started again
+    fleet("join", 1, "a")
+    code, err = ended(background("run", path, "--on", fleet.address))
+    assert code in MEASURED, err
+    found = records(tmp_path / "results")
+    assert set(Counter(map(start_of, found)).values()) == {1}
+    assert len(found) == 5
+    assert not list(caches()[0].glob("fleet/*/*/results"))
 
 
 def test_interrupting_the_fleet_records_the_repeats_of_the_moment(nodes, background, config, tmp_path):

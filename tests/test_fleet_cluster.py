@@ -28,6 +28,7 @@ from raylets import (
 )
 
 from harness.campaign.device_lock import device_lock
+from harness.system.cache import cache_folder
 
 pytestmark = MARKS
 DONE = "fleet/*/*/results/*/*/*/*/record.json"
@@ -265,6 +266,26 @@ def test_a_node_with_a_full_disk_gives_its_cells_to_an_equal_one(
     assert ran.code == 0, ran.err
     assert "No space left on device" in ran.err
     check(records(tmp_path / "results"), 12)
+
+
+@pytest.mark.network
+def test_cells_of_a_node_that_cannot_build_their_stack_have_the_reason(nodes, command, tmp_path, cache):
+    own = cache_folder() / "local-cluster" / "1" / "envs"
+    own.mkdir(parents=True)
+    for fake in (cache / "envs").glob("fake-*"):
+        (own / fake.name).symlink_to(fake)
+    fleet = nodes()
+    fleet("add", 1, "a", "CC=/nowhere/cc", "CXX=/nowhere/c++")
+    rows = [{"stack": "fake"}, {"stack": "llamacpp", "quant": "q8_0"}]
+    protocol = {"new_tokens": 4, "repeats": 1, "measure_bandwidth": False}
+    path = tmp_path / "c.yaml"
+    path.write_text(json.dumps({"protocol": protocol, "models": [{"shape": "tiny-qwen2"}], "variants": rows}))
+    ran = command("run", path, "--on", fleet.address)
+    assert ran.code == 1, ran.err
+    found = {each["stack"]: each for each in records(tmp_path / "results")}
+    assert found["fake"]["outcome"] == "ok"
+    assert found["llamacpp"]["outcome"] == "unavailable"
+    assert "environment llamacpp/cpu could not be built" in found["llamacpp"]["reason"]
 
 
 def test_a_fleet_is_reached_through_rays_client(nodes, command, config, tmp_path):

@@ -167,7 +167,10 @@ def test_cells_of_a_node_whose_link_is_cut_move_and_what_it_measured_meanwhile_i
         pytest.skip("this machine is too busy: the repeat ended before the link was cut")
     code, err = ended(running)
     assert code in MEASURED, err
-    assert "go to an equal device" in told.read_text()
+    events = [json.loads(line) for line in told.read_text().splitlines()]
+    assert [e["text"] for e in events if e["event"] == "moved"] == [
+        "1 cell go to an equal device: its node died or left the cluster"
+    ]
     found = records(tmp_path / "results")
     check(found, 3)
     (lost,) = [r for r in found if r["outcome"] == "interrupted"]

@@ -199,9 +199,9 @@ def background(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]
     """Starts the real command beside the test, and kills it when the test ends, passed or failed."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    def start(*arguments: str | Path, stdout: Any = subprocess.DEVNULL) -> subprocess.Popen[str]:
         command = [HARNESS, *map(str, arguments)]
-        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        pipes = {"stdout": stdout, "stderr": subprocess.PIPE}
         started.append(subprocess.Popen(command, cwd=tmp_path, text=True, preexec_fn=interruptible, **pipes))
         return started[-1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +25,12 @@ MARKS = [
 ]
 MEASURED = (0, 1)  # 1 where another process disturbed a cell, which is none of the fleet's business
 NODES = Path(__file__).parent / "ray_nodes.py"
+
+
+def namespaces_allowed() -> bool:
+    """Whether a process may make network namespaces here."""
+    tried = ["unshare", "--net", "--mount", "true"]
+    return bool(shutil.which("ip")) and not subprocess.run(tried, stderr=subprocess.DEVNULL).returncode
 
 
 class Nodes:

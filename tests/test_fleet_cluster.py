@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from conftest import Ran, gone
 from raylets import (
     MARKS,
@@ -18,6 +19,7 @@ from raylets import (
     caches,
     check,
     ended,
+    namespaces_allowed,
     records,
     slow_cells,
     start_of,
@@ -26,6 +28,7 @@ from raylets import (
 )
 
 from harness.campaign.device_lock import device_lock
+from harness.system.cache import cache_folder
 
 pytestmark = MARKS
 DONE = "fleet/*/*/results/*/*/*/*/record.json"
@@ -147,6 +150,43 @@ def test_a_node_that_lost_the_network_is_replaced_and_its_work_is_kept(nodes, ba
     assert set(Counter(map(start_of, found)).values()) == {1}
 
 
+def test_cells_of_a_node_whose_link_is_cut_move_and_what_it_measured_meanwhile_is_kept(
+    nodes, background, config, tmp_path
+):
+    if not namespaces_allowed():
+        pytest.skip("needs root, to make network namespaces")
+    fleet = nodes()
+    for number in (1, 2):
+        fleet("join", number, "a")
+    path, told = slow_cells(config, 3, ms=200.0), tmp_path / "events"
+    with told.open("w") as out:
+        running = background("run", path, "--json", "--on", fleet.address, stdout=out)
+    wait_for(lambda: told.read_text().count('"begins"') >= 2, "two repeats")
+    fleet("cut", 1)
+    if not (there := under_way(1)):
+        pytest.skip("this machine is too busy: the repeat ended before the link was cut")
+    code, err = ended(running)
+    assert code in MEASURED, err
+    events = [json.loads(line) for line in told.read_text().splitlines()]
+    assert [e["text"] for e in events if e["event"] == "moved"] == [
+        "1 cell go to an equal device: its node died or left the cluster"
+    ]
+    found = records(tmp_path / "results")
+    check(found, 3)
+    (lost,) = [r for r in found if r["outcome"] == "interrupted"]
+    assert "node died or left the cluster" in lost["reason"]
+    wait_for(lambda: not there[0].exists(), "end of the repeat on the lost node")
+    fleet("mend", 1)
+    fleet("leave", 1)  # Ray has ended there, or will: it is started again
+    fleet("join", 1, "a")
+    code, err = ended(background("run", path, "--on", fleet.address))
+    assert code in MEASURED, err
+    found = records(tmp_path / "results")
+    assert set(Counter(map(start_of, found)).values()) == {1}
+    assert len(found) == 5
+    assert not list(caches()[0].glob("fleet/*/*/results"))
+
+
 def test_interrupting_the_fleet_records_the_repeats_of_the_moment(nodes, background, config, tmp_path):
     fleet = nodes("a", "a")
     path = slow_cells(config, 2, ms=300.0)
@@ -229,6 +269,26 @@ def test_a_node_with_a_full_disk_gives_its_cells_to_an_equal_one(
     assert ran.code == 0, ran.err
     assert "No space left on device" in ran.err
     check(records(tmp_path / "results"), 12)
+
+
+@pytest.mark.network
+def test_cells_of_a_node_that_cannot_build_their_stack_have_the_reason(nodes, command, tmp_path, cache):
+    own = cache_folder() / "local-cluster" / "1" / "envs"
+    own.mkdir(parents=True)
+    for fake in (cache / "envs").glob("fake-*"):
+        (own / fake.name).symlink_to(fake)
+    fleet = nodes()
+    fleet("add", 1, "a", "CC=/nowhere/cc", "CXX=/nowhere/c++")
+    rows = [{"stack": "fake"}, {"stack": "llamacpp", "quant": "q8_0"}]
+    protocol = {"new_tokens": 4, "repeats": 1, "measure_bandwidth": False}
+    path = tmp_path / "c.yaml"
+    path.write_text(json.dumps({"protocol": protocol, "models": [{"shape": "tiny-qwen2"}], "variants": rows}))
+    ran = command("run", path, "--on", fleet.address)
+    assert ran.code == 1, ran.err
+    found = {each["stack"]: each for each in records(tmp_path / "results")}
+    assert found["fake"]["outcome"] == "ok"
+    assert found["llamacpp"]["outcome"] == "unavailable"
+    assert "environment llamacpp/cpu could not be built" in found["llamacpp"]["reason"]
 
 
 def test_a_fleet_is_reached_through_rays_client(nodes, command, config, tmp_path):

@@ -239,6 +239,8 @@ def connected(place: Place) -> Iterator[Cluster]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
+    # Ray prints what it sees of nodes to standard output, between the events of --json.
+    ray._private.worker._worker_logs_enabled = False
     with ExitStack() as around:
         address = around.enter_context(local_cluster.started(place.local)) if place.local else place.address
         answers = _connect(ray, address)

@@ -209,7 +209,12 @@ class _Driver:
         where = {name: campaign.node for name, campaign in self._campaigns.items()}
         where |= {name: node.id for name, node in self._surveys.jobs.items()}
         where |= {name: node.id for name, (node, _) in (self._stock.jobs if self._stock else {}).items()}
-        gone = [name for name, node in where.items() if node is not None and self._nodes.named(node) is None]
+        gone = {name: node for name, node in where.items() if node and self._nodes.named(node) is None}
+        if gone:
+            # Ray lets its requests to a lost node count for what waits with the same options, until they time
+            # out: a campaign that waits gets others.
+            self._nodes.avoided.update(gone.values())
+            self._cluster.cancel([each.name for each in self._campaigns.values() if each.node is None])
         return [(name, Outcome(lost=NODE_LEFT)) for name in gone]
 
     def _under_way(self) -> list[str]:
@@ -223,12 +228,14 @@ class _Driver:
             return
         reason = campaign.failed or outcome.lost or f"the harness on its node failed: {outcome.error}"
         if campaign.node is None:
-            reason = campaign.because or f"no node with the device {device.name} is left"
+            reason = campaign.because
+            if not reason and not self._nodes.able(device.name):
+                reason = f"no node with the device {device.name} is left"
         if campaign.begun is not None:
             self._lose(device, campaign.begun, reason)
         if outcome.lost is None and campaign.node is not None:
             self._nodes.avoided.add(campaign.node)  # it cannot run a campaign, whatever the cells
-        if (moved := device.loses(campaign, reason)) and not self._stopping:
+        if (moved := device.loses(campaign, reason)) and reason and not self._stopping:
             where = "go to an equal device" if self._nodes.able(device.name) else "wait for such a device"
             self._messages.say(
                 "moved", None, device=device.name, text=f"{plural(len(moved), 'cell')} {where}: {reason}"

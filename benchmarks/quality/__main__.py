@@ -122,10 +122,10 @@ def compare(folder: Path, threads: int, chunks: int) -> int:
         if quant in COMPARED:
             missed += [f"{quant}: {each}" for each in beyond(mine, theirs)]
     stack = {name: record["quality"]["figures"]["ppl"]["value"] for name, record in both.items()}
-    apart = stack["f32"] / stack["fp32"] - 1
+    apart = stack["f32"] / stack["fp32-dynamic"] - 1
     print(
-        f"transformers fp32 {stack['fp32']:.5f}, bf16 {stack['bf16']:.5f}; llama.cpp f32 {stack['f32']:.5f}: "
-        f"{apart:+.5%}"
+        f"transformers fp32 {stack['fp32-dynamic']:.5f}, bf16 {stack['bf16-dynamic']:.5f}; "
+        f"llama.cpp f32 {stack['f32']:.5f}: {apart:+.5%}"
     )
     missed += [f"transformers and llama.cpp are {apart:+.4%} apart"] if abs(apart) > STACKS else []
     missed += order(ours)

@@ -185,7 +185,7 @@ def test_types_are_scored_against_the_checkpoint_in_order_and_kept(
     kld = {name: row["figures"]["kld_mean"]["value"] for name, row in found.items()}
     assert kld["f16"] < kld["q8_0"] < kld["q2_k"]
     assert found["q2_k"]["figures"]["top1"]["value"] < found["q8_0"]["figures"]["top1"]["value"] <= 1
-    assert all(row["loss_nats"] < 1e-4 for row in found.values())
+    assert max(row["loss_nats"] for row in found.values()) < 1e-4
     f16 = found["f16"]
     assert f16["scored"] == 6 * 63
     assert abs(f16["figures"]["ln_ppl_ratio"]["value"]) < 0.001

@@ -16,17 +16,17 @@ Logits = NDArray[np.float32]
 
 SLICE_BYTES = 32 << 20  # of float64 at once: a vocabulary of 152,000 has 1.2 MB a position
 TOP = 5
-# A reference is kept in 16 bits a logit: nats below the most likely token. With p so rounded a KLD is off by
-# at most half a step, 1.8e-4 nats, times E|ln(p/q) - KLD|. Less likely tokens count as 24 nats below: 152,000
-# of them have less than 6e-6 together.
+# A reference is kept in 16 bits a logit: the root of its distance in nats from the most likely token, so that
+# steps are small where probability is. Tokens less likely than 24 nats below count as 24: 152,000 of them
+# have less than 6e-6 together.
 RANGE_NATS = 24.0
-STEP_NATS = RANGE_NATS / np.iinfo(np.uint16).max
+CODES = int(np.iinfo(np.uint16).max)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The reference after each position: `codes` (positions, vocabulary) in steps of STEP_NATS below the most
-    likely token, the ids of the TOP most likely tokens, best first, and the text's `nll` in nats, exact."""
+    """The reference after each position: `codes` (positions, vocabulary), see nats_below, the ids of the TOP
+    most likely tokens, best first, and the text's `nll` in nats, exact."""
 
     codes: NDArray[np.uint16]
     top: NDArray[np.int64]
@@ -38,14 +38,15 @@ class Scores:
     """One value a position. `nll`: -ln of the probability of the text's token. The others compare with the
     reference: `kld` in nats, KL(reference || this); `same_top`: 1 where both rank the same token first;
     `same_top5`: the share of the reference's first five among this one's; `change`: of the probability of the
-    text's token; `spread`: E|ln(p/q) - kld|. Without a reference they are empty."""
+    text's token; `loss`: by how much `kld` may be off for the rounding of the reference, to first order.
+    Without a reference they are empty."""
 
     nll: Floats
     kld: Floats
     same_top: Floats
     same_top5: Floats
     change: Floats
-    spread: Floats
+    loss: Floats
 
 
 class OtherVocabulary(Exception):
@@ -63,8 +64,8 @@ def kept(logits: Logits, targets: Sequence[int]) -> Kept:
     codes, tops, nll = [], [], []
     for rows, wanted in _slices(logits, targets):
         log_p = _log_softmax(rows)
-        below = (log_p.max(axis=1, keepdims=True) - log_p) / STEP_NATS
-        codes.append(np.minimum(np.rint(below), np.iinfo(np.uint16).max).astype(np.uint16))
+        below = np.minimum(log_p.max(axis=1, keepdims=True) - log_p, RANGE_NATS)
+        codes.append(np.rint(CODES * np.sqrt(below / RANGE_NATS)).astype(np.uint16))
         tops.append(_top(rows))
         nll.append(-_of(log_p, wanted))
     return Kept(np.concatenate(codes), np.concatenate(tops), np.concatenate(nll))
@@ -84,7 +85,8 @@ def scores(logits: Logits, targets: Sequence[int], reference: Kept | None) -> Sc
             parts.append(Scores(nll, *[nothing] * 5))
             continue
         here = slice(at, at := at + len(rows))
-        log_p = _log_softmax(reference.codes[here] * -STEP_NATS)
+        codes = reference.codes[here].astype(np.float64)
+        log_p = _log_softmax(-nats_below(codes))
         theirs, ours = reference.top[here], _top(rows)
         p, ratio = np.exp(log_p), log_p - log_q
         kld = (p * ratio).sum(axis=1)
@@ -95,12 +97,22 @@ def scores(logits: Logits, targets: Sequence[int], reference: Kept | None) -> Sc
                 same_top=(theirs[:, 0] == ours[:, 0]).astype(float),
                 same_top5=(theirs[:, :, None] == ours[:, None, :]).any(axis=2).mean(axis=1),
                 change=np.exp(-nll) - np.exp(-reference.nll[here]),
-                spread=(p * np.abs(ratio - kld[:, None])).sum(axis=1),
+                loss=(p * np.abs(ratio - kld[:, None]) * _half_steps(codes)).sum(axis=1),
             )
         )
     return Scores(
         *(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Scores))
     )
+
+
+def nats_below(codes: Floats) -> Floats:
+    """Distances from the most likely token that codes stand for."""
+    return RANGE_NATS * (codes / CODES) ** 2
+
+
+def _half_steps(codes: Floats) -> Floats:
+    """The largest error of those distances, in nats."""
+    return RANGE_NATS * (codes + 0.25) / CODES**2
 
 
 def _slices(logits: Logits, targets: Sequence[int]) -> Iterator[tuple[Logits, NDArray[np.int64]]]:

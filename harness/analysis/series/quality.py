@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.series.divergence import STEP_NATS, Floats, Scores
+from harness.analysis.series.divergence import Floats, Scores
 from harness.results.kinds.scored import Figure, WindowMeans
 
 DRAWS, SEED = 1000, 0
@@ -69,7 +69,7 @@ def change(base: Sequence[float], new: Sequence[float], level: float) -> tuple[f
 
 def loss_nats(windows: Sequence[Scores]) -> float:
     """By how much the mean KLD may be off, because the reference is kept in 16 bits."""
-    return STEP_NATS / 2 * float(np.mean([each.spread for each in windows]))
+    return float(np.mean([each.loss for each in windows]))
 
 
 def _perplexity(nll: Floats) -> Floats:

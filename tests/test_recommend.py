@@ -588,3 +588,18 @@ CONFIG_JSON = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
+
+
+def test_a_model_far_smaller_than_all_that_was_measured_is_said_to_be_extrapolated(harness, tmp_path):
+    small = harness("recommend", "austen-4m", "--machine", "rtx-4090", "--results", tmp_path)
+    assert small.code == 0, small.err
+    assert "1,024 tokens of context" in small.out  # as many as it was trained on
+    said = " ".join(small.out.split())
+    assert "far less than any that was measured" in said
+    assert "how far off" not in said
+    usual = " ".join(
+        harness("recommend", "qwen2.5-7b", "--machine", "rtx-4090", "--results", tmp_path).out.split()
+    )
+    assert "8,192 tokens of context" in usual
+    assert "how far off: on an RTX 4090" in usual
+    assert "extrapolated" not in usual

@@ -16,6 +16,8 @@ from harness.recommend.quality import HERE
 from harness.report.table import NONE, Table
 from harness.report.theory import short
 
+FAR = 2.0  # times as many bytes a step as any example: further, nothing says how speed goes on
+
 
 def show(ranking: Sequence[Ranked], context: int) -> None:
     """Print the ranking, best first, each with its reason."""
@@ -134,9 +136,25 @@ def show_notes(
         lines.append(
             "nothing was measured on this machine: --calibrate measures it, --prove 3 the first three."
         )
-    lines += [KNOWN[family]] if (family := place.device.family) in KNOWN else []
+    if ranking and (far := _extrapolated(ranking, examples, place.device.family)):
+        lines.append(far)
+    elif kind == DENSE and place.device.family in KNOWN:
+        lines.append(KNOWN[place.device.family])
     lines += [so_far] if so_far else []
     print("\n" + "\n".join(line for each in lines for line in textwrap.wrap(each, 110)))
+
+
+def _extrapolated(ranking: Sequence[Ranked], examples: Sequence[Example], family: str) -> str | None:
+    """A sentence where the first variant reads far less or more in a step than all that was measured."""
+    sizes = [each.traits.read_bytes for each in examples if each.traits.family == family]
+    mine = ranking[0].choice.candidate.traits.read_bytes
+    if not sizes or min(sizes) / FAR <= mine <= max(sizes) * FAR:
+        return None
+    less, measured = ("less", min(sizes)) if mine < min(sizes) else ("more", max(sizes))
+    return (
+        f"a step reads {mine / 1e6:,.0f} MB, far {less} than any that was measured "
+        f"({measured / 1e6:,.0f} MB): these speeds are extrapolated, and their intervals do not count that."
+    )
 
 
 def show_commands(choice: Choice, source: Source, context: int, place: Place) -> None:

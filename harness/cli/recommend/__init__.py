@@ -13,6 +13,7 @@ from harness.cli.names import unknown
 from harness.cli.recommend import options
 
 LEAST_CONTEXT = 2
+USUAL_CONTEXT = 8192
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.calibrate:
         calibration.calibrate(arguments)
+    if arguments.context is None:
+        arguments.context = max(
+            LEAST_CONTEXT, min(USUAL_CONTEXT, given.subject.made.context or USUAL_CONTEXT)
+        )
     place = inputs.place(arguments)
     known = inputs.known(arguments.results, place)
     offered = candidates.candidates(given.subject, place, arguments.context, arguments.stacks)
@@ -72,7 +77,7 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in arguments.stacks:
         if name not in stacks():
             raise Mistake(unknown("stack", name, stacks()))
-    if arguments.context < LEAST_CONTEXT:
+    if arguments.context is not None and arguments.context < LEAST_CONTEXT:
         raise Mistake(f"--context {arguments.context}: a prompt and a token need {LEAST_CONTEXT}")
     for option in ("prove", "calibrate"):
         for other in ("machine", "bandwidth"):

@@ -19,7 +19,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="a name (harness theory --list-models), a hub repository, a .gguf, a folder, or a config.json",
     )
-    add("--context", type=tokens, default=8192, metavar="N", help="tokens of context, e.g. 16k (default: 8k)")
+    add(
+        "--context",
+        type=tokens,
+        metavar="N",
+        help="tokens of context, e.g. 16k (default: 8k, or what the model was trained on if that is less)",
+    )
     add(
         "--machine",
         default="this",

@@ -80,7 +80,7 @@ class Late:
         raise RuntimeError("CUDA error: out of memory\\nCUDA kernel errors might be reported later")
 
 session = HfSession.__new__(HfSession)
-session._clock = session._allocator = session._stepping = None
+session._clock = session._allocator = session._stepping = session._fixed = None
 session._logits = Late()
 try:
     next(session._steps(25, 2))

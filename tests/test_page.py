@@ -426,6 +426,7 @@ def test_checks_of_weights_stand_in_a_table_of_their_own_and_an_evil_name_is_onl
         "unfused": [],
         "own": [],
         "own_failure": None,
+        "experts": None,
     }
     check |= {"depths": [depth, depth | {"n": 300, "relative_error": None}], "reason": None, "left_out_n": []}
     wrong = check | {"name": f"m {EVIL}", "verdict": "wrong", "reason": "another model", "left_out_n": [2100]}

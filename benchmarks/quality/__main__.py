@@ -19,7 +19,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -55,17 +56,30 @@ FIGURES = {
 
 
 def main() -> int:
+    parser = parser_of(__doc__)
+    parser.add_argument("--chunks", type=int, default=CHUNKS, help=f"windows (default: {CHUNKS})")
+    arguments = parser.parse_args()
+    with folder_of(arguments) as folder:
+        return compare(folder, arguments.threads, arguments.chunks)
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """The options that all benchmarks of quality have."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--chunks", type=int, default=CHUNKS, help=f"windows (default: {CHUNKS})")
     parser.add_argument("--folder", type=Path, help="keep the records and files here")
-    arguments = parser.parse_args()
+    return parser
+
+
+@contextmanager
+def folder_of(arguments: argparse.Namespace) -> Iterator[Path]:
+    """The folder that was given, else a temporary one."""
     with tempfile.TemporaryDirectory() as temporary:
-        folder = (arguments.folder or Path(temporary)).absolute()
+        folder: Path = (arguments.folder or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        return compare(folder, arguments.threads, arguments.chunks)
+        yield folder
 
 
 def compare(folder: Path, threads: int, chunks: int) -> int:

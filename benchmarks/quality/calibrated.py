@@ -12,17 +12,26 @@ Prints a table in Markdown. The first run builds the tools and the environment o
 
 from __future__ import annotations
 
-import argparse
 import bisect
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.fidelity import tools
-from benchmarks.quality.__main__ import CHUNKS, MODEL, N_CTX, TOOLS, libraries, run, scored, with_vocabulary
+from benchmarks.quality.__main__ import (
+    CHUNKS,
+    MODEL,
+    N_CTX,
+    TOOLS,
+    folder_of,
+    libraries,
+    parser_of,
+    run,
+    scored,
+    with_vocabulary,
+)
 from harness import shipped
 from harness.models import tokenizer
 from harness.stacks import build
@@ -43,15 +52,8 @@ Missing = dict[str, str]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--folder", type=Path, help="keep the records and files here")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = (arguments.folder or Path(temporary)).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
+    arguments = parser_of(__doc__).parse_args()
+    with folder_of(arguments) as folder:
         compare(folder, arguments.threads)
     return 0
 

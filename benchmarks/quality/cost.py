@@ -8,15 +8,13 @@ before. GPTQ and AWQ: the model's weights, rounded. Prints a table in Markdown; 
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality.__main__ import CHUNKS, HARNESS, MODEL, N_CTX, scored
+from benchmarks.quality.__main__ import CHUNKS, HARNESS, MODEL, N_CTX, folder_of, parser_of, scored
 from benchmarks.quality.calibrated import METHODS, rounded
 
 TARGET_S = 60.0
@@ -29,15 +27,8 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--folder", type=Path, help="keep the records and files here")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = (arguments.folder or Path(temporary)).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
+    arguments = parser_of(__doc__).parse_args()
+    with folder_of(arguments) as folder:
         return cost(folder, arguments.threads)
 
 

@@ -22,7 +22,6 @@ from harness.theory.machine import (
     DISPLAY_RESERVE_BYTES,
     DRIVER_RESERVE_BYTES,
     SYSTEM_RESERVE_BYTES,
-    Machine,
     drives_display,
 )
 from harness.theory.machines import MACHINES
@@ -113,14 +112,9 @@ def device_of(experiment: Experiment) -> Device:
                 capability,
                 reserve_bytes=reserve,
                 bytes_per_s=bytes_per_s,
-                flops=_flops_of(known),
+                flops=known.kernel_flops(quantized=False) if known else None,
             )
     return Device(family, "the GPU", None)
-
-
-def _flops_of(known: Machine | None) -> float | None:
-    rate = known and known.kernel_rate(quantized=False)
-    return known.rates[rate].value if known and rate else None
 
 
 def _named(gpu: str | None) -> Device:
@@ -144,7 +138,7 @@ def _named(gpu: str | None) -> Device:
         capability,
         reserve_bytes=reserve,
         bytes_per_s=least.bandwidth_bytes_per_s,
-        flops=_flops_of(least),
+        flops=least.kernel_flops(quantized=False),
     )
 
 

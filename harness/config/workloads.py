@@ -302,7 +302,7 @@ class Quality(_Workload):
     @property
     def holds(self) -> int:
         """Tokens that its context must hold."""
-        return max(self.n_ctx, *self.depths, 0)
+        return max([self.n_ctx, *self.depths])
 
     def windows(self) -> list[tuple[int, int]]:
         """First token and end of each window in the text: `chunks` of n_ctx, then `chunks` of each depth.
@@ -316,8 +316,7 @@ class Quality(_Workload):
 
     def fitting(self, tokens: int) -> int:
         """The most `chunks` for a text of so many tokens."""
-        deepest = max(self.n_ctx, *self.depths, 0)
-        return 1 + (tokens - deepest) // self.n_ctx if tokens >= deepest else 0
+        return 1 + (tokens - self.holds) // self.n_ctx if tokens >= self.holds else 0
 
     @property
     def positions(self) -> int:

@@ -101,7 +101,6 @@ def _traits(
     if not (read := _read_bytes(record, header, variant, quant)):
         return None
     packed = is_quantized(traffic.bpw(record) or 16)
-    rate = sheet and sheet.kernel_rate(packed)
     needs = traffic.prefill_demand(record)
     state, experts = (needs.state_bytes, needs.expert_bytes) if needs else (0.0, 0.0)
     return Traits(
@@ -114,7 +113,7 @@ def _traits(
         read_bytes=read + MOVED_STATE * state,
         bytes_per_s=bandwidth,
         packed=packed,
-        flops=sheet.rates[rate].value if sheet and rate else None,
+        flops=sheet.kernel_flops(packed) if sheet else None,
         static_tokens=static_tokens,
         expert_bytes=experts,
         expert_share=needs.experts_used / needs.experts if needs and needs.experts else 1.0,

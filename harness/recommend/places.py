@@ -42,8 +42,5 @@ def place_of(machine: Machine, name: str, threads: int) -> Place:
         machine.compute_capability,
         reserve_bytes=machine.reserve.value,
     )
-    rates = {}
-    for quantized_weights in (False, True):
-        rate = machine.kernel_rate(quantized_weights)
-        rates[quantized_weights] = machine.rates[rate].value if rate else None
+    rates = {quantized: machine.kernel_flops(quantized) for quantized in (False, True)}
     return Place(device, machine.name, machine.bandwidth_bytes_per_s, rates, threads)

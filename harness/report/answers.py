@@ -40,7 +40,7 @@ def _quality(group: Group) -> Answer:
     """Of what ran: the lowest KL divergence or perplexity; the most bits per weight where none is known."""
     ranked = goals.best_quality(group.named)
     if ranked.entries:
-        measure = ranked.superlative.removeprefix("lowest ")
+        measure = ranked.measure
         missing = len(group.named) - len(ranked.entries)
         note = f"{missing} of {len(group.named)} cells have no {measure}" if missing else ""
         return _answer(GOALS[1], group, leaders(ranked.entries), (measure, "speed", "size"), note)

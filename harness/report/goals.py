@@ -43,6 +43,11 @@ class Ranked:
     cells: int
     most: bool = False
 
+    @property
+    def measure(self) -> str:
+        """What the lowest of is the best."""
+        return self.superlative.removeprefix("lowest ")
+
 
 @dataclass(frozen=True)
 class Group:
@@ -187,8 +192,11 @@ def best_quality(every: Named) -> Ranked:
     """By KL divergence, else by perplexity. A property of the weights, so it counts even if no run is ok."""
     valid = [(label, row) for label, row in every if row.get("status") != "invalid"]
     if quality_is_kld(valid):
-        found = [divergence(label, row, text(row, "kld_mean")) for label, row in valid]
+        measure, found = "KLD", [divergence(label, row, text(row, "kld_mean")) for label, row in valid]
     else:
-        found = [perplexity(label, row, text(row, "perplexity")) for label, row in valid]
+        measure, found = (
+            "perplexity",
+            [perplexity(label, row, text(row, "perplexity")) for label, row in valid],
+        )
     entries = [each for each in found if each]
-    return Ranked(f"lowest {'KLD' if quality_is_kld(valid) else 'perplexity'}", entries, len(entries))
+    return Ranked(f"lowest {measure}", entries, len(entries))

@@ -38,12 +38,12 @@ def table(scores: Sequence[Score]) -> Table:
     """One line per score, and per depth of it."""
     lines, marked = [], []
     for row in scores:
-        ends = [row["status"]], [row["reference"] or NONE]
-        lines.append([row["name"], *ends[0], *_columns(row["figures"]), *ends[1]])
+        status, reference = row["status"], row["reference"] or NONE
+        lines.append([row["name"], status, *_columns(row["figures"]), reference])
         for deep in row["at_depth"]:
             name = f"{row['name']} at {deep['depth']:,}"
-            lines.append([name, *ends[0], *_columns(deep["figures"]), *ends[1]])
-        marked += [row["status"] != "ok"] * (1 + len(row["at_depth"]))
+            lines.append([name, status, *_columns(deep["figures"]), reference])
+        marked += [status != "ok"] * (1 + len(row["at_depth"]))
     headings = ["cell", "status", *(heading for heading, *_ in COLUMNS), "reference"]
     numeric = [False, False, *[True] * len(COLUMNS), False]
     meanings = ["", "", *(meaning for *_, meaning in COLUMNS), "the 16-bit weights, and their precision"]

@@ -192,6 +192,5 @@ def _longest(named: Named, searched: Named) -> str | None:
 def _quality(every: Named) -> str | None:
     ranked = goals.best_quality(every)
     if len(ranked.entries) == 1:
-        measure = ranked.superlative.removeprefix("lowest ")
-        return f"{ranked.entries[0].label}: {measure} {ranked.entries[0].text}"
+        return f"{ranked.entries[0].label}: {ranked.measure} {ranked.entries[0].text}"
     return _ranked(ranked)

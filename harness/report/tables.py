@@ -36,7 +36,7 @@ QUALITY: tuple[tuple[str, str, str], ...] = (
 
 def shown(row: Row, key: str, form: str) -> str:
     """One figure as text; a dash where it is missing or not identifiable. MB are 1e6 bytes."""
-    if key in ("perplexity", "kld_mean", "top1"):
+    if key in (each for _, each, _ in QUALITY):
         return quality(row, key, form)
     value = row[key]
     if key == "W_tokens_per_ms" and row["kv_read"] == "full" and row["B_ms"] is not None:

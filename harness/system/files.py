@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # after an OSError with one of these, nothing can be written
 MOST_RECORD_BYTES = 12 << 20  # 11 MB of prompt: a million tokens
@@ -31,6 +32,14 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -
         (errno.EISDIR, "it is a folder") if stat.S_ISDIR(mode) else (errno.EINVAL, "it is not a regular file")
     )
     raise OSError(*why, str(path))
+
+
+def sha256(stream: IO[bytes]) -> str:
+    """Of all that is left in it, in pieces of 1 MiB."""
+    found = hashlib.sha256()
+    while piece := stream.read(1 << 20):
+        found.update(piece)
+    return found.hexdigest()
 
 
 def read_regular(path: Path, most_bytes: int, *, links: bool = False) -> bytes:

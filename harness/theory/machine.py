@@ -83,6 +83,11 @@ class Machine:
             names = ("int8",) if quantized else ("fp16",)
         return next((name for name in names if name in self.rates), None)
 
+    def kernel_flops(self, quantized: bool) -> float | None:
+        """FLOP/s of that rate; null where it is not known."""
+        rate = self.kernel_rate(quantized)
+        return self.rates[rate].value if rate else None
+
     @property
     def memory_bytes(self) -> int:
         """The most memory that a model can use: VRAM, unified memory or RAM."""

@@ -205,7 +205,7 @@ def verdict(record: Record) -> tuple[str, str | None]:
     reference = check.get("reference")
     in_other = not reference or reference.get("stack") != record.get("stack")
     if excuse := (in_other and rotary.clause(record)) or _not_heard(record):
-        return "unchecked", f"{excuse}; {reason.partition(': it is not')[0]}"
+        return "unchecked", f"{excuse}; {reason.removesuffix(f': {own_weights.OTHER}')}"
     return "wrong", reason
 
 
@@ -227,7 +227,7 @@ def _depths_wrong(record: Record) -> str | None:
     if (error := worst["relative_error"] or 0.0) <= bound:
         return None
     detail = f"logits are {error:.0%} off {REFERENCE} up to n = {worst['n']}"
-    return f"{detail}, and its types explain {bound:.0%} at most: it is not the same model"
+    return f"{detail}, and its types explain {bound:.0%} at most: {own_weights.OTHER}"
 
 
 def mismatches(record: Record, ran: StackFacts | None) -> list[str]:

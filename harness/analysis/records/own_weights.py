@@ -123,7 +123,7 @@ def _values(values: Mapping[str, Any] | None, named: str) -> str | None:
     if values is None:
         return None
     if values["missing"]:
-        return f"its file lacks {values['missing'][0]} of the 16-bit weights: it is not the same model"
+        return f"its file lacks {values['missing'][0]} of the 16-bit weights: {OTHER}"
     bits = nominal_bits(named) or 1
     bound = next(bound for least, bound in ROW_WRONG_ABOVE if bits >= least)
     for kind, error, most in (("matrices", "row_error", bound), ("vectors", "error", VECTOR_WRONG_ABOVE)):
@@ -131,7 +131,7 @@ def _values(values: Mapping[str, Any] | None, named: str) -> str | None:
             if not tensor[error] <= most:
                 what = f"a row of {tensor['name']}" if kind == "matrices" else str(tensor["name"])
                 detail = f"{what} is {tensor[error]:.0%} off the 16-bit weights"
-                return f"{detail}, and {named} explains {most:.0%} at most: it is not the same model"
+                return f"{detail}, and {named} explains {most:.0%} at most: {OTHER}"
     return None
 
 
@@ -140,7 +140,7 @@ def depths_wrong(depths: Sequence[Depth], bound: float, of: str) -> str | None:
     worst = max(depths, key=lambda depth: depth["relative_error"] or 0.0)
     if (error := worst["relative_error"] or 0.0) > bound:
         detail = f"logits are {error:.0%} off {of} up to n = {worst['n']}"
-        return f"{detail}, and arithmetic explains {bound:.0%} at most: it is not the same model"
+        return f"{detail}, and arithmetic explains {bound:.0%} at most: {OTHER}"
     known = [(scale, depth["positions"]) for depth in depths if (scale := depth.get("scale")) is not None]
     if not known:  # an older record
         return None
@@ -149,4 +149,4 @@ def depths_wrong(depths: Sequence[Depth], bound: float, of: str) -> str | None:
     if abs(off) <= most:
         return None
     detail = f"logits are {abs(off):.1%} {'larger' if off > 0 else 'smaller'} than those of {of}"
-    return f"{detail}, and arithmetic explains {most:.2%} at most: it is not the same model"
+    return f"{detail}, and arithmetic explains {most:.2%} at most: {OTHER}"

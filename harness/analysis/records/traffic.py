@@ -128,9 +128,9 @@ def prefill_ceiling(record: Record) -> floors.Ceiling | None:
     machine, bits = data_sheet(record), bpw(record)
     if machine is None or machine.board or bits is None:
         return None
-    if (rate := machine.kernel_rate(is_quantized(bits))) is None:
+    if (flops := machine.kernel_flops(is_quantized(bits))) is None:
         return None
-    return floors.Ceiling(machine.data_sheet_bytes_per_s, machine.rates[rate].value)
+    return floors.Ceiling(machine.data_sheet_bytes_per_s, flops)
 
 
 def prefill_knees(record: Record) -> dict[str, list[int | None] | None] | None:

@@ -26,14 +26,13 @@ from harness.config import Quality
 from harness.models.weights import FULL_TYPES, Ready
 from harness.results import Draft
 from harness.system.endings import NotStarted
-from harness.system.files import open_regular
+from harness.system.files import open_regular, sha256
 from harness.system.json_file import strict_json
 
 FORMAT = 1  # bump when a file's content means something else
 DESCRIPTION = "description.json"
 MOST_DESCRIPTION_BYTES = 4 << 20
 APART = 0.01  # of two counts of parameters: a conversion adds a few vectors, another size of a model far more
-_PIECE = 1 << 20
 _TYPES: dict[str, DTypeLike] = {"codes": np.uint16, "top": np.int64, "nll": np.float64}
 _KNOWN = ("name", "why", "stack", "options", "unpacked", "versions", "seconds")
 
@@ -63,7 +62,7 @@ def write(path: Path, reference: KeptReference, origin: Origin, model: str, weig
     hashes = {}
     for name in ARRAYS:
         with (reference.folder / name).open("rb") as array:
-            hashes[name] = _digest(array)
+            hashes[name] = sha256(array)
     described = {
         "format": FORMAT,
         "text_sha256": origin.text_sha256,
@@ -172,7 +171,7 @@ class GivenReference:
         with zipfile.ZipFile(self._path) as archive:
             for name in ARRAYS:
                 with archive.open(name) as member:
-                    if _digest(member) != self._hashes[name]:
+                    if sha256(member) != self._hashes[name]:
                         raise ValueError(f"the SHA-256 of {name} is another")
         return self.description
 
@@ -221,10 +220,3 @@ def _rows(member: IO[bytes], kind: DTypeLike, count: int) -> Callable[[], NDArra
         return np.frombuffer(raw, found).reshape(shape[1:])
 
     return following
-
-
-def _digest(stream: IO[bytes]) -> str:
-    found = hashlib.sha256()
-    while piece := stream.read(_PIECE):
-        found.update(piece)
-    return found.hexdigest()

@@ -107,10 +107,8 @@ def model(given: str) -> Given:
             row = {"shape": whole}
         source = Source(name)
     else:
-        name, row = (
-            path.stem if path.is_file() else path.absolute().name,
-            {"weights": given if is_shipped else whole},
-        )
+        name = path.stem if path.is_file() else path.absolute().name
+        row = {"weights": given if is_shipped else whole}
         source = Source(name, None if quant else whole, whole if quant else None, quant)
         fingerprint = _fingerprint(path)
     name = safe_name(name) or "model"

@@ -187,7 +187,10 @@ def test_one_wrong_value_of_twenty_moves_no_fit():
     y = 2 + 3 * x
     y[7] = 100
     design = np.column_stack([np.ones(20), x])
-    found, covariance = robust.fitted(lambda v: (design @ v - y) / 0.1, lambda v: design / 0.1, np.zeros(2))
+    scales = np.full(20, robust.NORMAL)
+    found, covariance = robust.fitted(
+        lambda v: (design @ v - y) / 0.1, lambda v: design / 0.1, np.zeros(2), scales
+    )
     assert found == pytest.approx([2, 3], abs=0.01)
     assert covariance[0, 0] > 0
 

@@ -23,7 +23,16 @@ from numpy.typing import NDArray
 
 from harness.predict import robust
 from harness.predict.attention import Attention
-from harness.predict.priors import FIRST_TOKEN_SPREAD, PARAMETERS, Name, Prior, scale_of, spread_of, terms_of
+from harness.predict.priors import (
+    FIRST_TOKEN_SPREAD,
+    PARAMETERS,
+    Name,
+    Prior,
+    far_of,
+    scale_of,
+    spread_of,
+    terms_of,
+)
 from harness.predict.traits import Example, Range, Traits
 
 Floats = NDArray[np.float64]
@@ -232,4 +241,6 @@ class Predictor:
             by_term = _slopes(log_ms, rows.parameters(theta, design), picked)
             return np.vstack([by_term / spreads[:, None], np.diag(1 / sd)])
 
-        self._theta, self._covariance = robust.fitted(residuals, jacobian, mean)
+        far = [far_of(examples[i].traits) for i in (*which, *of_prompt)]
+        scales = np.array([*far, *[robust.NORMAL] * len(mean)])
+        self._theta, self._covariance = robust.fitted(residuals, jacobian, mean, scales)

@@ -12,8 +12,8 @@ from harness.recommend.type_rates import FOLDER
 # As benchmarks/predictions.py and benchmarks/predictions_here.py print them.
 KNOWN: Mapping[str, str] = {
     "cuda": (
-        "how far off: on an RTX 4090, with a whole model size left out, B by 1.2% (median) in llama.cpp and "
-        "2.3% in PyTorch's stacks; 93% and 86% of rows lay in their interval."
+        "how far off: on an RTX 4090, with a whole model size left out, B by 0.8% (median) in llama.cpp and "
+        "2.3% in PyTorch's stacks; 89% and 86% of rows lay in their interval."
     ),
     "cpu": (
         "how far off: on one CPU, calibrated with three variants and the rate of each type, 5.6% (median of "

@@ -10,20 +10,23 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import harness as harness_itself
 from harness import config as configs
 from harness import plan
 from harness.cli import on_fleet
 from harness.fleet import copies, parcels, share, spool
-from harness.fleet.cluster import devices_of
+from harness.fleet.cluster import Cluster, Node, devices_of
 from harness.fleet.copies import Copy, CopyFailed, File
 from harness.fleet.events import DeviceProgress
+from harness.fleet.jobs import portable
 from harness.fleet.known import Known, just_before
+from harness.fleet.nodes import Nodes
 from harness.fleet.on_node import Lines, sha256
 from harness.fleet.parcels import Damaged
 from harness.fleet.place import FleetError, place_of
@@ -99,6 +102,46 @@ def test_resources_of_rays_own_are_no_devices():
         "rpi5": 1,
         "cpu:amd-epyc-2c": 1,
     }
+
+
+class OfNodes:
+    """A cluster whose nodes are in a list; all run this harness."""
+
+    def __init__(self, *there: Node) -> None:
+        self.there = [*there]
+
+    def nodes(self) -> list[Node]:
+        return self.there
+
+    def version(self, node: Node) -> tuple[dict[str, Any], float]:
+        return {"version": harness_itself.__version__, "commit": ""}, 0.0
+
+
+def test_no_campaign_waits_for_a_node_that_has_left(config):
+    one, two = Node("1", "10.0.0.1", {"a": 1}), Node("2", "10.0.0.2", {"a": 1})
+    cluster, place = OfNodes(one, two), place_of("10.0.0.9:6379")
+    found = Nodes(cast(Cluster, cluster), place, plan.cells(configs.load(config({}))), lambda *_, **__: None)
+    assert found.meet() == [one, two]
+    assert found.gone == []
+    cluster.there = [one]
+    assert found.meet() == []
+    assert found.gone == [two]
+    assert found.avoided == {"2"}
+    assert found.able("a") == [one]
+    assert found.meet() == found.gone == []
+
+
+def test_a_config_for_other_machines_names_shipped_weights_and_has_whole_paths(tmp_path):
+    (tmp_path / "text.txt").write_text("words")
+    path = tmp_path / "c.yaml"
+    workloads = [{"kind": "quality", "text": "text.txt"}, {"kind": "decode"}]
+    models = [{"weights": "austen-4m"}, {"weights": "mine", "name": "mine"}]
+    variants = [{"stack": "hf", "dtype": "bf16"}]
+    path.write_text(json.dumps({"models": models, "variants": variants, "workloads": workloads}))
+    sent = portable(configs.load(path), tmp_path)
+    assert sent["models"][0]["weights"] == "austen-4m"
+    assert sent["models"][1]["weights"] == {"path": str(tmp_path / "mine")}
+    assert sent["workloads"] == [{"kind": "quality", "text": str(tmp_path / "text.txt")}, {"kind": "decode"}]
 
 
 # Records on their way

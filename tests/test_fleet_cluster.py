@@ -61,7 +61,7 @@ def test_a_node_killed_in_a_repeat_leaves_it_interrupted_and_cells_move(nodes, b
     check(found, 6)
     (lost,) = [r for r in found if r["outcome"] == "interrupted"]
     assert "node died" in lost["reason"]
-    assert "go to an equal device" in err
+    assert "to an equal device" in err
 
 
 def test_a_node_killed_while_its_record_is_on_its_way_loses_nothing(nodes, background, config, tmp_path):
@@ -169,7 +169,7 @@ def test_cells_of_a_node_whose_link_is_cut_move_and_what_it_measured_meanwhile_i
     assert code in MEASURED, err
     events = [json.loads(line) for line in told.read_text().splitlines()]
     assert [e["text"] for e in events if e["event"] == "moved"] == [
-        "1 cell go to an equal device: its node died or left the cluster"
+        "1 cell goes to an equal device: its node died or left the cluster"
     ]
     found = records(tmp_path / "results")
     check(found, 3)

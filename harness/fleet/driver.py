@@ -92,6 +92,7 @@ class _Driver:
         while True:
             for node in self._nodes.meet():
                 self._surveys.begin(node, self._known.digests)
+            self._leave_gone()
             self._hear(WAIT_S)
             self._end_jobs()
             if not self._surveys.jobs:
@@ -209,13 +210,15 @@ class _Driver:
         where = {name: campaign.node for name, campaign in self._campaigns.items()}
         where |= {name: node.id for name, node in self._surveys.jobs.items()}
         where |= {name: node.id for name, (node, _) in (self._stock.jobs if self._stock else {}).items()}
-        gone = {name: node for name, node in where.items() if node and self._nodes.named(node) is None}
-        if gone:
-            # Ray lets its requests to a lost node count for what waits with the same options, until they time
-            # out: a campaign that waits gets others.
-            self._nodes.avoided.update(gone.values())
-            self._cluster.cancel([each.name for each in self._campaigns.values() if each.node is None])
+        gone = [name for name, node in where.items() if node and self._nodes.named(node) is None]
         return [(name, Outcome(lost=NODE_LEFT)) for name in gone]
+
+    def _leave_gone(self) -> None:
+        """Ray lets its requests to a lost node count for what waits with the same options, until they time
+        out: a campaign that waits for such a device is given anew, with other options."""
+        devices = {name for node in self._nodes.gone for name in node.devices}
+        waits = [each for each in self._campaigns.values() if each.node is None and each.device in devices]
+        self._cluster.cancel([each.name for each in waits])
 
     def _under_way(self) -> list[str]:
         """The names of all jobs that have not ended."""
@@ -236,10 +239,11 @@ class _Driver:
         if outcome.lost is None and campaign.node is not None:
             self._nodes.avoided.add(campaign.node)  # it cannot run a campaign, whatever the cells
         if (moved := device.loses(campaign, reason)) and reason and not self._stopping:
-            where = "go to an equal device" if self._nodes.able(device.name) else "wait for such a device"
-            self._messages.say(
-                "moved", None, device=device.name, text=f"{plural(len(moved), 'cell')} {where}: {reason}"
-            )
+            verbs = ("goes", "waits") if len(moved) == 1 else ("go", "wait")
+            able = self._nodes.able(device.name)
+            where = f"{verbs[0]} to an equal device" if able else f"{verbs[1]} for such a device"
+            text = f"{plural(len(moved), 'cell')} {where}: {reason}"
+            self._messages.say("moved", None, device=device.name, text=text)
 
     def _lose(self, device: Device, begun: Draft, reason: str) -> None:
         """Record the repeat that was being measured when its node was lost."""

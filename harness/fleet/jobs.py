@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness import shipped
 from harness.campaign.opened import RunOptions
-from harness.config import Experiment
+from harness.config import Experiment, Quality
 from harness.fleet.copies import Copy
 from harness.fleet.parcels import Parcel
 from harness.fleet.place import Place
@@ -73,19 +74,28 @@ class Jobs:
 
 
 def portable(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """The config as plain data that means the same on any machine: with its name, and absolute paths.
-    `folder`: where its relative paths begin."""
+    """The config as plain data that means the same on any machine: with its name, and absolute paths, but
+    shipped weights by name. `folder`: where its relative paths begin."""
     rows = []
     for row, model in zip(experiment.source["models"], experiment.models, strict=True):
         given = row.get("weights")
         if model.of_format:
-            whole: Any = {
+            written: Any = {
                 form: {"path": weights.path} if weights.path else given[form]
                 for form, weights in model.of_format.items()
             }
+        elif model.weights.path and shipped.weights_name(model.weights.path) is None:
+            written = {"path": model.weights.path}
         else:
-            whole = {"path": model.weights.path} if model.weights.path else given
+            written = given
         if model.described and (described := folder.absolute() / Path(row["shape"]).expanduser()).exists():
             row = {**row, "shape": str(described)}
-        rows.append({**row, **({} if given is None else {"weights": whole})})
-    return {**experiment.source, "name": experiment.name, "models": rows}
+        rows.append({**row, **({} if given is None else {"weights": written})})
+    whole = {**experiment.source, "name": experiment.name, "models": rows}
+    if "workloads" in experiment.source:
+        pairs = zip(experiment.source["workloads"], experiment.workloads, strict=True)
+        whole["workloads"] = [
+            {**row, "text": workload.text} if isinstance(workload, Quality) else row
+            for row, workload in pairs
+        ]
+    return whole

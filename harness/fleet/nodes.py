@@ -19,7 +19,8 @@ CLOCK_NOTED_S = 2.0  # a clock that is ahead or behind by more is mentioned
 
 class Nodes:
     """`clocks`: how far each accepted node's clock is ahead of this machine's, in seconds, by its id.
-    `avoided`: ids of nodes that get no campaign: refused, or unable to run one."""
+    `avoided`: ids of nodes that get no campaign: refused, unable to run one, or gone. `gone`: those that were
+    there at the look before the last."""
 
     def __init__(
         self, cluster: Cluster, place: Place, cells: Sequence[Cell], say: Callable[..., None]
@@ -31,6 +32,7 @@ class Nodes:
         self._began = False
         self.clocks: dict[str, float] = {}
         self.avoided: set[str] = set()
+        self.gone: list[Node] = []
 
     def meet(self) -> list[Node]:
         """Look who is there; returns the nodes that have joined since and are accepted.
@@ -38,8 +40,10 @@ class Nodes:
         Raises FleetError, the first time alone, if one is refused or a device is missing; and HeadLost.
         """
         there = {node.id: node for node in self._cluster.nodes()}
-        for gone in [node for key, node in self._there.items() if key not in there and self.mine(node)]:
-            self._say("lost", gone, text="left the cluster")
+        self.gone = [node for key, node in self._there.items() if key not in there and self.mine(node)]
+        self.avoided.update(node.id for node in self.gone)
+        for node in self.gone:
+            self._say("lost", node, text="left the cluster")
         new = [node for node in there.values() if node.id not in self._there and self.mine(node)]
         self._there = there
         if not self._began:

@@ -76,6 +76,12 @@ def reached_prefill(row: Row) -> str:
     return f"{found['share']:.0%} ({short(found['ms'])})" if found else NONE
 
 
+def kv_bytes(row: Row) -> str:
+    """That a token adds; of a model with windows, also once these are full."""
+    whole, past = row["kv_bytes_per_token"], row["kv_bytes_per_token_past_windows"]
+    return formatted(whole) + (f", past windows {formatted(past)}" if past != whole else "")
+
+
 def span(ridges: list[int | None] | None) -> str:
     """`99 to 553`; `99 or more` without an upper end."""
     if not ridges:
@@ -90,7 +96,7 @@ COUNTS: Columns[Row] = (
     ("active", lambda row: formatted(row["active_params"], "{:,.2f}", _giga(row))),
     ("total", lambda row: formatted(row["total_params"], "{:,.2f}", _giga(row))),
     ("KV elements/token", lambda row: formatted(row["kv_elements_per_token"])),
-    ("KV bytes/token", lambda row: formatted(row["kv_bytes_per_token"])),
+    ("KV bytes/token", kv_bytes),
 )
 WEIGHTS: Columns[Row] = (
     ("model", lambda row: row["model"]),

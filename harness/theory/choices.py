@@ -17,6 +17,7 @@ from harness.theory.shapes import Shape
 
 WEIGHTS = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
 OF_MIXTURES = "mxfp4_moe"
+_RELEASED_IN_MXFP4 = ("gpt-oss",)
 KV_BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
 """Types of the KV cache with their bits per element, scales included (ggml.py)."""
 
@@ -39,6 +40,17 @@ class Choice(TypedDict):
     tokens_per_s_at_context: float | None
 
 
+def released_in(made: Decoder) -> str | None:
+    """The type of GGUF that llama.cpp's converter keeps, where a model was released in it; else null."""
+    return OF_MIXTURES if made.arch in _RELEASED_IN_MXFP4 else None
+
+
+def _usual(made: Decoder) -> Sequence[str]:
+    if released := released_in(made):
+        return (released,)
+    return (*WEIGHTS, OF_MIXTURES) if made.experts else WEIGHTS
+
+
 def choices(
     name: str,
     model: Shape | Decoder,
@@ -50,7 +62,7 @@ def choices(
     """One for each type of weights and of the KV cache. `quants`: empty for the usual ones."""
     made = decoder.made(model)
     found: list[Choice] = []
-    for quant in quants or (*WEIGHTS, *([OF_MIXTURES] if made.experts else [])):
+    for quant in quants or _usual(made):
         tensors = quantized(made, quant)
         for kv, bits in KV_BITS.items():
             needs = demand.of_tensors(made, tensors, bits)

@@ -135,10 +135,11 @@ def parameters(model: Shape | Decoder, norms: bool = True) -> int:
     return layer_params(model, norms) + lm_head_params(model) * (1 if model.tied else 2)
 
 
-def kv_elements_per_token(model: Shape | Decoder) -> int:
-    """Elements of KV cache that a token adds, in layers with a window too, until it is full."""
-    caches = ((each.cache, times) for each, times in made(model).runs)
-    return sum(times * (cache.k + cache.v) for cache, times in caches if not cache.borrowed)
+def kv_elements_per_token(model: Shape | Decoder, in_windows: bool = True) -> int:
+    """Elements of KV cache that a token adds, in layers with a window too, until it is full. `in_windows`:
+    those of layers with a window count."""
+    caches = [(each.cache, times) for each, times in made(model).runs if not each.cache.borrowed]
+    return sum(times * (c.k + c.v) for c, times in caches if in_windows or not c.window)
 
 
 def queries_to_a_key(model: Shape | Decoder) -> int:

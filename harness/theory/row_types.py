@@ -64,14 +64,16 @@ class Sides(TypedDict):
 
 
 class OfShape(TypedDict):
-    """What only a known shape tells. `window`: that all layers have; `experts`: in a layer; `state_bytes`:
-    what linear attention and Mamba keep, whatever the context."""
+    """What only a known shape tells. `kv_bytes_per_token`: that a token adds until a window is full.
+    `window`: that all layers have; `experts`: in a layer; `state_bytes`: what linear attention and Mamba
+    keep, whatever the context."""
 
     layer_params: int | None
     lm_head_params: int | None
     active_params: int | None
     kv_elements_per_token: int | None
     kv_bytes_per_token: float | None
+    kv_bytes_per_token_past_windows: float | None
     window: int | None
     experts: int | None
     experts_used: int | None

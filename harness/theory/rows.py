@@ -81,6 +81,7 @@ def row(
         "experts_used": made.experts_used or None,
         "state_bytes": needs.state_bytes or None,
         "kv_bytes_per_token": decoder.kv_elements_per_token(made) * ask.kv_bits / 8,
+        "kv_bytes_per_token_past_windows": decoder.kv_elements_per_token(made, False) * ask.kv_bits / 8,
         "model_bytes": resident,
         "weight_bytes_per_token": needs.weight_bytes_per_token,
         "bytes_by_part": bytes_by_part(form.tensors) if form.tensors else None,

@@ -20,6 +20,7 @@ from harness.known import Known
 from harness.system.printing import printable
 from harness.system.wording import csv_cell
 from harness.theory import decoder, gguf_types
+from harness.theory.choices import released_in
 from harness.theory.decoder import Decoder
 from harness.theory.fits import Form
 from harness.theory.machine import Machine
@@ -193,9 +194,12 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
             raise Mistake(f"{given}: --tied is only for model names; a file defines whether it is tied")
     if made is None and (arguments.bpw or arguments.quant):
         raise Mistake(f"{given}: unknown shape, so only the stored weights are known; drop --bpw and --quant")
-    default = [] if arguments.quant or stored else BITS
+    quants, default = typed.quants(arguments.quant), [] if arguments.quant or stored else BITS
+    released = released_in(decoder.made(made)) if made else None
+    if released and default and not arguments.bpw:
+        quants, default = [released], []
     forms = [Form(f"{bits:g} bits", bits) for bits in arguments.bpw or default]
-    for quant in typed.quants(arguments.quant):
+    for quant in quants:
         as_published = arguments.units == PUBLISHED.name
         assert made is not None
         forms.append(Form(quant, tensors=tuple(gguf_types.quantized(made, quant, as_published))))

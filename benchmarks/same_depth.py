@@ -14,22 +14,17 @@ Also for `hf:bf16`. Run it with nothing else running.
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
 import random
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from itertools import islice, pairwise
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-TEXT = [place * 7919 % 500 for place in range(25)]
-SETTLE, CHUNK = 3, 512
+from one_process import PROMPT, SETTLE, median_ms, run
+
+CHUNK = 512
 DEEPER = 2.5  # times the depth: what the copy holds
 
 
@@ -44,31 +39,16 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
-
-    from harness.stacks import build
-    from harness.stacks.header import stacks
-    from harness.worker import launch
-    from runners.protocol import Request
-
-    stack, _, kind = given.cell.partition(":")
-    header = stacks()[stack]
-    interpreter = build.create(header.environments["cpu"], lambda line: print(line, file=sys.stderr))
-    synth = [str(Path(sys.executable).parent / "harness"), "synth", given.model, "--json"]
-    synth += ["--quant", kind] if header.weights == "gguf" else ["--format", "hf"]
-    made = subprocess.run(synth, stdout=subprocess.PIPE, text=True, check=True)
-    sources = {"threads": given.threads, "tokens": room(given.depth, given.steps)}
-    options = {o.name: sources.get(o.default_from or "", o.default) for o in header.options.values()}
-    if "dtype" in options:
-        options["dtype"] = kind
-    model = {"name": given.model, "path": json.loads(made.stdout)[0]["path"], "shape": None}
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "request.json"
-        Request("generate", stack, "cpu", model, options).write(file)
-        paths = [str(ROOT), str(ROOT / "benchmarks")]
-        call = f"import sys; sys.path[:0] = {paths!r}; import same_depth; same_depth.measure"
-        call += f"({str(file)!r}, {given.depth}, {given.steps}, {given.rounds})"
-        variables = launch.worker_variables("cpu", given.threads)
-        return subprocess.run([interpreter.python, "-c", call], env=variables).returncode
+    return run(
+        given.cell,
+        given.model,
+        room(given.depth, given.steps),
+        given.threads,
+        "same_depth",
+        depth=given.depth,
+        steps=given.steps,
+        rounds=given.rounds,
+    )
 
 
 def room(depth: int, steps: int) -> int:
@@ -76,19 +56,16 @@ def room(depth: int, steps: int) -> int:
     return int(DEEPER * depth) + SETTLE + steps + 1
 
 
-def measure(file: str, depth: int, steps: int, rounds: int) -> None:
+def measure(session: Any, depth: int, steps: int, rounds: int) -> None:
     """Under the stack's interpreter."""
     from runners.context import Context
-    from runners.protocol import Request
 
-    request = Request.read(Path(file))
-    session = importlib.import_module(f"runners.{request.stack}").load(request)
     holds = room(depth, steps)
-    context = Context(session, TEXT, int(DEEPER * depth), holds, time.perf_counter_ns, lambda _: None)
+    context = Context(session, PROMPT, int(DEEPER * depth), holds, time.perf_counter_ns, lambda _: None)
 
     def decoded() -> float:
-        new = depth - len(TEXT) + SETTLE + steps + 1
-        return step_ms(islice(session.generate(TEXT, new), depth - len(TEXT) + SETTLE, None))
+        new = depth - len(PROMPT) + SETTLE + steps + 1
+        return median_ms(islice(session.generate(PROMPT, new), depth - len(PROMPT) + SETTLE, None))
 
     def prefilled() -> float:
         session.empty(holds)
@@ -102,7 +79,7 @@ def measure(file: str, depth: int, steps: int, rounds: int) -> None:
 
     def fed() -> float:
         session.feed(context.ids(depth - 1, 1), 1)
-        return step_ms(islice(session.steps(SETTLE + steps + 1), SETTLE, None))
+        return median_ms(islice(session.steps(SETTLE + steps + 1), SETTLE, None))
 
     ways: dict[str, Callable[[], float]] = {"decoded": decoded, "prefilled": prefilled, "restored": restored}
     found: dict[str, list[float]] = {way: [] for way in ways}
@@ -116,12 +93,6 @@ def measure(file: str, depth: int, steps: int, rounds: int) -> None:
         low, high = interval(ratios)
         middle = statistics.median(ratios)
         print(f"{way} over decoded: median {middle:.4f}, 95% interval {low:.4f} to {high:.4f}")
-
-
-def step_ms(tokens: Any) -> float:
-    """Median time between tokens, ms."""
-    stamps = [time.perf_counter_ns() for _ in tokens]
-    return statistics.median((later - earlier) / 1e6 for earlier, later in pairwise(stamps))
 
 
 def interval(ratios: list[float], draws: int = 10_000) -> tuple[float, float]:

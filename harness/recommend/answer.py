@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from harness.predict.speed import Predictor
 from harness.predict.sums import added
 from harness.predict.traits import Example, Range, Traits
-from harness.recommend.candidates import WHOLE_BITS, Candidate
+from harness.recommend.candidates import Candidate
 
 SHORT_PROMPT = 2048
 MOST_LOSS = 0.02  # of the perplexity of 16-bit weights; more is not `balance`
 MOST_KLD = 0.02  # nats per token, which costs about as much in ln PPL; where it was measured, it decides
 PERPLEXITY_NOISE = 0.006  # its standard error, as llama.cpp prints it on wikitext
-NEARLY_WHOLE = WHOLE_BITS - 1  # bits per weight of 16-bit weights, give or take a few tensors
-LEAST_BITS = 4.5  # per weight, for `balance` where no quality is known
+LEAST_BITS = 4  # per weight, with a 16-bit cache: for `balance` where no quality is known
 MEASURED, CALIBRATED, ELSEWHERE, THEORY = BASES = "measured", "calibrated", "calibrated elsewhere", "theory"
 GOALS = ("balance", "speed", "quality", "context")
 
@@ -126,72 +125,99 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
     if not fitting:
         return []
     # 16 bits keep quality, but are no answer where of nothing else quality is known: they would always win.
-    rated = any(each.quality for each in fitting if each.candidate.bits < NEARLY_WHOLE)
+    rated = any(each.quality for each in fitting if not each.candidate.is_whole)
     keys: Mapping[str, Callable[[Choice], tuple[float, ...]]] = {
         "speed": lambda each: (each.deep.value,),
         "quality": lambda each: (*_goodness(each), each.deep.value),
         "context": lambda each: (each.candidate.longest or 0, each.deep.value),
         "balance": lambda each: (*_balanced(each, rated), each.deep.value),
     }
-    says = {
-        "speed": "fastest",
-        "quality": "best quality that fits",
-        "context": "longest context",
-        "balance": "fastest that keeps quality",
-    }
+    leads: dict[int, list[str]] = {}
     chosen: list[Choice] = []
-    reasons: dict[int, list[str]] = {}
     for each_goal in [goal, *(other for other in GOALS if other != goal)]:
         best = max(fitting, key=keys[each_goal])
-        if id(best) not in reasons:
+        if id(best) not in leads:
             chosen.append(best)
-        reasons.setdefault(id(best), []).append(_said(says[each_goal], each_goal, best))
+        leads.setdefault(id(best), []).append(each_goal)
     front = sorted((c for c in fitting if not _dominated(c, fitting)), key=keys[goal], reverse=True)
-    chosen += [each for each in front if id(each) not in reasons]
-    return [
-        Ranked(each, "; ".join(reasons.get(id(each), ["no other is both faster and of more bits"])))
-        for each in chosen[:most]
-    ]
+    shown = [*chosen, *(each for each in front if id(each) not in leads)][:most]
+
+    def why(best: Choice) -> str:
+        said = [_said(led, best) + _rivals(led, best, shown, rated) for led in leads.get(id(best), ())]
+        return "; ".join(said) or "no other is both faster and of more bits"
+
+    return [Ranked(each, why(each)) for each in shown]
 
 
-def _said(words: str, goal: str, best: Choice) -> str:
+def _rivals(goal: str, best: Choice, shown: Sequence[Choice], rated: bool) -> str:
+    """Those that may be as good, by their numbers: no winner is named where intervals overlap."""
+
+    def is_rival(other: Choice) -> bool:
+        if goal == "context":
+            return other.candidate.longest == best.candidate.longest
+        if goal == "quality":
+            return _goodness(other) == _goodness(best)
+        alike = goal == "speed" or _balanced(other, rated) == _balanced(best, rated)
+        return alike and other.deep.high >= best.deep.low
+
+    numbers = [str(n) for n, each in enumerate(shown, 1) if each is not best and is_rival(each)]
+    end = "" if len(numbers) > 1 else "s"
+    says = {"context": f"hold{end} as much", "quality": f"lose{end} no more"}.get(goal, "may be as fast")
+    return f" ({', '.join(numbers)} {says})" if numbers else ""
+
+
+_LEADS = {
+    "speed": "fastest",
+    "quality": "best quality that fits",
+    "context": "longest context",
+    "balance": "fastest that keeps quality",
+}
+
+
+def _said(goal: str, best: Choice) -> str:
+    words = _LEADS[goal]
     if goal == "context" and (best.candidate.longest or 0) == best.candidate.trained:
         return f"{words}: all that it was trained on"
     if goal == "balance":
-        if best.candidate.bits >= NEARLY_WHOLE:
+        if best.candidate.is_whole:
             return f"{words} (16 bits)"
         if best.quality:
             if best.quality.kld is not None:
                 return f"fastest that keeps KLD under {MOST_KLD} ({best.quality.words})"
             return f"{words} ({best.quality.words})"
-        if best.candidate.bits < LEAST_BITS:
+        if not _enough(best.candidate):
             return f"fastest, as none has {LEAST_BITS} bits a weight or a known quality"
-        return f"fastest with at least {LEAST_BITS} bits a weight, quality unknown"
+        return f"fastest with at least {LEAST_BITS} bits a weight and a 16-bit KV cache, quality unknown"
     if goal == "quality" and best.quality and best.quality.kld is not None:
         return f"{words} ({best.quality.words})"
-    if goal == "quality" and best.quality is None and best.candidate.bits < NEARLY_WHOLE:
+    if goal == "quality" and best.quality is None and not best.candidate.is_whole:
         return "most bits a weight that fit, quality unknown"
     return words
 
 
-def _goodness(choice: Choice) -> tuple[float, float]:
+def _goodness(choice: Choice) -> tuple[float, ...]:
     """Known quality before unknown, then the smaller loss, where it exceeds the noise of a perplexity; of
-    unknown quality the more bits."""
-    if choice.candidate.bits >= NEARLY_WHOLE:
+    unknown quality the more bits, and a 16-bit cache."""
+    if choice.candidate.is_whole:
         return 1.0, 0.0
     if choice.quality is None:
-        return 0.0, choice.candidate.bits
+        return 0.0, choice.candidate.bits, choice.candidate.keeps_cache
     return 1.0, -choice.quality.cost
 
 
 def _balanced(choice: Choice, rated: bool) -> tuple[bool, bool]:
     """Whether its quality is known to be kept; else, whether it has enough bits. `rated`: whether quality is
     known of any that is quantized; if not, bits alone count."""
-    known, bits = choice.quality, choice.candidate.bits
+    known, enough = choice.quality, _enough(choice.candidate)
     if not rated:
-        return bits >= LEAST_BITS, False
-    kept = bits >= NEARLY_WHOLE or (known is not None and known.kept)
-    return kept, not kept and known is None and bits >= LEAST_BITS
+        return enough, False
+    kept = choice.candidate.is_whole or (known is not None and known.kept)
+    return kept, not kept and known is None and enough
+
+
+def _enough(candidate: Candidate) -> bool:
+    """Whether it has the bits of which most models lose little."""
+    return candidate.bits >= LEAST_BITS and candidate.keeps_cache
 
 
 def _dominated(choice: Choice, others: Sequence[Choice]) -> bool:

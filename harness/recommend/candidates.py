@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 from harness import plan
-from harness.analysis.records import traffic
 from harness.campaign import forecast
 from harness.campaign.held import engine_of, held_model, kv_element_bytes
 from harness.config import Decode, Experiment, Model, Protocol
@@ -23,19 +22,18 @@ from harness.recommend.type_rates import Rates
 from harness.stacks.header import Header, stacks
 from harness.stacks.rules import Options
 from harness.theory import decoder, demand, footprint
-from harness.theory.choices import OF_MIXTURES
+from harness.theory.choices import OF_MIXTURES, released_in
 from harness.theory.decoder import Decoder
 from harness.theory.floors import MOVED_STATE
 from harness.theory.footprint import LLAMA_CPP
 from harness.theory.gguf_types import quantized
 from harness.theory.rows import is_quantized
 from harness.theory.shapes import Shape
-from harness.theory.tensors import Tensor
+from harness.theory.tensors import Tensor, of_shape
 
 PROMPT = 25  # tokens, as in the study
 WHOLE_BITS = 16  # per weight: the reference of quality
-# Its checkpoint is in MXFP4, which llama.cpp's converter keeps.
-_RELEASED_IN_MXFP4 = ("gpt-oss",)
+_NOT_LINEAR = ("embedding", "lm_head", "router", "norm")
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,8 @@ class Subject:
 @dataclass(frozen=True)
 class Candidate:
     """A variant that can run. `memory_bytes`: at the context asked for; `longest`: the longest context that
-    fits, at most the `trained` one or the one asked for; null: none fits. `bits`: per weight, of all
-    tensors of a GGUF, else of the linear layers. `split`: layers on the CPU besides, whose bytes do not count
+    fits, at most the `trained` one or the one asked for; null: none fits. `bits`: per weight of the linear
+    layers, scales included. `split`: layers on the CPU besides, whose bytes do not count
     in `memory_bytes`. `type`: of the weights in a GGUF; empty for others."""
 
     cell: Cell
@@ -79,6 +77,16 @@ class Candidate:
     @property
     def fits(self) -> bool:
         return self.memory_bytes <= self.available_bytes and (self.split is None or self.split.fits)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is quantized."""
+        return self.bits >= WHOLE_BITS and self.keeps_cache
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether keys and values have the 16 bits in which they are computed."""
+        return kv_element_bytes(self.cell.options(1)) * 8 >= WHOLE_BITS
 
     @property
     def parts(self) -> list[Traits]:
@@ -147,7 +155,7 @@ def _offered(row: dict[str, Any], subject: Subject, header: Header) -> Iterator[
     if header.memory != LLAMA_CPP or "quant" not in row:
         yield row
         return
-    types: list[str] = [] if made.arch in _RELEASED_IN_MXFP4 else row["quant"]
+    types: list[str] = [] if released_in(made) else row["quant"]
     types = [*types, OF_MIXTURES] if made.experts else types
     if subject.stored is not None:
         types = [subject.stored]
@@ -179,7 +187,7 @@ def _candidate(subject: Subject, cell: Cell, place: Place, context: int) -> Cand
         memory_bytes=footprint.total(engine, held, context),
         available_bytes=place.available_bytes,
         weight_bytes=held.weight_bytes,
-        bits=bits if cell.weights_format == "gguf" else _linear_bits(cell),
+        bits=_linear_bits(subject, cell, held),
         longest=uncapped and min(uncapped, max(trained, context)),
         trained=trained,
     )
@@ -259,7 +267,16 @@ def _split(subject: Subject, whole: Candidate, place: Place, context: int) -> Ca
     )
 
 
-def _linear_bits(cell: Cell) -> float:
-    if cell.packing:
-        return float(cell.packing.bits)
-    return float((traffic.nominal_bits(cell.quant) if cell.quant else None) or WHOLE_BITS)
+def _linear_bits(subject: Subject, cell: Cell, held: footprint.Model) -> float:
+    """Per weight of the linear layers: embedding and lm_head have more, by other rules in each stack."""
+    if cell.weights_format == "gguf":
+        found = [t for t in subject.stored_as(_type(subject, cell)) if _is_linear(t)]
+        return 8 * sum(t.bytes for t in found) / sum(t.elements for t in found)
+    made = decoder.made(held.shape)
+    linear = sum(t.elements for t in of_shape(made) if _is_linear(t))
+    others_bytes = (decoder.parameters(made) - linear) * WHOLE_BITS / 8
+    return (held.weight_bytes - others_bytes) * 8 / linear
+
+
+def _is_linear(tensor: Tensor) -> bool:
+    return tensor.part not in _NOT_LINEAR and len(tensor.dims) > 1

@@ -32,11 +32,11 @@ def of_candidate(
     ours = {"harness run": f"variants: [{{{', '.join(f'{key}: {_yaml(value)}' for key, value in pairs)}}}]"}
     if cell.weights_format == "gguf":
         return _llama_cpp(candidate, source, context, on_gpu, threads) | ours
-    return _of_torch(cell, source, context, on_gpu) | ours
+    return _of_torch(candidate, source, context, on_gpu) | ours
 
 
-def _of_torch(cell: Cell, source: Source, context: int, on_gpu: bool) -> dict[str, str]:
-    checkpoint = source.checkpoint or f"a checkpoint of {source.name}"
+def _of_torch(candidate: Candidate, source: Source, context: int, on_gpu: bool) -> dict[str, str]:
+    cell, checkpoint = candidate.cell, _checkpoint(source)
     where = ', device_map="cuda"' if on_gpu else ""
     load = f'AutoModelForCausalLM.from_pretrained("{checkpoint}", '
     if cell.variant.stack == "bnb":
@@ -47,8 +47,14 @@ def _of_torch(cell: Cell, source: Source, context: int, on_gpu: bool) -> dict[st
         found = {"transformers": f'{load}dtype="bfloat16"{where})'}
         served = f'"{checkpoint}" --dtype bfloat16'
     else:
-        found, served = {}, f'"a {cell.weights_format.upper()} checkpoint of {source.name}"'
-    return found | ({"vLLM": f"vllm serve {served} --max-model-len {context}"} if on_gpu else {})
+        kind = "an AWQ" if cell.weights_format == "awq" else "a GPTQ"
+        found, served = {}, f'"{kind} checkpoint of {source.name}"'
+    longer = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 " if context > candidate.trained else ""
+    return found | ({"vLLM": f"{longer}vllm serve {served} --max-model-len {context}"} if on_gpu else {})
+
+
+def _checkpoint(source: Source) -> str:
+    return source.checkpoint or f"a checkpoint of {source.name}"
 
 
 def config(cells: Sequence[Cell], model: Mapping[str, object], device: str, context: int) -> str:
@@ -112,9 +118,20 @@ def _llama_cpp(
     variables = ["OLLAMA_FLASH_ATTENTION=1"] if flash else []
     variables += [f"OLLAMA_KV_CACHE_TYPE={cache[0]}"] if cache[0] != "f16" else []
     lines += [f"# start the server with {' '.join(variables)}"] if variables else []
-    makes = {} if is_given or file == whole else {"first": f"llama-quantize {whole} {file} {quant.upper()}"}
+    made = [] if source.gguf else _converted(source, whole)
+    made += [] if is_given or file == whole else [f"llama-quantize {whole} {file} {quant.upper()}"]
+    makes = {"first": "\n".join(made)} if made else {}
     servers = {"llama-server": f"llama-server {given}", "llama-cli": f"llama-cli {given}"}
     return makes | servers | {"Modelfile": "\n".join(lines)}
+
+
+def _converted(source: Source, file: str) -> list[str]:
+    """How a checkpoint becomes a GGUF of 16 bits, with the script in llama.cpp's repository."""
+    folder, found = _checkpoint(source), []
+    if source.checkpoint and not source.checkpoint.startswith("/"):
+        folder = source.name
+        found = [f"hf download {source.checkpoint} --local-dir {folder}"]
+    return [*found, f'python convert_hf_to_gguf.py "{folder}" --outtype f16 --outfile {file}']
 
 
 def _yaml(value: object) -> str:

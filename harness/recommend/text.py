@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 
 from harness.predict.sums import read_s
 from harness.predict.traits import DENSE, EXPERTS, Example, Range
 from harness.recommend import commands
-from harness.recommend.answer import NEARLY_WHOLE, SHORT_PROMPT, Choice, Ranked
+from harness.recommend.answer import SHORT_PROMPT, Choice, Ranked
 from harness.recommend.commands import Source
 from harness.recommend.errors import KNOWN
 from harness.recommend.places import Place
@@ -16,15 +17,45 @@ from harness.recommend.quality import HERE
 from harness.report.table import NONE, Table
 from harness.report.theory import short
 
+_ALWAYS = ("longest context",)
+_QUALITY = "PPL: perplexity above that of 16-bit weights. KLD: mean KL divergence from them, nats per token"
 FAR = 2.0  # times as many bytes a step as any example: further, nothing says how speed goes on
+
+
+# What a variant's name says, in fewer letters: five rows with intervals are to fit a terminal.
+_SHORTER = {
+    r"-flash_attn=true": " flash",
+    r"-type_k=(\w+)-type_v=\1": r" KV \1",
+    r"-fuse_layers=true": " fused",
+    r"-fuse_layers=false|-flash_attn=false|-dynamic": "",
+    r"-gpu_layers=(\d+)": r" \1 on GPU",
+}
 
 
 def show(ranking: Sequence[Ranked], context: int) -> None:
     """Print the ranking, best first, each with its reason."""
-    _table([each.choice for each in ranking], context).show()
+    _table([each.choice for each in ranking], context, numbered=True).show()
     print()
     for number, each in enumerate(ranking, 1):
-        print(f"{number}. {each.choice.title}: {each.why}{_split(each.choice)}")
+        print(f"{number}. {_title(each.choice)}: {each.why}{_cache(each.choice)}{_split(each.choice)}")
+
+
+def _title(choice: Choice) -> str:
+    return f"{choice.candidate.cell.variant.stack} {_variant(choice)}"
+
+
+def _variant(choice: Choice) -> str:
+    name = choice.candidate.cell.variant.name
+    for long, short_form in _SHORTER.items():
+        name = re.sub(long, short_form, name)
+    return name
+
+
+def _cache(choice: Choice) -> str:
+    """What its KV cache costs, where nobody has measured it."""
+    if choice.candidate.keeps_cache or choice.quality:
+        return ""
+    return "; a KV cache of fewer than 16 bits loses something too, how much is unknown"
 
 
 def _split(choice: Choice) -> str:
@@ -48,46 +79,44 @@ def show_all(found: Sequence[Choice], context: int) -> None:
     _table(sorted(found, key=lambda each: -each.deep.value), context).show()
 
 
-def _table(found: Sequence[Choice], context: int) -> Table:
-    headings = [
-        *(
-            "stack",
-            "variant",
-            "tok/s",
-            f"tok/s at {context:,}",
-            f"TTFT {SHORT_PROMPT:,} s",
-            f"TTFT {context:,} s",
-        ),
-        *("longest context", "GB", "bits", "PPL", "KLD", "quality from", "rests on"),
-    ]
-    return Table(headings, [_line(each) for each in found])
+def _table(found: Sequence[Choice], context: int, numbered: bool = False) -> Table:
+    """Without the columns that say nothing of any row."""
+    lines = [_line(each, context) for each in found]
+    headings = [name for name in lines[0] if name in _ALWAYS or any(line[name] != NONE for line in lines)]
+    rows = [[line[name] for name in headings] for line in lines]
+    if numbered:
+        return Table(["", *headings], [[str(n), *row] for n, row in enumerate(rows, 1)])
+    return Table(headings, rows)
 
 
-def _line(choice: Choice) -> list[str]:
+def _line(choice: Choice, context: int) -> dict[str, str]:
     candidate = choice.candidate
     size = _size(candidate.memory_bytes, candidate.available_bytes)
     if beside := candidate.split:
         size += f" + {_size(beside.memory_bytes, beside.available_bytes)}"
-    return [
-        candidate.cell.variant.stack,
-        candidate.cell.variant.name,
-        _range(choice.start),
-        _range(choice.deep),
-        _seconds(choice.first_short),
-        _seconds(choice.first_deep),
-        f"{candidate.longest:,}" if candidate.longest else NONE,
-        size,
-        f"{candidate.bits:.2f}",
-        *_quality(choice),
-        choice.basis,
-    ]
+    loss, kld, source = _quality(choice)
+    return {
+        "stack": candidate.cell.variant.stack,
+        "variant": _variant(choice),
+        "tok/s": _range(choice.start),
+        f"tok/s at {context:,}": _range(choice.deep),
+        f"TTFT {SHORT_PROMPT:,} s": _seconds(choice.first_short),
+        f"TTFT {context:,} s": _seconds(choice.first_deep),
+        "longest context": f"{candidate.longest:,}" if candidate.longest else NONE,
+        "GB": size,
+        "bits": f"{candidate.bits:.2f}",
+        "PPL": loss,
+        "KLD": kld,
+        "quality from": source,
+        "rests on": choice.basis,
+    }
 
 
 def _quality(choice: Choice) -> tuple[str, str, str]:
     """Perplexity above that of 16-bit weights, KL divergence from them, and where both are from."""
     known = choice.quality
     if known is None:
-        return ("16 bits", NONE, NONE) if choice.candidate.bits >= NEARLY_WHOLE else (NONE, NONE, "unknown")
+        return NONE, NONE, "16 bits" if choice.candidate.is_whole else "unknown"
     kld = NONE if known.kld is None else f"{known.kld:.5f}"
     return f"{round(known.loss, 3) + 0.0:+.1%}", kld, HERE if known.source == HERE else "published"
 
@@ -113,9 +142,9 @@ def show_notes(
     """Print what the predictions rest on, and how good those made here were."""
     sources = dict.fromkeys(each.choice.quality.source for each in ranking if each.choice.quality)
     lines = [
-        "tok/s and TTFT: predicted, with 90% intervals; TTFT is - where the compute rate is unknown. "
-        "GB: with the whole context. PPL: perplexity above that of 16-bit weights. KLD: mean KL divergence "
-        "from them, nats per token" + (f" ({'; '.join(sources)})." if sources else "."),
+        "tok/s and TTFT: predicted, with 90% intervals; no TTFT where the compute rate is unknown. "
+        "GB: with the whole context. bits: of a weight in the linear layers, scales included."
+        + (f" {_QUALITY} ({'; '.join(sources)})." if sources else ""),
         "rests on: measured, this variant here; calibrated, others of its kind of stack here; calibrated "
         "elsewhere, its kind of stack on another device of its kind; theory, none of these.",
     ]
@@ -159,7 +188,7 @@ def _extrapolated(ranking: Sequence[Ranked], examples: Sequence[Example], family
 
 def show_commands(choice: Choice, source: Source, context: int, place: Place) -> None:
     """Print how to run the first of the ranking."""
-    print(f"\nrun {choice.title}:")
+    print(f"\nrun {_title(choice)}:")
     on_gpu, threads = place.device.family != "cpu", place.threads if place.here else None
     found = commands.of_candidate(choice.candidate, source, context, on_gpu, threads)
     for program, command in found.items():

@@ -118,21 +118,26 @@ def test_bits_of_a_weight_are_those_of_linear_layers_in_every_stack():
 def test_no_winner_is_named_where_intervals_overlap(harness, goal, machine):
     command = ("recommend", "qwen1.5-4b", "--machine", machine, "--for", goal, "--json")
     answer = json.loads(harness(*command).out)
-    rows = {row["name"]: row["tokens_per_s_at_context"] for row in answer["variants"]}
+    rows = {row["name"]: row["tokens_per_s_at_context"] for row in answer["variants"] if row["fits"]}
     leader, *others = answer["ranking"]
     reach = [n for n, each in enumerate(others, 2) if rows[each["name"]][2] >= rows[leader["name"]][1]]
-    said = re.search(r"fastest[^;]*?\(([\d, ]+) may be as fast\)", leader["why"])
-    told = [int(number) for number in said[1].split(", ")] if said else []
+    said = re.search(r"fastest[^;]*?\(([^()]*) may be as fast\)", leader["why"])
+    parts = said[1].split(", ") if said else []
+    told = [int(part) for part in parts if part.isdigit()]
     assert set(told) <= set(reach)
-    assert told == reach or goal == "balance"
-    assert told or machine == "rtx-4090"
+    assert parts or machine == "rtx-4090"
+    if goal == "speed":
+        shown = {each["name"] for each in answer["ranking"]}
+        hidden = [n for n, row in rows.items() if n not in shown and row[2] >= rows[leader["name"]][1]]
+        assert told == reach
+        assert [part for part in parts if not part.isdigit()] == [f"{len(hidden)} not shown"] * bool(hidden)
 
 
 def test_variants_that_hold_the_same_context_share_its_lead_and_a_small_cache_is_said(harness):
     command = ("recommend", "qwen1.5-0.5b", "--machine", "rtx-4090", "--for", "context")
     ran = harness(*command)
     assert re.search(
-        r"1\. .*longest context: all that it was trained on \([2-5][\d, ]* holds? as much\)", ran.out
+        r"1\. .*longest context: all that it was trained on \([2-5][\d, a-z]* holds? as much\)", ran.out
     )
     small = harness("recommend", "gpt-oss-20b", "--machine", "rtx-4090", "--context", "32k").out.splitlines()
     said = [line for line in small if re.match(r"\d\. ", line)]
@@ -328,7 +333,7 @@ def test_measured_divergence_orders_quality_and_decides_what_balance_keeps(harne
     limited = (*command, "--memory", "12GB", "--for", "quality", "--json")
     first = json.loads(harness(*limited).out)["ranking"][0]
     assert "q8_0" in first["name"]
-    assert first["why"] == "best quality that fits (KLD 0.0001)"
+    assert first["why"].startswith("best quality that fits (KLD 0.0001)")
 
 
 def test_a_shipped_model_is_recommended_by_name_and_by_path_alike(harness, tmp_path):

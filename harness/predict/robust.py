@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-_MOST_STEPS = 200
-_ENOUGH = 1e-9  # decrease of the cost, as a share of it
-
-
 # Loses 5% of least squares' efficiency where residuals are normal (Holland and Welsch, 1977).
 NORMAL = 2.385
+_MOST_STEPS = 200
+_ENOUGH = 1e-9  # decrease of the cost, as a share of it
 
 
 def fitted(

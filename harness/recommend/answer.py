@@ -143,14 +143,15 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
     shown = [*chosen, *(each for each in front if id(each) not in leads)][:most]
 
     def why(best: Choice) -> str:
-        said = [_said(led, best) + _rivals(led, best, shown, rated) for led in leads.get(id(best), ())]
+        led = leads.get(id(best), ())
+        said = [_said(each, best) + _rivals(each, best, shown, fitting, rated) for each in led]
         return "; ".join(said) or "no other is both faster and of more bits"
 
     return [Ranked(each, why(each)) for each in shown]
 
 
-def _rivals(goal: str, best: Choice, shown: Sequence[Choice], rated: bool) -> str:
-    """Those that may be as good, by their numbers: no winner is named where intervals overlap."""
+def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[Choice], rated: bool) -> str:
+    """Those that may be as good: no winner is named where intervals overlap."""
 
     def is_rival(other: Choice) -> bool:
         if goal == "context":
@@ -160,10 +161,13 @@ def _rivals(goal: str, best: Choice, shown: Sequence[Choice], rated: bool) -> st
         alike = goal == "speed" or _balanced(other, rated) == _balanced(best, rated)
         return alike and other.deep.high >= best.deep.low
 
-    numbers = [str(n) for n, each in enumerate(shown, 1) if each is not best and is_rival(each)]
-    end = "" if len(numbers) > 1 else "s"
+    rivals = [each for each in fitting if each is not best and is_rival(each)]
+    numbers = [str(n) for n, each in enumerate(shown, 1) if any(each is other for other in rivals)]
+    if hidden := len(rivals) - len(numbers):
+        numbers.append(f"{hidden} not shown")
+    end = "" if len(rivals) > 1 else "s"
     says = {"context": f"hold{end} as much", "quality": f"lose{end} no more"}.get(goal, "may be as fast")
-    return f" ({', '.join(numbers)} {says})" if numbers else ""
+    return f" ({', '.join(numbers)} {says})" if rivals else ""
 
 
 _LEADS = {
@@ -221,11 +225,11 @@ def _enough(candidate: Candidate) -> bool:
 
 
 def _dominated(choice: Choice, others: Sequence[Choice]) -> bool:
-    """Whether another is at least as fast with at least as many bits, and more of one."""
-    mine = choice.deep.value, choice.candidate.bits
-    return any(
-        other.deep.value >= mine[0]
-        and other.candidate.bits >= mine[1]
-        and (other.deep.value, other.candidate.bits) != mine
-        for other in others
-    )
+    """Whether another is at least as fast with as many bits of weights and cache, and better in one."""
+    mine = _merits(choice)
+    merits = (_merits(other) for other in others)
+    return any(theirs != mine and all(t >= m for t, m in zip(theirs, mine, strict=True)) for theirs in merits)
+
+
+def _merits(choice: Choice) -> tuple[float, ...]:
+    return choice.deep.value, choice.candidate.bits, choice.candidate.keeps_cache

@@ -16,8 +16,8 @@ KNOWN: Mapping[str, str] = {
         "2.3% in PyTorch's stacks; 89% and 86% of rows lay in their interval."
     ),
     "cpu": (
-        "how far off: on one CPU, calibrated with three variants and the rate of each type, 5.6% (median of "
-        "18; 20.9% without the rates); 15 of 18 lay in their interval."
+        "how far off: on one CPU, calibrated with three variants and the rate of each type, 5.6 to 5.9% in "
+        "three runs (median of 18; 13 to 21% without the rates); 13 to 17 of 18 lay in their interval."
     ),
 }
 HEADING = "predictions"

@@ -26,8 +26,8 @@ MEMORY_MODELS = (LLAMA_CPP, TRANSFORMERS, BITSANDBYTES)
 
 GIB, MIB = 2**30, 2**20
 CUDA_RUNTIME_BYTES = 0.5 * GIB  # a CUDA context with its kernels and cuBLAS
-# llama.cpp's on a CPU: 33 to 35 MB of its process, 2 to 3 MB of tables, and a row of logits (`need` of searches
-# with llama-cpp-python 0.3.36 under Python 3.11).
+# llama.cpp's on a CPU: 33 to 35 MB of its process, 2 to 3 MB of tables, and a row of logits (`need` of
+# searches with llama-cpp-python 0.3.36 under Python 3.11).
 LLAMA_CPP_RUNTIME_BYTES = 37.0 * MIB
 # On a CPU, anonymous memory besides weights and cache: 272 MB once loaded, 281 to 284 MB with 256 to 2,560
 # tokens filled (transformers 5.23, torch 2.13, a 0.5B model in bf16 within budgets of 1.7 and 3 GiB).

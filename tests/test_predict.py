@@ -83,6 +83,27 @@ def test_latency_grows_with_the_context_and_with_the_bytes():
     assert short[1].value > short[0].value
 
 
+def test_a_cache_that_a_cpu_unpacks_slowly_is_predicted_as_it_was_measured():
+    packed = replace(CPU, group="llamacpp flash q8_0", reaches=(Reach(kv_bytes=2.5e5, flops=5e5),))
+
+    def depths(traits: Traits, us_per_token: float) -> list[Example]:
+        line = {n: 300 + us_per_token * n / 1e3 for n in (1, 513, 2048)}
+        return [Example(traits, {n: ms}, (n, n), {}, "here") for n, ms in line.items()]
+
+    predictor = Predictor([*depths(CPU, 50.0), *depths(packed, 150.0)])
+    plain, slow = (each.value for each in predictor.latency_ms([CPU, packed], 2048))
+    assert plain == pytest.approx(300 + 102, rel=0.05)
+    assert slow == pytest.approx(300 + 307, rel=0.05)
+
+
+def test_an_interval_that_ends_at_the_limit_of_the_memory_has_a_slow_end():
+    limit_ms = 200.0  # 4 GB at 20 GB/s
+    faster = Example(replace(CPU, reaches=()), {1: 170.0}, (1, 1), {}, "with a cache of the CPU")
+    found = Predictor([faster] * 5).latency_ms([faster.traits], 1)[0]
+    assert found.value == found.low == pytest.approx(limit_ms)
+    assert found.high > 1.03 * limit_ms
+
+
 def test_a_static_cache_is_read_as_a_whole_at_each_position():
     static = replace(CARD, engine=TORCH, group="hf bf16-static", static_tokens=8192)
     first, last = (Predictor([]).latency_ms([static], n)[0] for n in (1, 8000))

@@ -80,7 +80,13 @@ _SPREADS_OF_RATES = 0.03, 0.04
 # smaller pieces. Guesses, until such a model is measured.
 _KIND = {"layer": Prior(math.log(1.5), 0.5), "eff": Prior(math.log(0.9), 0.2)}
 # How far a stack's kernel, a type, a device and a model deviate from the root: spreads of logarithms.
-_GROUP = {"host": 0.5, "eff": 0.15, "mfu": 0.5}
+_GROUP = {
+    **{(name, like): 0.5 for name in ("host", "mfu") for like in ("gpu", "cpu")},
+    **{("eff", like): 0.15 for like in ("gpu", "cpu")},
+    # Of llama.cpp: with and without flash attention, and by the types of the cache, which a CPU unpacks.
+    ("head", "gpu"): 0.3,
+    ("head", "cpu"): 1.0,
+}
 _PACKED = 0.5  # products of packed weights against those of 16 bits
 _LIKE = dict.fromkeys(("metal", "hip", "vulkan"), "gpu")  # kinds with the priors of another
 _UNSEEN = 0.3  # more, for other makers' GPUs than NVIDIA's, of which nothing is published here
@@ -140,8 +146,8 @@ def terms_of(parameter: str, traits: Traits) -> list[tuple[Name, Prior]]:
     found: list[tuple[Name, Prior]] = [(name, shared)]
     if parameter in _KIND and traits.kind != DENSE:
         found.append(((parameter, kind, traits.engine, traits.kind), _KIND[parameter]))
-    if parameter in _GROUP:
-        found.append(((parameter, kind, "of", traits.group), Prior(0.0, _GROUP[parameter])))
+    if (parameter, like) in _GROUP:
+        found.append(((parameter, kind, "of", traits.group), Prior(0.0, _GROUP[parameter, like])))
     if parameter == "mfu":
         found.append(((parameter, kind, traits.engine, str(traits.packed)), Prior(0.0, _PACKED)))
     if parameter == "eff":

@@ -15,6 +15,7 @@ Floats = NDArray[np.float64]
 
 # Loses 5% of least squares' efficiency where residuals are normal (Holland and Welsch, 1977).
 NORMAL = 2.385
+_WIDE = 20.0  # times as far: there, nothing is an outlier
 _MOST_STEPS = 200
 _ENOUGH = 1e-9  # decrease of the cost, as a share of it
 
@@ -26,7 +27,25 @@ def fitted(
     scales: Floats,
 ) -> tuple[Floats, Floats]:
     """The values with the least sum of c^2 log(1 + (r / c)^2), and their covariance. Residuals r are in
-    standard deviations; `scales`: c of each, from which it counts less."""
+    standard deviations; `scales`: c of each, from which it counts less.
+
+    That sum has several minima, and what is far from the start would pass for an outlier. So a second search
+    begins where all residuals count that are nearly normal, and the lower minimum is taken.
+    """
+    wide = np.where(scales < NORMAL, scales, _WIDE * scales)
+    near = _descended(residuals, jacobian, start, wide)[1]
+    found = [_descended(residuals, jacobian, each, scales) for each in (start, near)]
+    _, values, covariance = min(found, key=lambda each: each[0])
+    return values, covariance
+
+
+def _descended(
+    residuals: Callable[[Floats], Floats],
+    jacobian: Callable[[Floats], Floats],
+    start: Floats,
+    scales: Floats,
+) -> tuple[float, Floats, Floats]:
+    """The least sum found, with its values and their covariance."""
 
     def cost_of(off: Floats) -> float:
         return float((scales**2 * np.log1p((off / scales) ** 2)).sum())
@@ -51,4 +70,4 @@ def fitted(
         normal, gradient = normal_of(jacobian(values), off)
         if less < _ENOUGH * cost:
             break
-    return values, np.asarray(np.linalg.inv(normal), float)
+    return cost, values, np.asarray(np.linalg.inv(normal), float)

@@ -201,8 +201,9 @@ class Predictor:
         scale = np.array([scale_of(traits) for traits in rows])
         fitted = np.einsum("ri,ij,rj->r", slopes, covariance, slopes)
         half = NORMAL_90 * scale * np.sqrt(fitted + np.square(spreads))
-        least = of_rows.least_ms(at if times is _Rows.ms else np.ones_like(at))[:, 0]
-        ends = (np.maximum(np.exp(each), least) for each in (centre, centre - half, centre + half))
+        least = np.log(of_rows.least_ms(at if times is _Rows.ms else np.ones_like(at))[:, 0])
+        centre = np.maximum(centre, least)
+        ends = (np.exp(each) for each in (centre, np.maximum(centre - half, least), centre + half))
         return [Range(*map(float, each)) for each in zip(*ends, strict=True)]
 
     def _extended(self) -> tuple[Floats, Floats]:

@@ -161,10 +161,10 @@ def test_what_was_partly_on_the_cpu_is_no_example_of_a_card(options, counts):
 
 
 def test_weights_of_mixtures_by_name_can_be_measured_where_they_can_be_made(tmp_path):
-    assert inputs.model("qwen3-30b-a3b").row == {"shape": "qwen3-30b-a3b"}
-    assert inputs.model("deepseek-v3").row is None
+    assert inputs.model("qwen3-30b-a3b").source.row == {"shape": "qwen3-30b-a3b"}
+    assert inputs.model("deepseek-v3").source.row is None
     tiny_models.written(tmp_path, "mixtral").rename(tmp_path / "config.json")
-    row = inputs.model(str(tmp_path / "config.json")).row
+    row = inputs.model(str(tmp_path / "config.json")).source.row
     assert row
     path = tmp_path / "proof.yaml"
     path.write_text(f"models: [{json.dumps(row)}]\nvariants: [{{stack: llamacpp, quant: q4_0}}]\n")
@@ -402,7 +402,7 @@ def test_the_config_to_prove_a_variant_is_one_that_the_harness_runs(tmp_path):
 def test_the_commands_carry_context_cache_and_threads():
     found = named(offered("qwen1.5-7b", "rtx-4090"))
     cached = found["llamacpp q4_0-flash_attn=true-type_k=q8_0-type_v=q8_0"]
-    on_card = commands.of_candidate(cached, Source("model", "org/model"), 8192, on_gpu=True, threads=4)
+    on_card = commands.of_candidate(cached, Source("model", "org/model"), 8192, "cuda", threads=4)
     assert on_card["llama-server"] == (
         "llama-server -m model-Q4_0.gguf -c 8192 -ngl 999 -fa on -ctk q8_0 -ctv q8_0"
     )
@@ -413,22 +413,31 @@ def test_the_commands_carry_context_cache_and_threads():
     ]
     assert "OLLAMA_KV_CACHE_TYPE=q8_0" in on_card["Modelfile"]
     given = Source("my", gguf="/at/my.gguf", gguf_type="q4_0")
-    on_cpu = commands.of_candidate(found["llamacpp q4_0"], given, 4096, on_gpu=False, threads=4)
+    on_cpu = commands.of_candidate(found["llamacpp q4_0"], given, 4096, "cpu", threads=4)
     assert on_cpu["llama-cli"] == "llama-cli -m /at/my.gguf -c 4096 -fa off -t 4"
     assert on_cpu["Modelfile"].startswith("FROM /at/my.gguf\n")
     assert "first" not in on_cpu
-    of_bnb = commands.of_candidate(found["bnb int8-dynamic"], Source("m"), 4096, on_gpu=True, threads=None)
+    of_bnb = commands.of_candidate(found["bnb int8-dynamic"], Source("m"), 4096, "cuda", threads=None)
     assert "load_in_8bit=True" in of_bnb["transformers"]
     assert "a checkpoint of m" in of_bnb["transformers"]
-    of_hf = commands.of_candidate(
-        found["hf bf16-dynamic"], Source("m", "org/m"), 4096, on_gpu=True, threads=None
-    )
+    of_hf = commands.of_candidate(found["hf bf16-dynamic"], Source("m", "org/m"), 4096, "cuda", threads=None)
     assert of_hf["vLLM"] == 'vllm serve "org/m" --dtype bfloat16 --max-model-len 4096'
     beyond = commands.of_candidate(
-        named(offered("qwen1.5-7b", "rtx-4090", 40_000))["hf bf16-dynamic"], Source("m"), 40_000, True, None
+        named(offered("qwen1.5-7b", "rtx-4090", 40_000))["hf bf16-dynamic"], Source("m"), 40_000, "cuda", None
     )
     assert beyond["vLLM"].startswith("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve ")
     assert on_cpu["harness run"] == "variants: [{stack: llamacpp, flash_attn: false, quant: q4_0}]"
+
+
+def test_the_config_to_measure_the_first_is_one_that_the_harness_runs(harness, tmp_path):
+    ran = harness("recommend", "qwen1.5-0.5b", "--machine", "rtx-4090", "--stacks", "llamacpp")
+    lines = ran.out.splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("  harness run:"))
+    (tmp_path / "mine.yaml").write_text("\n".join(line[16:] for line in lines[first:]))
+    experiment = load(tmp_path / "mine.yaml")
+    assert [model.name for model in experiment.models] == ["qwen1.5-0.5b"]
+    assert [variant.stack for variant in experiment.variants] == ["llamacpp"]
+    assert experiment.device == "cuda"
 
 
 def test_no_prediction_is_faster_than_memory_can_be_read():
@@ -456,9 +465,7 @@ def test_a_quantized_gguf_stays_what_it_is():
 
 
 def test_a_gguf_is_for_llama_cpp_alone():
-    given = Given(
-        subject("tiny-qwen2"), {"weights": "my.gguf"}, Source("my", gguf="my.gguf", gguf_type="f16")
-    )
+    given = Given(subject("tiny-qwen2"), Source("my", gguf="my.gguf", gguf_type="f16"))
     found = [each for each in offered("tiny-qwen2", "rtx-4090") if given.runs(each.cell)]
     assert {each.cell.variant.stack for each in found} == {"llamacpp"}
     assert len({each.cell.quant for each in found}) == 9

@@ -15,21 +15,26 @@ _ALL_LAYERS = 999
 @dataclass(frozen=True)
 class Source:
     """Where a model's weights come from. `checkpoint`: what transformers loads, a hub repository or a folder;
-    null: none is known. `gguf`: the file that was given, and `gguf_type` its type."""
+    null: none is known. `gguf`: the file that was given, and `gguf_type` its type. `row`: of a config; null
+    where none can name the model."""
 
     name: str
     checkpoint: str | None = None
     gguf: str | None = None
     gguf_type: str | None = None
+    row: Mapping[str, object] | None = None
 
 
 def of_candidate(
-    candidate: Candidate, source: Source, context: int, on_gpu: bool, threads: int | None
+    candidate: Candidate, source: Source, context: int, family: str, threads: int | None
 ) -> dict[str, str]:
-    """By program, how to run the variant. `threads`: null where the machine is not this one."""
-    cell = candidate.cell
+    """By program, how to run the variant on a device of this family. `threads`: null where the machine is not
+    this one."""
+    cell, on_gpu = candidate.cell, family != "cpu"
     pairs = {"stack": cell.variant.stack, **cell.variant.options}.items()
-    ours = {"harness run": f"variants: [{{{', '.join(f'{key}: {_yaml(value)}' for key, value in pairs)}}}]"}
+    variant = f"variants: [{{{', '.join(f'{key}: {_yaml(value)}' for key, value in pairs)}}}]"
+    whole = [f"device: {family}", f"models: [{json.dumps(source.row)}]"] if source.row else []
+    ours = {"harness run": "\n".join([*whole, variant])}
     if cell.weights_format == "gguf":
         return _llama_cpp(candidate, source, context, on_gpu, threads) | ours
     return _of_torch(candidate, source, context, on_gpu) | ours

@@ -189,8 +189,8 @@ def _extrapolated(ranking: Sequence[Ranked], examples: Sequence[Example], family
 def show_commands(choice: Choice, source: Source, context: int, place: Place) -> None:
     """Print how to run the first of the ranking."""
     print(f"\nrun {_title(choice)}:")
-    on_gpu, threads = place.device.family != "cpu", place.threads if place.here else None
-    found = commands.of_candidate(choice.candidate, source, context, on_gpu, threads)
+    threads = place.threads if place.here else None
+    found = commands.of_candidate(choice.candidate, source, context, place.device.family, threads)
     for program, command in found.items():
         first, *others = command.splitlines()
         print("\n".join([f"  {program + ':':14}{first}", *(" " * 16 + line for line in others)]))

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         return OK
     given = inputs.model(arguments.model)
     model = given.subject.model
-    if arguments.prove and given.row is None:
+    if arguments.prove and given.source.row is None:
         raise Mistake(
             f"--prove measures weights, and those of {model.name} cannot be made here: give its GGUF"
         )

@@ -64,11 +64,9 @@ class Known:
 
 @dataclass(frozen=True)
 class Given:
-    """A model, its row in a config, and where its weights come from. `row`: null where no config can name
-    it. `fingerprint`: of its weights; null where they are not on this machine."""
+    """A model, and where its weights come from. `fingerprint`: of these; null where they are not here."""
 
     subject: Subject
-    row: dict[str, object] | None
     source: Source
     fingerprint: str | None = None
 
@@ -87,7 +85,7 @@ def model(given: str) -> Given:
         hub = given if re.fullmatch(r"[\w.-]+/[\w.-]+", given) else None
         named = Subject(Model(name=known.name, shape=shape), shape or known.made)
         is_made = shape is not None or _is_made(config_of(known.name))
-        return Given(named, {"shape": known.name} if is_made else None, Source(known.name, hub))
+        return Given(named, Source(known.name, hub, row={"shape": known.name} if is_made else None))
     path = shipped.weights(given) if is_shipped else Path(given)
     try:
         found = read(path)
@@ -115,7 +113,7 @@ def model(given: str) -> Given:
     subject = Subject(
         Model(name=name, shape=shape), shape or found.decoder, kept, found.tensors if kept else ()
     )
-    return Given(subject, row and {"name": name, **row}, source, fingerprint)
+    return Given(subject, replace(source, row=row and {"name": name, **row}), fingerprint)
 
 
 def _fingerprint(path: Path) -> str | None:

@@ -20,14 +20,14 @@ def prove(arguments: argparse.Namespace, given: Given, choices: Sequence[Choice]
     with its outcome. Raises Mistake."""
     from harness.cli import main
 
-    assert given.row is not None  # checked before
+    assert given.source.row is not None  # checked before
     folder = arguments.results / FOLDER
     config = folder / f"{given.subject.model.name}.yaml"
     device = "cpu" if choices[0].candidate.traits.family == "cpu" else "cuda"
     cells = [choice.candidate.cell for choice in choices]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        config.write_text(commands.config(cells, given.row, device, arguments.context))
+        config.write_text(commands.config(cells, given.source.row, device, arguments.context))
     except OSError as refusal:
         raise Mistake(f"{config}: cannot be written: {refusal.strerror}") from refusal
     if main(["run", str(config), "-o", str(arguments.results)]) not in (OK, NOT_OK):

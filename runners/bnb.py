@@ -62,7 +62,7 @@ from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 
 from runners import hf, hf_loaded
-from runners.hf import DOES_NOT_FIT, HfSession
+from runners.hf_session import DOES_NOT_FIT, HfSession
 from runners.protocol import Request, Say
 from runners.safetensors_folder import (
     SHARD_BYTES,

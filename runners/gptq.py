@@ -122,7 +122,7 @@ from auto_gptq import AutoGPTQForCausalLM, BaseQuantizeConfig
 from torch import nn
 
 from runners import hf_loaded, torch_device
-from runners.hf import DOES_NOT_FIT, HfSession
+from runners.hf_session import DOES_NOT_FIT, HfSession
 from runners.packed_loaded import UNPACKS, check_whole, kernel_facts, lacks
 from runners.protocol import Request, Say
 from runners.safetensors_folder import json_object, staged

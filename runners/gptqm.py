@@ -155,7 +155,7 @@ from gptqmodel.utils.importer import get_kernel_for_backend, validate_quant_line
 from torch import nn
 
 from runners import hf_loaded, torch_device
-from runners.hf import DOES_NOT_FIT, HfSession
+from runners.hf_session import DOES_NOT_FIT, HfSession
 from runners.packed_loaded import UNPACKS, check_whole, kernel_facts
 from runners.protocol import Request, Say
 from runners.safetensors_folder import staged

@@ -71,7 +71,7 @@ print(gptqm._refusal(OnHopper, gptqm.torch.device("cpu")))
 def test_memory_that_runs_out_where_the_device_is_waited_for_is_a_memory_error(hf_interpreter):
     code = """
 from runners import torch_device
-from runners.hf import HfSession
+from runners.hf_session import HfSession
 
 class Late:
     def __getitem__(self, place):

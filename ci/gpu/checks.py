@@ -101,7 +101,7 @@ def same_weights(bench: Bench) -> str:
 
 def unsynchronised(bench: Bench) -> str:
     """A clock that is read before the device is done must not pass."""
-    lying = bench.runners_with("hf.py", WAITS, LIES)
+    lying = bench.runners_with("hf_session.py", WAITS, LIES)
     (row,) = bench.run({"stack": "hf"}, variables={"HARNESS_RUNNERS": str(lying)})
     expect(row["status"] == "invalid" and LOST in str(row["reasons"]), f"{row['status']}: {row['reasons']}")
     return f"invalid: {row['reasons'][0]}"

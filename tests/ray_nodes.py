@@ -124,7 +124,9 @@ def main() -> None:
             server = [sys.executable, "-m", "ray.util.client.server", "--address", cluster.address]
             server += ["--host", "127.0.0.1", "--port", words[0]]
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            servers.append(subprocess.Popen(server, **quiet))
+            # On a busy machine the process for a client needs more than the 30 s that it has.
+            patient = {**os.environ, "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "300"}
+            servers.append(subprocess.Popen(server, env=patient, **quiet))
         else:
             raylet = nodes[words[0]].all_processes["raylet"][0].process.pid
             psutil.Process(raylet).send_signal(signal.SIGSTOP if do == "stop" else signal.SIGCONT)

@@ -22,7 +22,8 @@ from harness.fleet.place import FleetError, Place
 from harness.system.endings import NotFinished
 
 ANSWERS_WITHIN_S = 10.0
-CONNECTS_WITHIN_S = 60.0  # Ray's client starts a process on the head first
+CONNECTS_WITHIN_S = 90.0  # Ray's client starts a process on the head first
+CONNECTS = 2  # times: the head gives up a process that did not start within 30 s
 LOOK_S = 1.0  # between looks at the nodes
 SLOW_S = 2.0  # beyond which a late answer makes the head suspect
 LOST = "is lost; finished work is kept here and on the nodes, run the same command to continue"
@@ -256,11 +257,15 @@ def _connect(ray: Any, address: str) -> str:
         address = f"ray://{there}"
     if address != "auto" and not _speaks(there, ANSWERS_WITHIN_S):
         raise FleetError(f"{address} does not answer: no Ray cluster there within {ANSWERS_WITHIN_S:.0f} s")
-    failure = _within(
-        CONNECTS_WITHIN_S, lambda: ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    )
+    for _ in range(CONNECTS):
+        failure = _within(
+            CONNECTS_WITHIN_S, lambda: ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+        )
+        if not isinstance(failure, ConnectionAbortedError):
+            break
     if failure is not None:
-        why = " ".join(str(failure).split())[:200]
+        lines = str(failure).split("\n")  # the last says what a traceback ended with
+        why = next((line.strip()[:200] for line in reversed(lines) if line.strip()), type(failure).__name__)
         raise FleetError(f"{address} cannot be used as a Ray cluster: {why}")
     return there if address != "auto" else str(ray.get_runtime_context().gcs_address)
 

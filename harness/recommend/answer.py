@@ -127,10 +127,10 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
     # 16 bits keep quality, but are no answer where of nothing else quality is known: they would always win.
     rated = any(each.quality for each in fitting if not each.candidate.is_whole)
     keys: Mapping[str, Callable[[Choice], tuple[float, ...]]] = {
-        "speed": lambda each: (each.deep.value,),
-        "quality": lambda each: (*_goodness(each), each.deep.value),
-        "context": lambda each: (each.candidate.longest or 0, each.deep.value),
-        "balance": lambda each: (*_balanced(each, rated), each.deep.value),
+        "speed": _pace,
+        "quality": lambda each: (*_goodness(each), *_pace(each)),
+        "context": lambda each: (each.candidate.longest or 0, *_pace(each)),
+        "balance": lambda each: (_balanced(each, rated), *_pace(each)),
     }
     leads: dict[int, list[str]] = {}
     chosen: list[Choice] = []
@@ -144,8 +144,8 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
 
     def why(best: Choice) -> str:
         led = leads.get(id(best), ())
-        said = [_said(each, best) + _rivals(each, best, shown, fitting, rated) for each in led]
-        return "; ".join(said) or "no other is both faster and of more bits"
+        said = [_said(each, best, rated) + _rivals(each, best, shown, fitting, rated) for each in led]
+        return "; ".join(said) or "none with as many bits, of weights and of cache, is faster"
 
     return [Ranked(each, why(each)) for each in shown]
 
@@ -163,11 +163,12 @@ def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[
 
     rivals = [each for each in fitting if each is not best and is_rival(each)]
     numbers = [str(n) for n, each in enumerate(shown, 1) if any(each is other for other in rivals)]
+    parts = [f"row{'s' * (len(numbers) > 1)} {', '.join(numbers)}"] if numbers else []
     if hidden := len(rivals) - len(numbers):
-        numbers.append(f"{hidden} not shown")
+        parts.append(f"{hidden} other{'s' * (hidden > 1)}" + " not shown" * (not numbers))
     end = "" if len(rivals) > 1 else "s"
     says = {"context": f"hold{end} as much", "quality": f"lose{end} no more"}.get(goal, "may be as fast")
-    return f" ({', '.join(numbers)} {says})" if rivals else ""
+    return f" ({' and '.join(parts)} {says})" if rivals else ""
 
 
 _LEADS = {
@@ -178,25 +179,38 @@ _LEADS = {
 }
 
 
-def _said(goal: str, best: Choice) -> str:
-    words = _LEADS[goal]
-    if goal == "context" and (best.candidate.longest or 0) == best.candidate.trained:
-        return f"{words}: all that it was trained on"
+def _said(goal: str, best: Choice, rated: bool) -> str:
+    words, quality = _LEADS[goal], best.quality
+    if goal == "context" and (longest := best.candidate.longest or 0) >= best.candidate.trained:
+        asked = longest > best.candidate.trained
+        return f"{words}: all that {'was asked for' if asked else 'it was trained on'}"
     if goal == "balance":
-        if best.candidate.is_whole:
-            return f"{words} (16 bits)"
-        if best.quality:
-            if best.quality.kld is not None:
-                return f"fastest that keeps KLD under {MOST_KLD} ({best.quality.words})"
-            return f"{words} ({best.quality.words})"
-        if not _enough(best.candidate):
-            return f"fastest, as none has {LEAST_BITS} bits a weight or a known quality"
-        return f"fastest with at least {LEAST_BITS} bits a weight and a 16-bit KV cache, quality unknown"
-    if goal == "quality" and best.quality and best.quality.kld is not None:
-        return f"{words} ({best.quality.words})"
-    if goal == "quality" and best.quality is None and not best.candidate.is_whole:
+        return _said_of_balance(best, _balanced(best, rated))
+    if goal != "quality" or best.candidate.is_whole:
+        return words
+    if quality is None:
         return "most bits a weight that fit, quality unknown"
-    return words
+    return "best known quality that fits" + (f" ({quality.words})" if quality.kld is not None else "")
+
+
+def _said_of_balance(best: Choice, rank: int) -> str:
+    if best.candidate.is_whole:
+        return f"{_LEADS['balance']} (16 bits)"
+    if rank == KEPT and best.quality:
+        if best.quality.kld is not None:
+            return f"fastest that keeps KLD under {MOST_KLD} ({best.quality.words})"
+        return f"{_LEADS['balance']} ({best.quality.words})"
+    if rank == ENOUGH:
+        return f"fastest with at least {LEAST_BITS} bits a weight and a 16-bit KV cache, quality unknown"
+    if rank == SMALL_CACHE:
+        return f"fastest with at least {LEAST_BITS} bits a weight; none that fits is known to keep quality"
+    return "fastest; none that fits is known or likely to keep quality"
+
+
+def _pace(choice: Choice) -> tuple[float, ...]:
+    """Speed at the context, as it is printed; where it is the same, the longer context, and less memory."""
+    candidate = choice.candidate
+    return float(f"{choice.deep.value:.3g}"), candidate.longest or 0, -candidate.memory_bytes
 
 
 def _goodness(choice: Choice) -> tuple[float, ...]:
@@ -209,27 +223,33 @@ def _goodness(choice: Choice) -> tuple[float, ...]:
     return 1.0, -choice.quality.cost
 
 
-def _balanced(choice: Choice, rated: bool) -> tuple[bool, bool]:
-    """Whether its quality is known to be kept; else, whether it has enough bits. `rated`: whether quality is
-    known of any that is quantized; if not, bits alone count."""
-    known, enough = choice.quality, _enough(choice.candidate)
-    if not rated:
-        return enough, False
-    kept = choice.candidate.is_whole or (known is not None and known.kept)
-    return kept, not kept and known is None and enough
+KEPT, ENOUGH, SMALL_CACHE, UNLIKELY = 3, 2, 1, 0
 
 
-def _enough(candidate: Candidate) -> bool:
-    """Whether it has the bits of which most models lose little."""
-    return candidate.bits >= LEAST_BITS and candidate.keeps_cache
+def _balanced(choice: Choice, rated: bool) -> int:
+    """How likely its quality is kept: known to be; unknown, with bits of which most models lose little; the
+    same but for the cache; neither. `rated`: whether quality is known of any that is quantized; if not, bits
+    alone count."""
+    candidate, known = choice.candidate, choice.quality
+    if rated and (candidate.is_whole or (known is not None and known.kept)):
+        return KEPT
+    if known is not None or candidate.bits < LEAST_BITS:
+        return UNLIKELY
+    return ENOUGH if candidate.keeps_cache else SMALL_CACHE
 
 
 def _dominated(choice: Choice, others: Sequence[Choice]) -> bool:
-    """Whether another is at least as fast with as many bits of weights and cache, and better in one."""
-    mine = _merits(choice)
-    merits = (_merits(other) for other in others)
-    return any(theirs != mine and all(t >= m for t, m in zip(theirs, mine, strict=True)) for theirs in merits)
+    """Whether another is at least as fast with as many bits of weights and cache, and better in one; or alike
+    in these, and holds more context or takes less memory."""
+    mine, pace = _merits(choice), _pace(choice)
+    for other in others:
+        theirs = _merits(other)
+        if theirs == mine and _pace(other) > pace:
+            return True
+        if theirs != mine and all(t >= m for t, m in zip(theirs, mine, strict=True)):
+            return True
+    return False
 
 
 def _merits(choice: Choice) -> tuple[float, ...]:
-    return choice.deep.value, choice.candidate.bits, choice.candidate.keeps_cache
+    return _pace(choice)[0], choice.candidate.bits, choice.candidate.keeps_cache

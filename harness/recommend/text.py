@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from harness.predict.sums import read_s
 from harness.predict.traits import DENSE, EXPERTS, Example, Range
 from harness.recommend import commands
-from harness.recommend.answer import SHORT_PROMPT, Choice, Ranked
+from harness.recommend.answer import SHORT_PROMPT, THEORY, Choice, Ranked
 from harness.recommend.commands import Source
 from harness.recommend.errors import KNOWN
 from harness.recommend.places import Place
@@ -18,7 +18,8 @@ from harness.report.table import NONE, Table
 from harness.report.theory import short
 
 _ALWAYS = ("longest context",)
-_QUALITY = "PPL: perplexity above that of 16-bit weights. KLD: mean KL divergence from them, nats per token"
+_PPL = "PPL: perplexity above that of 16-bit weights"
+_KLD = ". KLD: mean KL divergence from them, nats per token"
 FAR = 2.0  # times as many bytes a step as any example: further, nothing says how speed goes on
 
 
@@ -69,8 +70,8 @@ def _split(choice: Choice) -> str:
         f"{each.read_bytes / 1e9:.1f} GB at {each.bytes_per_s / 1e9:,.0f} GB/s" for each in sides
     )
     return (
-        f"; {sides[0].layers} of {sides[0].layers + sides[1].layers} layers on the GPU: a step reads "
-        f"{reads}, {least * 1e3:.0f} ms at least"
+        f"; {sides[0].layers} of {sides[0].layers + sides[1].layers} layers and the output on the GPU: "
+        f"a step reads {reads}, {least * 1e3:.0f} ms at least"
     )
 
 
@@ -100,8 +101,8 @@ def _line(choice: Choice, context: int) -> dict[str, str]:
         "variant": _variant(choice),
         "tok/s": _range(choice.start),
         f"tok/s at {context:,}": _range(choice.deep),
-        f"TTFT {SHORT_PROMPT:,} s": _seconds(choice.first_short),
-        f"TTFT {context:,} s": _seconds(choice.first_deep),
+        f"TTFT s of {SHORT_PROMPT:,}": _seconds(choice.first_short),
+        f"TTFT s of {context:,}": _seconds(choice.first_deep),
         "longest context": f"{candidate.longest:,}" if candidate.longest else NONE,
         "GB": size,
         "bits": f"{candidate.bits:.2f}",
@@ -140,11 +141,15 @@ def show_notes(
     ranking: Sequence[Ranked], examples: Sequence[Example], place: Place, so_far: str | None
 ) -> None:
     """Print what the predictions rest on, and how good those made here were."""
-    sources = dict.fromkeys(each.choice.quality.source for each in ranking if each.choice.quality)
+    known = [each.choice.quality for each in ranking if each.choice.quality]
+    sources, has_kld = (
+        dict.fromkeys(each.source for each in known),
+        any(each.kld is not None for each in known),
+    )
     lines = [
         "tok/s and TTFT: predicted, with 90% intervals; no TTFT where the compute rate is unknown. "
         "GB: with the whole context. bits: of a weight in the linear layers, scales included."
-        + (f" {_QUALITY} ({'; '.join(sources)})." if sources else ""),
+        + (f" {_PPL}{_KLD * has_kld} ({'; '.join(sources)})." if sources else ""),
         "rests on: measured, this variant here; calibrated, others of its kind of stack here; calibrated "
         "elsewhere, its kind of stack on another device of its kind; theory, none of these.",
     ]
@@ -167,7 +172,7 @@ def show_notes(
         )
     if ranking and (far := _extrapolated(ranking, examples, place.device.family)):
         lines.append(far)
-    elif kind == DENSE and place.device.family in KNOWN:
+    elif kind == DENSE and place.device.family in KNOWN and any(e.choice.basis != THEORY for e in ranking):
         lines.append(KNOWN[place.device.family])
     lines += [so_far] if so_far else []
     print("\n" + "\n".join(line for each in lines for line in textwrap.wrap(each, 110)))

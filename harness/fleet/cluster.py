@@ -23,7 +23,7 @@ from harness.system.endings import NotFinished
 
 ANSWERS_WITHIN_S = 10.0
 CONNECTS_WITHIN_S = 90.0  # Ray's client starts a process on the head first
-CONNECTS = 2  # times: the head gives up a process that did not start within 30 s
+ATTEMPTS = 2  # to connect: the head gives up a process that did not start within 30 s
 LOOK_S = 1.0  # between looks at the nodes
 SLOW_S = 2.0  # beyond which a late answer makes the head suspect
 LOST = "is lost; finished work is kept here and on the nodes, run the same command to continue"
@@ -257,7 +257,7 @@ def _connect(ray: Any, address: str) -> str:
         address = f"ray://{there}"
     if address != "auto" and not _speaks(there, ANSWERS_WITHIN_S):
         raise FleetError(f"{address} does not answer: no Ray cluster there within {ANSWERS_WITHIN_S:.0f} s")
-    for _ in range(CONNECTS):
+    for _ in range(ATTEMPTS):
         failure = _within(
             CONNECTS_WITHIN_S, lambda: ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         )

@@ -17,6 +17,13 @@ PERPLEXITY_NOISE = 0.006  # its standard error, as llama.cpp prints it on wikite
 LEAST_BITS = 4  # per weight, with a 16-bit cache: for `balance` where no quality is known
 MEASURED, CALIBRATED, ELSEWHERE, THEORY = BASES = "measured", "calibrated", "calibrated elsewhere", "theory"
 GOALS = ("balance", "speed", "quality", "context")
+KEPT, ENOUGH, SMALL_CACHE, UNLIKELY = 3, 2, 1, 0  # see _balanced
+_LEADS = {
+    "speed": "fastest",
+    "quality": "best quality that fits",
+    "context": "longest context",
+    "balance": "fastest that keeps quality",
+}
 
 
 @dataclass(frozen=True)
@@ -144,8 +151,8 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
 
     def why(best: Choice) -> str:
         led = leads.get(id(best), ())
-        said = [_said(each, best, rated) + _rivals(each, best, shown, fitting, rated) for each in led]
-        return "; ".join(said) or "none with as many bits, of weights and of cache, is faster"
+        reasons = [_reason(each, best, rated) + _rivals(each, best, shown, fitting, rated) for each in led]
+        return "; ".join(reasons) or "none with as many bits, of weights and of cache, is faster"
 
     return [Ranked(each, why(each)) for each in shown]
 
@@ -167,25 +174,18 @@ def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[
     if hidden := len(rivals) - len(numbers):
         parts.append(f"{hidden} other{'s' * (hidden > 1)}" + " not shown" * (not numbers))
     end = "" if len(rivals) > 1 else "s"
-    says = {"context": f"hold{end} as much", "quality": f"lose{end} no more"}.get(goal, "may be as fast")
-    return f" ({' and '.join(parts)} {says})" if rivals else ""
+    verb = {"context": f"hold{end} as much", "quality": f"lose{end} no more"}.get(goal, "may be as fast")
+    return f" ({' and '.join(parts)} {verb})" if rivals else ""
 
 
-_LEADS = {
-    "speed": "fastest",
-    "quality": "best quality that fits",
-    "context": "longest context",
-    "balance": "fastest that keeps quality",
-}
-
-
-def _said(goal: str, best: Choice, rated: bool) -> str:
+def _reason(goal: str, best: Choice, rated: bool) -> str:
+    """Why it leads at a goal, in a few words."""
     words, quality = _LEADS[goal], best.quality
     if goal == "context" and (longest := best.candidate.longest or 0) >= best.candidate.trained:
-        asked = longest > best.candidate.trained
-        return f"{words}: all that {'was asked for' if asked else 'it was trained on'}"
+        limit = "it was trained on" if longest == best.candidate.trained else "was asked for"
+        return f"{words}: all that {limit}"
     if goal == "balance":
-        return _said_of_balance(best, _balanced(best, rated))
+        return _reason_of_balance(best, _balanced(best, rated))
     if goal != "quality" or best.candidate.is_whole:
         return words
     if quality is None:
@@ -193,7 +193,7 @@ def _said(goal: str, best: Choice, rated: bool) -> str:
     return "best known quality that fits" + (f" ({quality.words})" if quality.kld is not None else "")
 
 
-def _said_of_balance(best: Choice, rank: int) -> str:
+def _reason_of_balance(best: Choice, rank: int) -> str:
     if best.candidate.is_whole:
         return f"{_LEADS['balance']} (16 bits)"
     if rank == KEPT and best.quality:
@@ -221,9 +221,6 @@ def _goodness(choice: Choice) -> tuple[float, ...]:
     if choice.quality is None:
         return 0.0, choice.candidate.bits, choice.candidate.keeps_cache
     return 1.0, -choice.quality.cost
-
-
-KEPT, ENOUGH, SMALL_CACHE, UNLIKELY = 3, 2, 1, 0
 
 
 def _balanced(choice: Choice, rated: bool) -> int:

@@ -270,12 +270,12 @@ def _split(subject: Subject, whole: Candidate, place: Place, context: int) -> Ca
 def _linear_bits(subject: Subject, cell: Cell, held: footprint.Model) -> float:
     """Per weight of the linear layers: embedding and lm_head have more, by other rules in each stack."""
     if cell.weights_format == "gguf":
-        found = [t for t in subject.stored_as(_type(subject, cell)) if _is_linear(t)]
-        return 8 * sum(t.bytes for t in found) / sum(t.elements for t in found)
-    made = decoder.made(held.shape)
-    linear = sum(t.elements for t in of_shape(made) if _is_linear(t))
-    others_bytes = (decoder.parameters(made) - linear) * WHOLE_BITS / 8
-    return (held.weight_bytes - others_bytes) * 8 / linear
+        linear = [t for t in subject.stored_as(_type(subject, cell)) if _is_linear(t)]
+        return 8 * sum(t.bytes for t in linear) / sum(t.elements for t in linear)
+    tensors = of_shape(held.shape)
+    elements = sum(t.elements for t in tensors if _is_linear(t))
+    others = sum(t.elements for t in tensors) - elements
+    return (8 * held.weight_bytes - WHOLE_BITS * others) / elements
 
 
 def _is_linear(tensor: Tensor) -> bool:

@@ -142,10 +142,7 @@ def show_notes(
 ) -> None:
     """Print what the predictions rest on, and how good those made here were."""
     known = [each.choice.quality for each in ranking if each.choice.quality]
-    sources, has_kld = (
-        dict.fromkeys(each.source for each in known),
-        any(each.kld is not None for each in known),
-    )
+    sources, has_kld = dict.fromkeys(q.source for q in known), any(q.kld is not None for q in known)
     lines = [
         "tok/s and TTFT: predicted, with 90% intervals; no TTFT where the compute rate is unknown. "
         "GB: with the whole context. bits: of a weight in the linear layers, scales included."
@@ -153,6 +150,7 @@ def show_notes(
         "rests on: measured, this variant here; calibrated, others of its kind of stack here; calibrated "
         "elsewhere, its kind of stack on another device of its kind; theory, none of these.",
     ]
+    bases = {each.choice.basis for each in ranking}
     kind = next((each.choice.candidate.traits.kind for each in ranking), DENSE)
     alike = {each.traits.kind for each in examples if each.traits.family == place.device.family}
     if kind not in (DENSE, *alike):
@@ -172,7 +170,7 @@ def show_notes(
         )
     if ranking and (far := _extrapolated(ranking, examples, place.device.family)):
         lines.append(far)
-    elif kind == DENSE and place.device.family in KNOWN and any(e.choice.basis != THEORY for e in ranking):
+    elif kind == DENSE and place.device.family in KNOWN and bases != {THEORY}:
         lines.append(KNOWN[place.device.family])
     lines += [so_far] if so_far else []
     print("\n" + "\n".join(line for each in lines for line in textwrap.wrap(each, 110)))

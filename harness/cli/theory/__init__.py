@@ -194,10 +194,11 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
             raise Mistake(f"{given}: --tied is only for model names; a file defines whether it is tied")
     if made is None and (arguments.bpw or arguments.quant):
         raise Mistake(f"{given}: unknown shape, so only the stored weights are known; drop --bpw and --quant")
-    quants, default = typed.quants(arguments.quant), [] if arguments.quant or stored else BITS
+    quants = typed.quants(arguments.quant)
     released = released_in(decoder.made(made)) if made else None
-    if released and default and not arguments.bpw:
-        quants, default = [released], []
+    if released and not (quants or stored or arguments.bpw):
+        quants = [released]
+    default = [] if quants or stored else BITS
     forms = [Form(f"{bits:g} bits", bits) for bits in arguments.bpw or default]
     for quant in quants:
         as_published = arguments.units == PUBLISHED.name

@@ -21,7 +21,7 @@ from damage import Edits, Patches, edited, edits, patches
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.models import gguf_split, safetensors_header
+from harness.models import gguf_split, safetensors_header, weights
 from harness.models.checkpoint import Checkpoint, CheckpointError, read
 from harness.models.safetensors_header import SafetensorsError
 from harness.theory import demand, shapes, tensors
@@ -264,46 +264,64 @@ def test_our_own_synthetic_weights_say_so(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("llama.block_count", 0),
-        ("llama.block_count", 3),
-        ("llama.block_count", 2**32 - 1),
-        ("llama.embedding_length", 512),
-        ("llama.feed_forward_length", 513),
         ("llama.feed_forward_length", [512, 512]),
-        ("llama.attention.head_count", 0),
-        ("llama.attention.head_count", 4),
         ("llama.attention.head_count", [8] * 8),  # an array of 8 is no count of 8
         ("llama.attention.head_count_kv", [2] * 2),
-        ("llama.attention.head_count_kv", 3),
-        ("llama.attention.key_length", -32),
-        ("llama.attention.key_length", 16),
-        ("llama.attention.value_length", 64),
         ("llama.attention.sliding_window", [16, 16]),
-        ("llama.context_length", 2**63),
-        ("llama.context_length", True),
-        ("llama.context_length", "long"),
-        ("llama.rope.freq_base", float("nan")),
-        ("llama.rope.freq_base", 0.0),
         ("general.architecture", "gemma2"),
     ],
 )
-def test_a_header_whose_counts_are_not_those_of_its_tensors_has_no_shape(tmp_path, key, value):
-    writer = gguf_writer(tmp_path / "model.gguf", TINY)
+def test_a_header_whose_counts_differ_by_layer_has_no_shape(tmp_path, key, value):
+    checkpoint = read(changed_gguf(tmp_path / "model.gguf", key, value))
+    assert checkpoint.shape is None
+    assert checkpoint.beyond_shape is None
+    assert len(checkpoint.tensors) == len(tensors.of_shape(TINY))
+
+
+def changed_gguf(path: Path, key: str, value: Any) -> Path:
+    """A file of TINY with another value of one key."""
+    writer = gguf_writer(path, TINY)
     kind = gguf.GGUFValueType.get_type(value)
     if isinstance(value, int) and not isinstance(value, bool):
         kind = gguf.GGUFValueType.INT64 if value < 0 else gguf.GGUFValueType.UINT64
     array = gguf.GGUFValueType.UINT32 if isinstance(value, list) else None
     writer.kv_data[0][key] = gguf.gguf_writer.GGUFValue(value, kind, array)
     write(writer, tensors.of_shape(TINY))
-    checkpoint = read(tmp_path / "model.gguf")
-    assert checkpoint.shape is None
-    assert checkpoint.beyond_shape is None
-    assert len(checkpoint.tensors) == len(tensors.of_shape(TINY))
+    return path
 
 
-def test_heads_that_kv_heads_do_not_divide_are_no_shape(tmp_path):
-    checkpoint = read(write_gguf(tmp_path / "model.gguf", replace(TINY, kv_heads=3)))
-    assert checkpoint.shape is None
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("block_count", 0, "has llama.block_count 0"),
+        ("block_count", 1, "has tensors of 2 layers, and its block_count is 1"),
+        ("block_count", 2**32 - 1, "has tensors of 2 layers, and its block_count is 4294967295"),
+        (
+            "embedding_length",
+            512,
+            "token_embd.weight of 512 x 256, which contradicts its embedding_length 512",
+        ),
+        ("feed_forward_length", 513, "blk.0.ffn_gate.weight of 512 x 256, which .* feed_forward_length 513"),
+        ("attention.head_count", 0, "has llama.attention.head_count 0"),
+        ("attention.head_count", 4, "blk.0.attn_q.weight of 256 x 256, which .* head_count 4 of 32"),
+        ("attention.head_count_kv", 3, "has head_count 8, which is not a multiple of its head_count_kv 3"),
+        ("attention.head_count_kv", 8, "blk.0.attn_k.weight of 64 x 256, which .* head_count_kv 8 of 32"),
+        ("attention.key_length", -32, "has llama.attention.key_length -32"),
+        ("attention.key_length", 16, "blk.0.attn_q.weight of 256 x 256, which .* head_count 8 of 16"),
+        ("attention.value_length", 64, "blk.0.attn_v.weight of 64 x 256, which .* head_count_kv 2 of 64"),
+        ("context_length", 2**63, "has context_length 9223372036854775808, longer than any model's"),
+        ("context_length", True, "has llama.context_length true"),
+        ("context_length", "long", "has llama.context_length 'long'"),
+        ("rope.freq_base", float("nan"), "has llama.rope.freq_base nan"),
+        ("rope.freq_base", 0.0, "has llama.rope.freq_base 0"),
+    ],
+)
+def test_a_header_that_contradicts_its_tensors_is_refused_with_both(tmp_path, key, value, sentence):
+    path = changed_gguf(tmp_path / "model.gguf", f"llama.{key}", value)
+    with pytest.raises(CheckpointError, match=sentence):
+        read(path)
+    with pytest.raises(weights.WeightsRefused, match=sentence):
+        weights.local(path)
 
 
 def test_what_a_header_leaves_out_is_what_llama_cpp_takes_it_for(tmp_path):
@@ -533,7 +551,7 @@ def test_a_safetensors_file_cut_anywhere_is_refused(tmp_path):
         whole = path.read_bytes()
         cut = tmp_path / "cut.safetensors"
         cut.write_bytes(whole[:kept])
-        with pytest.raises(SafetensorsError, match=r"cut short|too short"):
+        with pytest.raises(SafetensorsError, match=r"cut short|too short|is empty"):
             safetensors_header.read(cut)
     os.truncate(path, size + 1)
     with pytest.raises(SafetensorsError, match="has 1 bytes after the last tensor"):

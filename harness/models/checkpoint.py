@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.models import config_json, gguf_decoder, gguf_split, safetensors_header
+from harness.models import config_json, gguf_decoder, gguf_header, gguf_split, not_a_model, safetensors_header
 from harness.models.config_json import ConfigJson
-from harness.models.gguf_decoder import Contradiction
 from harness.models.gguf_header import GgufError
-from harness.models.gguf_shape import is_mixture
+from harness.models.gguf_shape import Contradiction, is_mixture
 from harness.models.safetensors_header import SafetensorsError
 from harness.system import json_file
 from harness.system.json_file import JsonFileError
@@ -133,8 +132,8 @@ def read(path: Path, needs_shape: bool = True) -> Checkpoint:
             return _folder(path, needs_shape)
         if not stat.S_ISREG(status.st_mode):  # reading a pipe would block
             raise CheckpointError(f"{path}: is not a regular file")
-        if status.st_size == 0:
-            raise CheckpointError(f"{path}: is empty")
+        if piece := not_a_model.piece(path):
+            raise CheckpointError(f"{path}: {piece}")
         return _file(path, needs_shape)
     except CheckpointError:
         raise
@@ -149,7 +148,9 @@ def read(path: Path, needs_shape: bool = True) -> Checkpoint:
 
 def _file(path: Path, needs_shape: bool) -> Checkpoint:
     with path.open("rb") as file:
-        start = file.read(9)
+        start = file.read(not_a_model.BYTES_NEEDED)
+    if cause := not_a_model.cause(start, path.stat().st_size):
+        raise CheckpointError(f"{path}: {cause}")
     suffix = path.suffix.lower()
     if suffix == ".gguf" or start[:4] == b"GGUF":
         return _gguf(path)
@@ -158,7 +159,7 @@ def _file(path: Path, needs_shape: bool) -> Checkpoint:
         kind, made, quantization = known.kind, known.decoder, known.quantization
         return Checkpoint(path, "config", kind, made, (), known.tied, known.synthetic, quantization, path)
     header_length = int.from_bytes(start[:8], "little")
-    if suffix == ".safetensors" or (start[8:] == b"{" and header_length < 1 << 32):
+    if suffix == ".safetensors" or (start[8:9] == b"{" and header_length < 1 << 32):
         if (shard := _SHARD.fullmatch(path.name)) and int(shard[3]) > 1:
             raise CheckpointError(f"{path}: is one of {int(shard[3])} shards; name their folder")
         config = path.parent / CONFIG
@@ -176,11 +177,15 @@ def _folder(folder: Path, needs_shape: bool) -> Checkpoint:
         return _safetensors(folder, sorted(set(index.values())), index, config, needs_shape)
     if shards := _unindexed(folder, names):
         return _safetensors(folder, shards, {}, config, needs_shape)
-    ggufs = [folder / name for name in names if name.endswith(".gguf") and not name.startswith("mmproj")]
-    if len(models := gguf_split.whole(ggufs)) == 1:
-        return read(models[0])
-    if models:
-        raise CheckpointError(f"{folder}: has {len(models)} GGUF models; name one of them")
+    ggufs = gguf_split.whole([folder / name for name in names if name.endswith(".gguf")])
+    if len(ggufs) > 1:
+        ggufs = [path for path in ggufs if not _is_other_kind(path)]
+    if len(ggufs) == 1:
+        return read(ggufs[0])
+    if ggufs:
+        raise CheckpointError(f"{folder}: has {len(ggufs)} GGUF models; name one of them")
+    if cut := next((clause for name in names if (clause := not_a_model.piece(folder / name))), None):
+        raise CheckpointError(f"{folder}: holds pieces of a model: each {cut}")
     if any(_UNREADABLE.fullmatch(name) for name in names):
         raise CheckpointError(
             f"{folder}: its weights are pickled; only safetensors and GGUF headers can be read"
@@ -190,11 +195,20 @@ def _folder(folder: Path, needs_shape: bool) -> Checkpoint:
     return _file(config, needs_shape)
 
 
+def _is_other_kind(path: Path) -> bool:
+    """Whether a GGUF beside others is no language model: by its name, or by its header."""
+    try:
+        return not_a_model.is_projector_name(path.name) or bool(
+            not_a_model.other_kind(gguf_header.read(path).metadata)
+        )
+    except (GgufError, OSError):
+        return False  # reported if it is the one that is read
+
+
 def _gguf(path: Path) -> Checkpoint:
     header = gguf_split.read_whole(path)
-    if "token_embd.weight" not in header.tensors:
-        raise CheckpointError(f"{path}: has no input embedding, so it is not a complete language model")
-    tensors = tuple(header.listed())
+    gguf_header.check_is_model(path, header)
+    tensors = tuple(header.decoded())
     tied = "output.weight" not in header.tensors
     try:
         made = gguf_decoder.decoder_of(header)

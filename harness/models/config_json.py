@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.models import not_a_model
 from harness.system.json_file import CONFIG_JSON_BYTES, JsonFileError, object_of
 from harness.theory.architectures import decoder_of
 from harness.theory.config_values import ConfigJsonError, NoShape
@@ -34,6 +35,8 @@ def read(path: Path, needs_shape: bool) -> ConfigJson:
     config = object_of(path, CONFIG_JSON_BYTES)
     made: Decoder | None = None
     kind = config.get("model_type")
+    if not_a_model.is_encoder(config):
+        raise JsonFileError(f"{path}: {not_a_model.encoder(str(kind))}")
     try:
         quantization = quantization_of(config)
         packing = packing_of(config)

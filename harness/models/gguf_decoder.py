@@ -8,6 +8,7 @@ from collections import defaultdict
 
 from harness.models import gguf_shape
 from harness.models.gguf_header import GgufHeader
+from harness.models.gguf_shape import Contradiction
 from harness.theory import decoder
 from harness.theory.decoder import Decoder
 from harness.theory.layers import Cache, Layer, Piece
@@ -52,10 +53,6 @@ _KNOWN = (
 )
 
 
-class Contradiction(ValueError):
-    """A header's keys contradict its tensors; the message is a clause with both figures."""
-
-
 def decoder_of(header: GgufHeader) -> Decoder | None:
     """Null: an architecture that is not known, or a layer without a cache that can be told. Raises
     Contradiction."""
@@ -64,20 +61,25 @@ def decoder_of(header: GgufHeader) -> Decoder | None:
         return decoder.of_shape(shape)
     embedding = gguf_shape.dims_of(header, "token_embd.weight")
     layers = gguf_shape.count_of(header, "block_count")
+    drafts = header.draft_layers
+    if layers and drafts >= layers:
+        raise Contradiction(f"has nextn_predict_layers {drafts}, and its block_count is {layers}")
     if header.architecture not in _KNOWN or len(embedding) != 2 or not layers or layers > _MOST_LAYERS:
         return None
     if header.architecture in gguf_shape.DENSE and not is_mixture:
-        return None  # a shape that its keys or tensors contradict
+        return None  # a shape that is not known
     pieces = _by_layer(header)
     if set(pieces) != set(range(layers)):
         raise Contradiction(f"has tensors of {len(pieces)} layers, and its block_count is {layers}")
+    layers -= drafts  # the last ones
+    pieces = {number: pieces[number] for number in range(layers)}
     experts, used = _experts(header)
     caches = [_cache(header, number, pieces[number], layers) for number in range(layers)]
     if None in caches:
         return None
     in_layers = {f"blk.{n}.{piece.name}" for n, each in pieces.items() for piece in each}
     apart = {"token_embd.weight", "output.weight", *in_layers}
-    others = [Piece(name, tensor.shape[::-1]) for name, tensor in header.tensors.items() if name not in apart]
+    others = [Piece(tensor.name, tensor.dims) for tensor in header.decoded() if tensor.name not in apart]
     return Decoder(
         arch=header.architecture,
         vocab_size=embedding[0],

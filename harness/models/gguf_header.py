@@ -10,11 +10,12 @@ import hashlib
 import math
 import os
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from harness.theory import ggml
+from harness.models import not_a_model
+from harness.theory import ggml, gguf_types
 from harness.theory.tensors import Sizes, bytes_by_type, read_in_part
 from harness.theory.tensors import Tensor as Listed
 
@@ -26,6 +27,7 @@ _LONGEST_HEADER = 256 << 20  # vocabularies of 256k tokens with their merges tak
 _MOST_DIMENSIONS = 4
 _CHUNK = 64 << 10  # bytes read ahead: a small header without a vocabulary is one read
 _WORD = struct.Struct("<Q")
+MAGIC = b"GGUF"
 _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
@@ -65,13 +67,14 @@ class Tensor:
 class GgufHeader:
     """`metadata`: scalars and short strings; those in `arrays` are arrays, and their value is their length.
 
-    `digest`: of the header's bytes without the skipped ones.
+    `digest`: of the header's bytes without the skipped ones. `end`: of the last tensor, in bytes of the file.
     """
 
     metadata: dict[str, Any]
     tensors: dict[str, Tensor]
     digest: str
     arrays: frozenset[str] = field(default=frozenset())
+    end: int = 0
 
     @property
     def architecture(self) -> str:
@@ -79,8 +82,12 @@ class GgufHeader:
 
     @property
     def quant(self) -> str | None:
+        """The file's type: what `general.file_type` names if the tensors are of that type, else the type that
+        most of the layers' matrices have; null without matrices. Writers guess the key, and others copy it.
+        """
         number = self.integer("general.file_type")
-        return None if number is None else ggml.FILE_TYPES.get(number)
+        named = None if number is None else ggml.FILE_TYPES.get(number)
+        return gguf_types.type_of_file(self.listed(), named)
 
     @property
     def synthetic(self) -> bool:
@@ -98,16 +105,17 @@ class GgufHeader:
         return "tokenizer.ggml.tokens" in self.metadata
 
     def weights(self) -> Sizes:
-        """Bytes and elements of all tensors, by type."""
-        by_type = bytes_by_type(self.tensors.values())
+        """Bytes and elements of all tensors but a draft head's, by type."""
+        kept = self.decoded()
+        by_type = bytes_by_type(kept)
         embedding = self.tensors.get("token_embd.weight")
         return {
             "model_bytes": sum(by_type.values()),
-            "parameters": sum(math.prod(t.shape) for t in self.tensors.values()),
+            "parameters": sum(tensor.elements for tensor in kept),
             "bytes_by_type": by_type,
             "input_embedding_bytes": embedding.bytes if embedding else 0,
             "tied": "output.weight" not in self.tensors,
-            **read_in_part(self.listed()),  # type: ignore[typeddict-item]
+            **read_in_part(kept),  # type: ignore[typeddict-item]
         }
 
     def attention(self) -> dict[str, int] | None:
@@ -132,6 +140,17 @@ class GgufHeader:
         """The tensors with the outermost dimension first."""
         return [Listed(name, t.type, t.shape[::-1], t.bytes) for name, t in self.tensors.items()]
 
+    @property
+    def draft_layers(self) -> int:
+        """The last layers that only draft a next token (multi-token prediction): plain decode does not load
+        them."""
+        return self._count("nextn_predict_layers") or 0
+
+    def decoded(self) -> list[Listed]:
+        """As `listed`, without the draft layers."""
+        end = (self._count("block_count") or 0) - self.draft_layers
+        return [t for t in self.listed() if not self.draft_layers or gguf_types.layer_of(t.name) < end]
+
     def _count(self, key: str) -> int | None:
         value = self.integer(f"{self.architecture}.{key}")
         return value if value and value > 0 else None
@@ -149,9 +168,18 @@ def read(path: Path, budget: Budget | None = None) -> GgufHeader:
     return header
 
 
+def check_is_model(path: Path, header: GgufHeader) -> None:
+    """Raises GgufError for a file that is complete and no language model: a projector, a LoRA, an encoder."""
+    if other := not_a_model.other_kind(header.metadata):
+        raise GgufError(f"{path}: {other}")
+    if "token_embd.weight" not in header.tensors:
+        raise GgufError(f"{path}: has no input embedding, so it is not a complete language model")
+
+
 def _header(reader: _Reader) -> GgufHeader:
-    if reader.size < 4 or reader.take(4) != b"GGUF":
-        raise GgufError("not a GGUF file")
+    if (start := reader.peek(not_a_model.BYTES_NEEDED))[:4] != MAGIC:
+        raise GgufError(not_a_model.cause(start, reader.size) or "not a GGUF file")
+    reader.take(len(MAGIC))
     version, n_tensors, n_metadata = reader.unpack("<IQQ")
     if version not in (2, 3):
         raise GgufError(f"GGUF version {version} is not supported")
@@ -175,8 +203,7 @@ def _header(reader: _Reader) -> GgufHeader:
     for key in (*_SPLIT_KEYS, "general.alignment"):
         if key in metadata and header.integer(key) is None:
             raise GgufError(f"{key} is not a whole number")
-    _check_data(header, reader)
-    return header
+    return replace(header, end=_data_end(header, reader))
 
 
 def _tensor(reader: _Reader, name: str) -> Tensor:
@@ -195,19 +222,25 @@ def _tensor(reader: _Reader, name: str) -> Tensor:
     return Tensor(type_name, shape, offset, math.prod(shape) // block * block_bytes)
 
 
-def _check_data(header: GgufHeader, reader: _Reader) -> None:
-    """Check that every tensor is within the file and none overlap."""
-    alignment = header.metadata.get("general.alignment", 32)
+def _data_end(header: GgufHeader, reader: _Reader) -> int:
+    """Where the last tensor ends in the file. Tensors must follow each other in the header's order, each at
+    the next multiple of the alignment, as gguf_init_from_file demands, and end within the file."""
+    alignment: int = header.metadata.get("general.alignment", 32)
     if not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
         raise GgufError(f"invalid alignment {alignment}")
     data_start = -(-reader.position // alignment) * alignment
     end = 0
-    for name, tensor in sorted(header.tensors.items(), key=lambda item: item[1].offset):
-        if tensor.offset < end:
-            raise GgufError(f"tensor {name[:60]!r} begins within another")
+    for name, tensor in header.tensors.items():
+        expected = -(-end // alignment) * alignment
+        if tensor.offset != expected:
+            raise GgufError(
+                f"tensor {name[:60]!r} begins at offset {tensor.offset}, expected {expected}:"
+                " llama.cpp refuses such a file"
+            )
         end = tensor.offset + tensor.bytes
         if data_start + end > reader.size:
             raise GgufError(f"cut short: tensor {name[:60]!r} ends beyond the file's {reader.size} bytes")
+    return data_start + end
 
 
 class _Reader:
@@ -227,6 +260,12 @@ class _Reader:
         self._at += count
         self.digest.update(taken)
         return taken
+
+    def peek(self, count: int) -> bytes:
+        """Up to so many of the next bytes, without advancing."""
+        if self._at + count > len(self._chunk):
+            self._read_ahead(min(count, self.size - self.position))
+        return self._chunk[self._at : self._at + count]
 
     def unpack(self, form: str) -> tuple[Any, ...]:
         return struct.unpack(form, self.take(struct.calcsize(form)))

@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from harness.models import not_a_model
 from harness.system.json_file import strict_json
 from harness.theory.tensors import Tensor
 
@@ -71,6 +72,9 @@ def claimed_bytes(path: Path) -> int:
 
 def _tensors(file: BinaryIO) -> dict[str, Tensor]:
     size = os.fstat(file.fileno()).st_size
+    if cause := not_a_model.cause(file.read(not_a_model.BYTES_NEEDED), size):
+        raise SafetensorsError(cause)
+    file.seek(0)
     if size < 8:
         raise SafetensorsError("is too short for a safetensors file")
     length = int.from_bytes(file.read(8), "little")

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import shipped
-from harness.models import checkpoint, gguf_decoder, gguf_header, layout
+from harness.models import checkpoint, gguf_decoder, gguf_header, gguf_split, layout, not_a_model
 from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
 from harness.models.config_json import PACKING_FILES
-from harness.models.gguf_shape import is_mixture
+from harness.models.gguf_shape import Contradiction, is_mixture
 from harness.models.sampled import sampled
 from harness.system.cache import cache_folder
 from harness.theory import gguf_types
@@ -105,7 +105,7 @@ def local(path: Path) -> Ready:
         return _gguf(path)
     except (CheckpointError, gguf_header.GgufError) as damage:
         raise WeightsError(str(damage)) from damage
-    except gguf_decoder.Contradiction as wrong:
+    except Contradiction as wrong:
         raise WeightsRefused(f"{path}: {wrong}") from wrong
     except OSError as refusal:
         raise WeightsError(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
@@ -122,9 +122,13 @@ def _gguf(path: Path) -> Ready:
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
         raise WeightsError(f"{path}: is not a regular file")
+    if piece := not_a_model.piece(path):
+        raise WeightsError(f"{path}: {piece}")
     header = gguf_header.read(path)
+    gguf_split.check_not_joined(path, header)
     if header.metadata.get("split.count", 0) > 1:
         raise WeightsError(f"{path}: is one part of a split model; merge it first (llama-gguf-split --merge)")
+    gguf_header.check_is_model(path, header)
     made = _not_dense(gguf_decoder.decoder_of(header))
     if made is None and is_mixture(header):
         raise _unknown_mixture(path, header.architecture)

@@ -61,6 +61,7 @@ QUANTS: tuple[str, ...] = tuple(_USUAL)
 """Types of whole files that llama.cpp makes without an importance matrix, and that users know."""
 ALL_QUANTS: tuple[str, ...] = tuple(_BASE)
 
+_UNQUANTIZED = ("f32", "f16", "bf16")
 _ONE_AND_TWO_BITS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq1_s", "iq1_m")
 # With eight experts, as Mixtral has, the attention's output is small beside them and gets more bits.
 _EIGHT = (
@@ -141,13 +142,32 @@ def retyped(tensors: Sequence[Tensor], quant: str, mix: Mix) -> list[Tensor]:
     def stored(tensor: Tensor) -> str:
         if not is_quantized(tensor.name, tensor.dims):
             return tensor.type
-        return base if base in ("f32", "f16", "bf16") else rules.type_of(tensor)
+        return base if base in _UNQUANTIZED else rules.type_of(tensor)
 
     # llama.cpp goes by layer, then by name, whatever the order in the file.
     types = {
-        tensor.name: stored(tensor) for tensor in sorted(tensors, key=lambda t: (_layer(t.name), t.name))
+        tensor.name: stored(tensor) for tensor in sorted(tensors, key=lambda t: (layer_of(t.name), t.name))
     }
     return [typed(tensor.name, types[tensor.name], tensor.dims) for tensor in tensors]
+
+
+def type_of_file(tensors: Sequence[Tensor], named: str | None) -> str | None:
+    """The type of a whole file: `named`, one of ALL_QUANTS, if most of its layers' weights have the type that
+    such a file has, else that of most weights. "f16 with q8_0": 16 bits, but not all of it. Null: there are
+    no matrices."""
+    matrices = [tensor for tensor in tensors if len(tensor.dims) > 1]
+    elements: Counter[str] = Counter()
+    for tensor in [t for t in matrices if layer_of(t.name) >= 0] or matrices:
+        elements[tensor.type] += tensor.elements
+    if not elements:
+        return None
+    most = max(elements, key=elements.__getitem__)
+    if most in _UNQUANTIZED:
+        packed = sorted({tensor.type for tensor in matrices} - set(_UNQUANTIZED))
+        return " with ".join([most, *packed[:1]])
+    base = _BASE.get(named, named) if named else None
+    has_it = most in (base, _FALLBACK.get(base or ""), _FALLBACK_AS_PUBLISHED.get(base or ""))
+    return named if has_it or (named, most) == ("iq3_xs", "iq3_xxs") else most
 
 
 _PARTS = (
@@ -189,7 +209,7 @@ class _Rules:
         part, n_in = _part(tensor.name), tensor.dims[-1]
         number = self.seen[part]
         if self.mix.experts > 1 and part.startswith("ffn") and self.quant not in _ONE_AND_TWO_BITS:
-            number = _layer(tensor.name)
+            number = layer_of(tensor.name)
         self.seen[part] += 1
         if part == "lm_head" or (self.tied and part == "embedding"):
             chosen = self._lm_head(n_in)
@@ -297,6 +317,7 @@ class _Rules:
         return of_first.get(quant, self.base) if first else self.base
 
 
-def _layer(name: str) -> int:
+def layer_of(name: str) -> int:
+    """The number of a tensor's layer, by its name in llama.cpp; -1: it is of none."""
     found = re.match(r"blk\.(\d+)\.", name)
     return int(found[1]) if found else -1

@@ -12,6 +12,7 @@
 # named = ["quant", "cache"]
 # borrows = "hf"
 # memory = "bitsandbytes"
+# applies = { bitsandbytes = ["quant", "double_quant"] }
 # published = { int8-dynamic = "int8", nf4-dynamic = "int4" }
 # offers = [{ quant = ["int8", "nf4"] }]
 #

@@ -15,6 +15,12 @@
 # published = { bf16-dynamic = "bf16" }
 # offers = [{ dtype = "bf16" }]
 #
+# # With a text_config, in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES of transformers 5.23.
+# wrappers = [
+#   "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2", "llama4", "mllama", "qwen3_5",
+#   "qwen3_5_moe",
+# ]
+#
 # [[tool.harness.context]]
 # when = { cache = "static" }
 # option = "n_ctx"

@@ -17,6 +17,12 @@
 # ]
 # program = "llama-server --model {}"
 #
+# [tool.harness.converts]
+# llama = ["linear", "llama3"]
+# mistral = ["linear", "llama3"]
+# qwen2 = ["linear"]
+# qwen3 = ["linear"]
+#
 # [[tool.harness.tune]]
 # settings = [{ flash_attn = false }, { flash_attn = true }]
 #

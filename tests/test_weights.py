@@ -31,6 +31,7 @@ from harness.config import Decode, Model, Variant, Weights
 from harness.models import synthetic, weights
 from harness.models.weights import WeightsError
 from harness.plan import Cell
+from harness.stacks.header import stacks
 from harness.theory import gguf_types, shapes
 from harness.theory.families import SHAPES
 from harness.theory.loaded import loaded_bytes
@@ -159,7 +160,7 @@ def test_an_architecture_that_only_transformers_knows_is_taken_but_not_converted
     assert ready.sizes["parameters"] == shapes.parameters(TINY)
     assert ready.vocab_size == TINY.vocab_size
     with pytest.raises(WeightsError, match="is gemma9, which is not converted to GGUF"):
-        weights.check_convertible(ready)
+        weights.check_convertible(ready, stacks()["llamacpp"].converts)
 
 
 def test_a_folder_with_one_gguf_is_that_gguf(tmp_path):
@@ -200,7 +201,10 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickles": (only_pickles, "its weights are pickled"),
     "a mixture": (change(num_local_experts=8), "is a mixture of experts"),
     "another head": (change(architectures=["LlamaForSequenceClassification"]), "must name LlamaForCausalLM"),
-    "another size": (change(vocab_size=99), "its embedding is 512 x 256, and its config.json says 99 x 256"),
+    "another size": (
+        change(vocab_size=99),
+        "its model.embed_tokens.weight is 512 x 256, and its config.json says 99 x 256",
+    ),
     "no JSON": (lambda f: (f / "config.json").write_text("{"), r"config\.json: is not JSON"),
     "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "has a config.json and no weights"),

@@ -166,9 +166,9 @@ def local_weights(cell: Cell) -> Ready | None:
 
 def _check(cell: Cell, ready: Ready) -> None:
     if cell.weights_format != "gguf":
-        packed.check_loadable(ready, cell.packing, cell.variant.stack)
+        packed.check_loadable(ready, cell.packing, cell.header, cell.options(threads=1))
     elif ready.format == "hf":
-        weights.check_convertible(ready)
+        weights.check_convertible(ready, cell.header.converts)
     elif cell.quant not in (None, ready.quant):
         weights.check_quantizable(ready, str(cell.quant))
 

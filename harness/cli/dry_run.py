@@ -145,12 +145,13 @@ def _interpreter(header: Header, family: str) -> str | None:
 @dataclass(frozen=True)
 class Source:
     """`words`: where the weights come from. `disk_bytes`: still to write, null if unknown. `ready`: existing
-    weights. `lacks`: why they are unavailable."""
+    weights. `lacks`: why they are unavailable; `refused`: why they would be measured wrongly."""
 
     words: str
     disk_bytes: float | None = None
     ready: Ready | None = None
     lacks: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
 
 
 class Here:
@@ -199,7 +200,7 @@ class Here:
         device, threads = self.device, self._threads
         found = forecast.forecast_cell(cell, source.ready, device, threads, *self._rates(cell))
         refused = [each.reason for each in found.broken if each.refuses]
-        refused += [each for each in (found.over_budget, found.too_deep) if each]
+        refused += [each for each in (found.over_budget, found.too_deep) if each] + source.refused
         if cell.scores and cell.source and cell.source.kind == "synthetic":
             refused.append(RANDOM)
         fails = [each.reason for each in found.broken if not each.refuses] + source.lacks
@@ -234,6 +235,8 @@ class Here:
         model = cell.model.described or cell.model.shape
         try:
             ready = forecast.local_weights(cell)
+        except weights.WeightsRefused as wrong:
+            return Source("none usable", 0, refused=[str(wrong)])
         except weights.WeightsError as missing:
             return Source("none available", 0, lacks=[str(missing)])
         if cell.weights_format == "none" or source is None:

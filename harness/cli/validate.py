@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 
 from harness import config, plan
-from harness.cli.exits import OK
+from harness.campaign.forecast import local_weights
+from harness.cli.exits import NOT_OK, OK, say
 from harness.cli.inputs import add_config
+from harness.models.weights import WeightsError, WeightsRefused
 from harness.plan import Cell
 from harness.stacks.rules import holds
 from harness.system.wording import plural
@@ -17,16 +19,33 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the cells, and which can never run. Raises ConfigError."""
+    """Print the cells, and which can never run, by their options or by the headers of their weights' files
+    (then NOT_OK). Raises ConfigError."""
     experiment = config.load(arguments.config, arguments.set, look_for_weights=True)
     cells = plan.cells(experiment)
     repeats = {cell.workload.repeated(experiment.protocol.repeats) for cell in cells}
     times = plural(max(repeats), "repeat")
     fewer = f", some {min(repeats)}" if len(repeats) > 1 else ""
-    print(f"{arguments.config}: ok, {plural(len(cells), 'cell')} x {times}{fewer}")
+    refuted = {cell.id: reason for cell in cells if (reason := _refuted(cell))}
+    print(f"{arguments.config}: {'ok, ' * (not refuted)}{plural(len(cells), 'cell')} x {times}{fewer}")
     for cell in cells:
-        print(f"  {cell.id}{_never(cell)}")
-    return OK
+        print(f"  {cell.id}{_never(cell) or refuted.get(cell.id, '')}")
+    if refuted:
+        say(f"of {plural(len(cells), 'cell')}, {len(refuted)} cannot run with these weights (exit code 1)")
+    return NOT_OK if refuted else OK
+
+
+def _refuted(cell: Cell) -> str:
+    """What the headers of local weights say against a cell; empty if nothing."""
+    if cell.source is None or cell.source.kind != "path":
+        return ""
+    try:
+        local_weights(cell)
+    except WeightsRefused as wrong:
+        return f": will be refused: {wrong}"
+    except WeightsError as wrong:
+        return f": will fail: {wrong}"
+    return ""
 
 
 def _never(cell: Cell) -> str:

@@ -10,12 +10,14 @@ from harness.system.json_file import CONFIG_JSON_BYTES, JsonFileError, object_of
 from harness.theory.architectures import decoder_of
 from harness.theory.config_values import ConfigJsonError, NoShape
 from harness.theory.decoder import Decoder
-from harness.theory.hf_config import DENSE, quantization_of
+from harness.theory.hf_config import DENSE, Quantization, modelopt, quantization_of
 from harness.theory.packed import Packing
 from harness.theory.packed_config import packing_in, packing_of
 
 # Where auto-gptq and early autoawq wrote their settings, and the method if the file does not name one.
 PACKING_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+
+MODELOPT_FILE = "hf_quant_config.json"
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class ConfigJson:
     decoder: Decoder | None = None
     tied: bool = False
     synthetic: bool = False
-    quantization: str | None = None
+    quantization: Quantization | None = None
     packing: Packing | None = None
 
 
@@ -53,6 +55,19 @@ def read(path: Path, needs_shape: bool) -> ConfigJson:
         quantization=quantization,
         packing=packing,
     )
+
+
+def separate_modelopt(folder: Path) -> Quantization | None:
+    """What ModelOpt's own file says beside a config.json that names no quantization; null without one.
+
+    Raises JsonFileError, OSError.
+    """
+    if not (path := folder / MODELOPT_FILE).exists():
+        return None
+    try:
+        return modelopt(object_of(path, CONFIG_JSON_BYTES))
+    except ConfigJsonError as mistake:
+        raise JsonFileError(f"{path}: {mistake}") from mistake
 
 
 def separate_packing(folder: Path) -> tuple[Path, Packing] | None:

@@ -105,17 +105,19 @@ class GgufHeader:
         return "tokenizer.ggml.tokens" in self.metadata
 
     def weights(self) -> Sizes:
-        """Bytes and elements of all tensors but a draft head's, by type."""
-        kept = self.decoded()
-        by_type = bytes_by_type(kept)
+        """Bytes and elements of all tensors, by type."""
+        stored, decoded = self.listed(), self.decoded()
+        by_type = bytes_by_type(stored)
+        draft_bytes = sum(by_type.values()) - sum(tensor.bytes for tensor in decoded)
         embedding = self.tensors.get("token_embd.weight")
         return {
             "model_bytes": sum(by_type.values()),
-            "parameters": sum(tensor.elements for tensor in kept),
+            "parameters": sum(tensor.elements for tensor in stored),
             "bytes_by_type": by_type,
             "input_embedding_bytes": embedding.bytes if embedding else 0,
             "tied": "output.weight" not in self.tensors,
-            **read_in_part(kept),  # type: ignore[typeddict-item]
+            **({"draft_bytes": draft_bytes} if draft_bytes else {}),  # type: ignore[typeddict-item]
+            **read_in_part(decoded),  # type: ignore[typeddict-item]
         }
 
     def attention(self) -> dict[str, int] | None:
@@ -128,7 +130,7 @@ class GgufHeader:
             return None
         kv_heads = self._count("attention.head_count_kv") or heads
         head_dim = self._count("attention.key_length") or width // heads
-        return {"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim}
+        return {"layers": layers - self.draft_layers, "kv_heads": kv_heads, "head_dim": head_dim}
 
     def integer(self, key: str) -> int | None:
         """A whole number of the metadata; null if it is absent or not a number, such as an array."""

@@ -8,11 +8,21 @@ from pathlib import Path
 
 from harness.models import checkpoint, config_json
 from harness.models.checkpoint import CheckpointError
-from harness.models.weights import FULL_TYPES, Ready, WeightsError, digest
-from harness.stacks.header import stacks
+from harness.models.weights import (
+    FULL_TYPES,
+    Ready,
+    WeightsError,
+    WeightsRefused,
+    WeightsUnavailable,
+    digest,
+)
+from harness.stacks.header import Header, stacks
+from harness.stacks.rules import Options
 from harness.system.cache import cache_folder
-from harness.system.json_file import JsonFileError
-from harness.theory.packed import KINDS, USUAL_GROUP, Packing, linears
+from harness.system.json_file import CONFIG_JSON_BYTES, JsonFileError, object_of
+from harness.theory.config_values import shown
+from harness.theory.hf_config import quantization_configs
+from harness.theory.packed import KINDS, LINEAR, USUAL_GROUP, Packing, linears
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor
 
@@ -47,17 +57,42 @@ def grouped(requested: Packing, shape: Shape) -> Packing:
     raise WeightsError(f"cannot be packed: {odd} inputs of a matrix are not a multiple of {GROUPS[-1]}")
 
 
-def check_loadable(ready: Ready, requested: Packing | None, stack: str) -> None:
-    """Raises WeightsError for weights that a checkpoint stack does not load: a GGUF, and weights with other
-    packing than requested (null: none)."""
+def check_loadable(ready: Ready, requested: Packing | None, header: Header, options: Options) -> None:
+    """Raises WeightsError for weights that a checkpoint stack does not load as they are: a GGUF, weights with
+    other packing than requested (null: none), and quantized ones that the stack does not apply, which its
+    libraries may load as another model. `options`: resolved."""
+    stack, stored = header.stack, ready.stored
     if ready.format != "hf":
         raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, but {ready.path} is a GGUF")
+    _check_wrapper(ready, header)
     if requested:
         check(ready, requested, stack)
-    elif ready.packing:
-        loading = [name for name, header in stacks().items() if ready.packing.method in header.formats]
-        others = f"stacks {' and '.join(loading)} load that, " if loading else ""
-        raise WeightsError(f"{ready.path}: is {ready.quant}; {others}{stack} does not")
+    elif stored and stored.method not in header.applies:
+        loading = [name for name, each in stacks().items() if stored.method in (*each.formats, *each.applies)]
+        if not loading:
+            raise WeightsRefused(f"{ready.path}: is {ready.quant}, which no stack here applies")
+        others = f"stacks {' and '.join(loading)} load" if len(loading) > 1 else f"stack {loading[0]} loads"
+        raise WeightsRefused(f"{ready.path}: is {ready.quant}; {others} that, {stack} does not")
+    elif stored:
+        for name in header.applies[stored.method]:
+            if options.get(name) != stored.options.get(name):
+                has, asked = _as_json(stored.options.get(name)), _as_json(options.get(name))
+                raise WeightsRefused(
+                    f"{ready.path}: is {ready.quant}, which stack {stack} loads as it is stored;"
+                    f" {name} {asked} was asked for, set {name}: {has}"
+                )
+
+
+def _check_wrapper(ready: Ready, header: Header) -> None:
+    """Raises WeightsUnavailable for a multimodal model that the stack does not load."""
+    config = object_of(ready.path / "config.json", CONFIG_JSON_BYTES)
+    kind = config.get("model_type")
+    wraps = isinstance(config.get("text_config"), Mapping)
+    if wraps and header.wrappers is not None and kind not in header.wrappers:
+        raise WeightsUnavailable(
+            f"{ready.path}: is {kind}, a multimodal model that stack {header.stack} does not load;"
+            " name a checkpoint of its language model"
+        )
 
 
 def check(ready: Ready, requested: Packing, stack: str) -> None:
@@ -68,8 +103,7 @@ def check(ready: Ready, requested: Packing, stack: str) -> None:
     wanted, has = requested.method.upper(), ready.packing
     if has is None:
         if ready.quant not in FULL_TYPES:
-            stored = ready.quant if ready.quant != "i32" else "packed, without its settings"
-            raise WeightsError(f"stack {stack} needs {wanted} weights, but {ready.path} is {stored}")
+            raise WeightsRefused(f"stack {stack} needs {wanted} weights, but {ready.path} is {ready.quant}")
         if ready.synthetic:
             return
         needs = f"quantizing to {wanted} needs calibration data, which the harness lacks"
@@ -82,6 +116,11 @@ def check(ready: Ready, requested: Packing, stack: str) -> None:
             f"{ready.path}: has {has.bits} bits, and stack {stack} was asked for {requested.bits}"
         )
     try:
+        if rules := _rules(ready.path):
+            raise WeightsRefused(
+                f"{ready.path}: has rules for single layers (dynamic: {rules}), so its weights are not all"
+                f" {has.words}"
+            )
         name = _settings(ready.path, has)
         found = checkpoint.read(ready.path, needs_shape=False)
         _check_tensors(ready.path, name, has, {tensor.name: tensor for tensor in found.tensors})
@@ -109,6 +148,16 @@ def _settings(folder: Path, packing: Packing) -> str:
     return "config.json" if inline else name
 
 
+def _rules(folder: Path) -> str | None:
+    """The first of GPTQModel's rules by layer, which override its settings; null without one."""
+    for path in (folder / "config.json", *(folder / name for name in config_json.PACKING_FILES)):
+        config = object_of(path, CONFIG_JSON_BYTES) if path.exists() else {}
+        for given in (config, *(each for _, each in quantization_configs(config))):
+            if isinstance(rules := given.get("dynamic"), Mapping) and rules:
+                return shown(next(iter(rules)))
+    return None
+
+
 def _as_json(value: object) -> str:
     return str(value).lower()
 
@@ -120,6 +169,13 @@ def _check_tensors(folder: Path, name: str, packing: Packing, tensors: Mapping[s
     layers = dict.fromkeys(layer for layer, _, kind in split if kind in KINDS)
     if not layers:
         raise WeightsError(f"{folder}: its {name} has {packing.words}, but no tensor is packed")
+    for tensor in tensors.values():
+        if tensor.part == "lm_head" and tensor.name.rpartition(".")[2] in KINDS:
+            raise WeightsRefused(f"{folder}: {tensor.name} is packed; only the layers' matrices may be here")
+        if tensor.part in LINEAR and tensor.name.endswith(".weight"):
+            raise WeightsRefused(
+                f"{folder}: {tensor.name[:80]} is {tensor.type}, so its weights are not all {packing.words}"
+            )
     for layer in layers:
         for kind in kinds:
             if f"{layer}.{kind}" not in tensors:

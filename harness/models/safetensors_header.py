@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +22,7 @@ from harness.theory.tensors import Tensor
 _LONGEST_HEADER = 4 << 20
 _MOST_DIMENSIONS = 8
 _METADATA = "__metadata__"
+_SAMPLES, _SAMPLE_BYTES = 32, 4096
 
 # Bits of an element, by the library's own names in lower case.
 BITS = {
@@ -64,6 +66,23 @@ def read(path: Path) -> dict[str, Tensor]:
         raise SafetensorsError(f"{path}: {damage}") from damage
 
 
+def sampled(paths: Iterable[Path], name: str) -> list[bytes]:
+    """Samples of one tensor's values, from its beginning to its end. Raises SafetensorsError, OSError."""
+    for path in paths:
+        with path.open("rb") as file:
+            spans = {tensor.name: span for span, tensor in _spans(file)}
+            if name not in spans:
+                continue
+            first, last = spans[name]
+            start = 8 + claimed_bytes(path)
+            found = []
+            for part in range(_SAMPLES):
+                file.seek(start + first + (last - first) * part // _SAMPLES)
+                found.append(file.read(min(_SAMPLE_BYTES, (last - first) // _SAMPLES)))
+            return found
+    return []
+
+
 def claimed_bytes(path: Path) -> int:
     """The header length that a file claims, unchecked. Raises OSError."""
     with path.open("rb") as file:
@@ -71,6 +90,11 @@ def claimed_bytes(path: Path) -> int:
 
 
 def _tensors(file: BinaryIO) -> dict[str, Tensor]:
+    return {tensor.name: tensor for _, tensor in _spans(file)}
+
+
+def _spans(file: BinaryIO) -> list[tuple[tuple[int, int], Tensor]]:
+    """Each tensor with its first and last offset, in the order of their data."""
     size = os.fstat(file.fileno()).st_size
     if cause := not_a_model.cause(file.read(not_a_model.BYTES_NEEDED), size):
         raise SafetensorsError(cause)
@@ -106,7 +130,7 @@ def _tensors(file: BinaryIO) -> dict[str, Tensor]:
         raise SafetensorsError(f"cut short: the tensors take {end} bytes, and the file has {data_bytes}")
     if end < data_bytes:
         raise SafetensorsError(f"has {data_bytes - end} bytes after the last tensor")
-    return {tensor.name: tensor for _, tensor in found}
+    return found
 
 
 def _tensor(name: str, entry: Any) -> tuple[tuple[int, int], Tensor]:

@@ -6,19 +6,23 @@ import hashlib
 import json
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import shipped
 from harness.models import checkpoint, gguf_decoder, gguf_header, gguf_split, layout, not_a_model
-from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
+from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError, Contradicted
 from harness.models.config_json import PACKING_FILES
+from harness.models.gguf_metadata import rotary_of
 from harness.models.gguf_shape import Contradiction, is_mixture
 from harness.models.sampled import sampled
 from harness.system.cache import cache_folder
+from harness.system.json_file import CONFIG_JSON_BYTES, object_of
 from harness.theory import gguf_types
+from harness.theory.config_values import ConfigJsonError, shown
 from harness.theory.decoder import Decoder, parameters
+from harness.theory.hf_config import Quantization
 from harness.theory.packed import KINDS, Packing
 from harness.theory.shapes import Shape, attention
 from harness.theory.tensors import Sizes, bytes_by_type, read_in_part
@@ -50,7 +54,7 @@ class Ready:
     GGUF with a vocabulary or a tokenizer.json. `sizes`: as loaded. `attention`: layers, kv_heads, head_dim;
     null if unknown. `revision`: the commit on the hub. `header`: of a GGUF. `packing`: of GPTQ and AWQ.
     `shards`: files that the weights are in; `file_bytes`: all of them. `decoder`: of a known model that is
-    not dense, whose `attention` is null.
+    not dense, whose `attention` is null. `stored`: how a checkpoint's weights are quantized.
     """
 
     path: Path
@@ -69,6 +73,7 @@ class Ready:
     shards: int = 1
     file_bytes: int | None = None
     decoder: Decoder | None = None
+    stored: Quantization | None = None
 
     @property
     def is_mixture(self) -> bool:
@@ -103,6 +108,8 @@ def local(path: Path) -> Ready:
             path.stat()
             raise WeightsError(f"{path}: is one file of a checkpoint; name its folder")
         return _gguf(path)
+    except Contradicted as wrong:
+        raise WeightsRefused(str(wrong)) from wrong
     except (CheckpointError, gguf_header.GgufError) as damage:
         raise WeightsError(str(damage)) from damage
     except Contradiction as wrong:
@@ -177,6 +184,7 @@ def _checkpoint(found: Checkpoint) -> Ready:
         shards=len(found.files),
         file_bytes=sum(path.stat().st_size for path in found.files),
         decoder=_not_dense(made),
+        stored=found.stored,
     )
 
 
@@ -246,13 +254,23 @@ def check_quantizable(ready: Ready, quant: str) -> None:
         raise WeightsError(f"{ready.path}: is {stored}; {quant} was asked for, which needs f16 weights")
 
 
-def check_convertible(ready: Ready) -> None:
-    """Raises WeightsError for a checkpoint that is quantized already, or of an architecture not known."""
-    if ready.attention is None and (ready.decoder is None or ready.architecture not in layout.KINDS):
-        raise WeightsError(f"{ready.path}: is {ready.architecture}, which is not converted to GGUF here")
+def check_convertible(ready: Ready, converts: Mapping[str, Sequence[str]]) -> None:
+    """Raises WeightsError for a checkpoint that is not converted to GGUF: quantized already, of another
+    architecture, or computed differently there. `converts`: of the stack's header."""
     if ready.quant not in FULL_TYPES:
         stored = ready.quant or "of an unknown type"
-        raise WeightsError(f"{ready.path}: is {stored}; only 16- and 32-bit weights are converted to GGUF")
+        raise WeightsRefused(f"{ready.path}: is {stored}; only 16- and 32-bit weights are converted to GGUF")
+    kind = ready.architecture
+    if kind not in (converts if ready.decoder is None else layout.KINDS):
+        raise WeightsUnavailable(f"{ready.path}: is {kind}, which is not converted to GGUF here")
+    config = object_of(ready.path / checkpoint.CONFIG, CONFIG_JSON_BYTES)
+    try:
+        if ready.decoder:
+            layout.check_gguf(config)
+        elif (rope := rotary_of(config)["rope_type"]) not in ("default", *converts[str(kind)]):
+            raise layout.NoLayout(f"rope scaling {shown(rope)} of {kind} is not converted")
+    except (ConfigJsonError, layout.NoLayout) as why:
+        raise WeightsUnavailable(f"{ready.path}: {why}") from why
 
 
 def check_shape(ready: Ready, made: Shape | Decoder) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from harness.report.table import NONE, formatted
 from harness.report.theory import Columns, short, table
 from harness.theory.choices import Choice
+from harness.theory.footprint import LLAMA_CPP, TRANSFORMERS
 
 
 def _fits(row: Choice) -> str:
@@ -33,9 +34,17 @@ SPEEDS: Columns[Choice] = (
 )
 
 
+_ENGINES = {
+    LLAMA_CPP: "in llama.cpp with flash attention on a GPU",
+    TRANSFORMERS: "as stored, by PyTorch on a GPU, where a stack applies this quantization",
+}
+
+
 def show(rows: Sequence[Choice], context: int, has_bandwidth: bool) -> None:
-    print(f"With {context:,} tokens of context, in llama.cpp with flash attention on a GPU:")
-    table((*COLUMNS, *SPEEDS) if has_bandwidth else COLUMNS, rows)
+    for engine, where in _ENGINES.items():
+        if of_engine := [row for row in rows if row["engine"] == engine]:
+            print(f"With {context:,} tokens of context, {where}:")
+            table((*COLUMNS, *SPEEDS) if has_bandwidth else COLUMNS, of_engine)
     for model, trained in {row["model"]: row["trained"] for row in rows}.items():
         if trained < context:
             print(f"{model} was trained on at most {trained:,} tokens, fewer than asked for.")

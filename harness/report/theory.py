@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar, cast
@@ -159,7 +160,7 @@ FITS_MEANING = (
 )
 
 
-def show(rows: Sequence[Row]) -> None:
+def show(rows: Sequence[Row], of_files: bool = False) -> None:
     """Print parameter counts, then fit and speed (without a machine: only weights), then chunked prefill and
     bytes by part, if requested."""
     giga = "Gi" if _giga(rows[0]) == 2**30 else "G"
@@ -168,6 +169,8 @@ def show(rows: Sequence[Row]) -> None:
     print()
     if rows[0]["machine"] is None:
         table(WEIGHTS, rows)
+        if of_files:
+            _show_types(rows)
     else:
         _show_on_machines(rows)
     speedups = {speedup for row in rows if (speedup := row["speculative_speedup"]) is not None}
@@ -184,6 +187,17 @@ def show(rows: Sequence[Row]) -> None:
         table(PARTS, _parts(row))
         print()
         table(TENSORS, row["tensors"])
+
+
+def _show_types(rows: Sequence[Row]) -> None:
+    """The exact bytes of weights of several types, as they are stored."""
+    for row in rows:
+        found: Counter[str] = Counter()
+        for of_part in (row["bytes_by_part"] or {}).values():
+            found.update(of_part)
+        if len(found) > 1:
+            listed = ", ".join(f"{kind} {size:,}" for kind, size in found.most_common())
+            _say(f"{row['model']} holds, in bytes: {listed}")
 
 
 def _show_on_machines(rows: Sequence[Row]) -> None:

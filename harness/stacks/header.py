@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -89,7 +89,10 @@ class Header:
     variants in the published study, by their names here. `offers`: rows of variants, as in a config, among
     which `harness recommend` chooses; empty: the defaults. `trials`: what `harness tune` tries beside
     threads, in this order. `program`: the stack's own program, `{}` for the path of the weights; its
-    options' flags follow; empty: none.
+    options' flags follow; empty: none. `applies`: methods of quantized checkpoints (quant_method) that it
+    loads as they are, each with the options that must name what is stored. `wrappers`: of the model_types
+    with a text_config, those that it loads; null: unknown. `converts`: dense model_types that its job
+    `convert` takes, each with its scalings of rotary positions.
     """
 
     stack: str
@@ -111,6 +114,9 @@ class Header:
     offers: tuple[dict[str, Any], ...] = ()
     trials: tuple[Trial, ...] = ()
     program: str = ""
+    applies: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    wrappers: Sequence[str] | None = None
+    converts: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -179,6 +185,9 @@ def parse(stack: str, text: str) -> Header:
             tuple(tool.get("offers", ())),
             tuple(rules.trial(stack, given, options) for given in tool.get("tune", ())),
             tool.get("program", ""),
+            tool.get("applies", {}),
+            tool.get("wrappers", lender.wrappers if lender else None),
+            tool.get("converts", {}),
         )
     except (AttributeError, KeyError, TypeError) as mistake:
         raise HeaderError(f"runners/{stack}.py: header: {mistake!r}") from mistake
@@ -199,6 +208,7 @@ def _check(header: Header) -> None:
         ("lends", header.lends),
         ("reference", header.reference or ()),
         ("unfused", header.unfused),
+        ("applies", {name for required in header.applies.values() for name in required}),
         ("offers", {name for row in header.offers for name in row}),
     ):
         if unknown := [name for name in names if name not in header.options]:

@@ -61,7 +61,7 @@ QUANTS: tuple[str, ...] = tuple(_USUAL)
 """Types of whole files that llama.cpp makes without an importance matrix, and that users know."""
 ALL_QUANTS: tuple[str, ...] = tuple(_BASE)
 
-_UNQUANTIZED = ("f32", "f16", "bf16")
+UNQUANTIZED = ("f32", "f16", "bf16")
 _ONE_AND_TWO_BITS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq1_s", "iq1_m")
 # With eight experts, as Mixtral has, the attention's output is small beside them and gets more bits.
 _EIGHT = (
@@ -142,7 +142,7 @@ def retyped(tensors: Sequence[Tensor], quant: str, mix: Mix) -> list[Tensor]:
     def stored(tensor: Tensor) -> str:
         if not is_quantized(tensor.name, tensor.dims):
             return tensor.type
-        return base if base in _UNQUANTIZED else rules.type_of(tensor)
+        return base if base in UNQUANTIZED else rules.type_of(tensor)
 
     # llama.cpp goes by layer, then by name, whatever the order in the file.
     types = {
@@ -153,7 +153,7 @@ def retyped(tensors: Sequence[Tensor], quant: str, mix: Mix) -> list[Tensor]:
 
 def type_of_file(tensors: Sequence[Tensor], named: str | None) -> str | None:
     """The type of a whole file: `named`, one of ALL_QUANTS, if most of its layers' weights have the type that
-    such a file has, else that of most weights. "f16 with q8_0": 16 bits, but not all of it. Null: there are
+    such a file has, else that of most weights. "f16-q8_0": 16 bits, but not all of it. Null: there are
     no matrices."""
     matrices = [tensor for tensor in tensors if len(tensor.dims) > 1]
     elements: Counter[str] = Counter()
@@ -162,9 +162,9 @@ def type_of_file(tensors: Sequence[Tensor], named: str | None) -> str | None:
     if not elements:
         return None
     most = max(elements, key=elements.__getitem__)
-    if most in _UNQUANTIZED:
-        packed = sorted({tensor.type for tensor in matrices} - set(_UNQUANTIZED))
-        return " with ".join([most, *packed[:1]])
+    if most in UNQUANTIZED:
+        packed = sorted({tensor.type for tensor in matrices} - set(UNQUANTIZED))
+        return "-".join([most, *packed[:1]])
     base = _BASE.get(named, named) if named else None
     has_it = most in (base, _FALLBACK.get(base or ""), _FALLBACK_AS_PUBLISHED.get(base or ""))
     return named if has_it or (named, most) == ("iq3_xs", "iq3_xxs") else most

@@ -7,7 +7,8 @@ Defaults and biases: configuration_*.py and modeling_*.py of transformers' llama
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from harness.theory.config_values import (
     MOST,
@@ -94,8 +95,18 @@ def shape_of(config: Mapping[str, object]) -> Shape:
     )
 
 
-def quantization_of(config: Mapping[str, object]) -> str | None:
-    """How the weights are quantized, in a few words ("gptq 4-bit, group 128"); null if they are not.
+@dataclass(frozen=True)
+class Quantization:
+    """How a checkpoint's weights are stored. `method`: as transformers names it. `words`: for people.
+    `options`: what a stack that applies the method must be asked for, by the names of its options."""
+
+    method: str
+    words: str
+    options: Mapping[str, str | int | float] = field(default_factory=dict)
+
+
+def quantization_of(config: Mapping[str, object]) -> Quantization | None:
+    """How the weights are quantized ("gptq 4-bit, group 128"); null if they are not.
 
     Invalid details are omitted; an invalid method is a ConfigJsonError.
     """
@@ -103,6 +114,12 @@ def quantization_of(config: Mapping[str, object]) -> str | None:
         if found := _quantization(given, key):
             return found
     return None
+
+
+def modelopt(given: Mapping[str, object]) -> Quantization | None:
+    """From ModelOpt's separate file, hf_quant_config.json. Raises ConfigJsonError."""
+    settings = mapping(given.get("quantization"), "quantization")
+    return _quantization({**settings, "quant_method": "modelopt"}, "quantization")
 
 
 def quantization_configs(config: Mapping[str, object]) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -115,7 +132,7 @@ def quantization_configs(config: Mapping[str, object]) -> Iterator[tuple[str, Ma
                 yield key, mapping(given, key)
 
 
-def _quantization(given: Mapping[str, object], key: str) -> str | None:
+def _quantization(given: Mapping[str, object], key: str) -> Quantization | None:
     if not given:
         return None
     method = given.get("quant_method")
@@ -125,18 +142,46 @@ def _quantization(given: Mapping[str, object], key: str) -> str | None:
     if not isinstance(method, str) or not NAME.fullmatch(method):
         raise ConfigJsonError(f"{key}.quant_method must be a name, not {shown(method)}")
     bits, group, blocks = _details(given)
-    found = method.lower() + (f" {bits}-bit" if bits else "")
-    if bits == 4 and given.get("bnb_4bit_quant_type") in ("nf4", "fp4"):
-        found += f" ({given['bnb_4bit_quant_type']})"
-    return found + (f", {group}" if group else "") + (f", {blocks}" if blocks else "")
+    found = method.lower() + (f" {bits}-bit" if bits else "") + _type_of(given)
+    options: dict[str, str | int | float] = {}
+    if method.lower() == "bitsandbytes":
+        named = given.get("bnb_4bit_quant_type") or "fp4"  # transformers' own default
+        kind = str(named) if bits == 4 else "int8"
+        nested = bits == 4 and given.get("bnb_4bit_use_double_quant") is True
+        options = {"quant": kind, "double_quant": nested}
+        found += f" ({kind})" if kind in ("nf4", "fp4") else ""
+        found += ", double_quant" if nested else ""
+    rules = ", rules for single layers" if given.get("dynamic") else ""
+    words = found + (f", {group}" if group else "") + (f", {blocks}" if blocks else "") + rules
+    return Quantization(method.lower(), words, options)
+
+
+def _type_of(given: Mapping[str, object]) -> str:
+    """The type of the weights where it says more than their bits: ModelOpt's, Quark's, floats; or empty."""
+    settings = _of_weights(given)
+    if settings.get("type") == "float":
+        return " float"
+    name = next((n for key in ("quant_algo", "dtype") if isinstance(n := settings.get(key), str)), "")
+    return f" {name.lower()}" if NAME.fullmatch(name) else ""
+
+
+def _of_weights(given: Mapping[str, object]) -> Mapping[str, Any]:
+    """The settings with those of the weights, which compressed-tensors, Quark and HQQ nest."""
+    groups = given.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    nested: list[object] = [first.get("weights")] if isinstance(first, Mapping) else []
+    for outer, inner in (("global_quant_config", "weight"), ("quant_config", "weight_quant_params")):
+        if isinstance(place := given.get(outer), Mapping):
+            nested.append(place.get(inner))
+    for found in nested:
+        if isinstance(found, Mapping):
+            return {**given, **found}
+    return given
 
 
 def _details(given: Mapping[str, object]) -> tuple[int | None, str, str]:
     """Bits, group and blocks; null or empty if not given."""
-    groups = given.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-    weights = first.get("weights") if isinstance(first, Mapping) else None
-    settings = {**given, **(weights if isinstance(weights, Mapping) else {})}
+    settings = _of_weights(given)
     names = ("bits", "w_bit", "num_bits", "nbits")
     bits = next((settings[name] for name in names if within(settings.get(name), 64)), None)
     if bits is None:

@@ -15,7 +15,7 @@ from harness.theory.tensors import Tensor, of_shape
 FORMATS = ("gptq", "awq")
 USUAL_GROUP = 128
 KINDS = ("qweight", "qzeros", "scales", "g_idx")  # by the ends of their names
-_LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _FLOAT16_BYTES, _INT32_BYTES = 2, 4
 
 
@@ -40,14 +40,14 @@ class Packing:
 
 def linears(shape: Shape) -> Iterator[Tensor]:
     """The matrices that are packed, (n_out, n_in) each: all but embedding and lm_head."""
-    return (t for t in of_shape(shape) if t.part in _LINEAR and len(t.dims) == 2)
+    return (t for t in of_shape(shape) if t.part in LINEAR and len(t.dims) == 2)
 
 
 def packed_bytes(tensors: Iterable[Tensor], packing: Packing) -> dict[str, int]:
     """Bytes by kind, `f16` those of all that is not packed. `tensors`: of a 16- or 32-bit model."""
     found: Counter[str] = Counter()
     for tensor in tensors:
-        if tensor.part not in _LINEAR or len(tensor.dims) != 2:
+        if tensor.part not in LINEAR or len(tensor.dims) != 2:
             found["f16"] += tensor.elements * _FLOAT16_BYTES
             continue
         n_out, n_in = tensor.dims

@@ -55,8 +55,8 @@ class Tensor:
 
 class Sizes(TypedDict):
     """What determines the bytes of a decode step; an untied model reads one row of the input embedding.
-    `expert_bytes`: of all experts; `table_bytes`: of other tables with a row for each token. Both only where
-    there are any."""
+    `expert_bytes`: of all experts; `table_bytes`: of other tables with a row for each token; `draft_bytes`:
+    of layers that only draft tokens. Each only where there are any."""
 
     model_bytes: int
     parameters: int
@@ -65,6 +65,7 @@ class Sizes(TypedDict):
     tied: bool
     expert_bytes: NotRequired[int]
     table_bytes: NotRequired[int]
+    draft_bytes: NotRequired[int]
 
 
 class Typed(Protocol):

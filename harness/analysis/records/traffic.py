@@ -48,13 +48,14 @@ def nominal_bits(quant: str | None) -> int | None:
 
 def weight_bytes_per_token(record: Record) -> int | None:
     """Bytes of weights that one decode step reads: all but an untied input embedding, where it reads one row,
-    and of experts those that a token uses.
+    and layers that only draft tokens; of experts those that a token uses.
 
     From bits per weight and shape where only those are known.
     """
     weights, shape, bits = _weights(record), _shape(record), bpw(record)
     if (size := weights.get("model_bytes")) is None:
         return round(demand.of_bits(shape, bits).weight_bytes_per_token) if shape and bits else None
+    size -= weights.get("draft_bytes", 0)
     if not weights.get("tied", True):
         size -= weights["input_embedding_bytes"] or 0
     if decoder := _decoder(record):

@@ -244,7 +244,7 @@ class Preparation:
         else:
             given = self._of_hub(cell, source)
         if cell.weights_format != "gguf":
-            packed.check_loadable(given, cell.packing, stack)
+            packed.check_loadable(given, cell.packing, cell.header, cell.options(self.threads))
         if cell.model.made is not None:
             weights.check_shape(given, cell.model.made)
         return given

@@ -61,7 +61,7 @@ class Producer:
             quant = cell.quant or weights.SOURCE_QUANT
             return self._converted(cell, synthetic_name(cell), self.checkpoint, quant)
         if given.format == "hf":
-            weights.check_convertible(given)
+            weights.check_convertible(given, cell.header.converts)
             quant = cell.quant or weights.SOURCE_QUANT
             made = self._converted(cell, given.fingerprint, lambda cell: given, quant)
             return replace(made, tokenizer=given.tokenizer, revision=given.revision)

@@ -89,12 +89,19 @@ def model(given: str) -> Given:
     path = shipped.weights(given) if is_shipped else Path(given)
     try:
         found = read(path)
-        quant = weights.local(path).quant if path.suffix == ".gguf" else None
+        if found.format == "gguf":
+            path = found.path  # of a folder
+        quant = weights.local(path).quant if found.format == "gguf" else None
     except (CheckpointError, WeightsError) as wrong:
         raise Mistake(printable(str(wrong))) from wrong
     if found.decoder is None:
         raise Mistake(
             f"{printable(given)}: the layers of {found.architecture or 'this architecture'} are not known"
+        )
+    if found.format == "safetensors" and found.quantization:
+        raise Mistake(
+            f"{printable(given)}: is {found.quantization}; recommend compares types that are made of 16-bit"
+            " weights: give those, or see this one's limits with harness theory"
         )
     shape, whole, fingerprint = found.shape, str(path.absolute()), None
     kept = quant if quant and quant not in FULL_TYPES else None

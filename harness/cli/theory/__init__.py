@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from harness.cli.exits import OK, Mistake
 from harness.cli.names import unknown
@@ -20,9 +20,10 @@ from harness.known import Known
 from harness.system.printing import printable
 from harness.system.wording import csv_cell
 from harness.theory import decoder, gguf_types
-from harness.theory.choices import released_in
+from harness.theory.choices import Stored, released_in
 from harness.theory.decoder import Decoder
 from harness.theory.fits import Form
+from harness.theory.footprint import LLAMA_CPP, TRANSFORMERS
 from harness.theory.machine import Machine
 from harness.theory.machines import MACHINES
 from harness.theory.placement import Placement, PlacementError
@@ -31,6 +32,9 @@ from harness.theory.rows import Ask, row, row_without_shape
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, streamed_bytes
 from harness.theory.units import PUBLISHED, UNITS
+
+if TYPE_CHECKING:
+    from harness.models.checkpoint import Checkpoint
 
 BITS = (16.0, 8.0, 4.0)
 _OF_A_MODEL = ("machine", "memory", "bpw", "quant", "chunk", "rate", "tensors")
@@ -211,30 +215,45 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
     return Model(given, name, made, tied, forms, stored)
 
 
-def _file(given: str) -> tuple[str, Decoder | None, bool, Form | None]:
-    """A model's name, layers, whether it is tied, and its stored form, from its files' headers."""
+def _read(given: str) -> Checkpoint:
+    """The headers of a model's files. Raises Mistake."""
     from harness.models.checkpoint import CheckpointError, read
 
-    path = Path(given)
     try:
-        checkpoint = read(path)
+        return read(Path(given))
     except CheckpointError as wrong:
         raise Mistake(printable(str(wrong))) from wrong
-    # A tied model's second copy of the embedding is not loaded.
-    loaded = tuple(t for t in checkpoint.tensors if not (checkpoint.tied and t.part == "lm_head"))
-    label = checkpoint.quantization or "as stored"
+
+
+def _file(given: str) -> tuple[str, Decoder | None, bool, Form | None]:
+    """A model's name, layers, whether it is tied, and its stored form, from its files' headers."""
+    checkpoint, path = _read(given), Path(given).absolute()
+    loaded, label = _loaded(checkpoint), checkpoint.quantization or "as stored"
     stored = Form(label, tensors=loaded, parameters=checkpoint.parameters) if loaded else None
-    path = path.absolute()
-    name = path.parent.name if path.name == "config.json" else path.stem if path.is_file() else path.name
-    return printable(name), checkpoint.decoder, checkpoint.tied, stored
+    return _name_of(path), checkpoint.decoder, checkpoint.tied, stored
 
 
-def _whole_model(given: str) -> tuple[str, Decoder]:
-    """The name and layers of a model in a file. Raises Mistake."""
-    name, made, _, _ = _file(given)
-    if made is None:
+def _loaded(checkpoint: Checkpoint) -> tuple[Tensor, ...]:
+    """A tied model's second copy of the embedding is not loaded."""
+    return tuple(t for t in checkpoint.tensors if not (checkpoint.tied and t.part == "lm_head"))
+
+
+def _name_of(path: Path) -> str:
+    return printable(
+        path.parent.name if path.name == "config.json" else path.stem if path.is_file() else path.name
+    )
+
+
+def _whole_model(given: str) -> tuple[str, Decoder, Stored | None]:
+    """The name and layers of a model in a file, and its weights if they are quantized. Raises Mistake."""
+    found, name = _read(given), _name_of(Path(given).absolute())
+    if found.decoder is None:
         raise Mistake(f"{given}: unknown architecture, so only its stored bytes are known; drop --memory")
-    return name, made
+    label, loaded = found.quantization, _loaded(found)
+    if not loaded or label is None or label in gguf_types.UNQUANTIZED:
+        return name, found.decoder, None
+    engine = LLAMA_CPP if found.format == "gguf" else TRANSFORMERS
+    return name, found.decoder, Stored(label, loaded, engine)
 
 
 def _this_machine() -> Machine:
@@ -262,7 +281,7 @@ def _print(arguments: argparse.Namespace, rows: list[Row]) -> int:
     else:
         from harness.report import theory
 
-        theory.show(rows)
+        theory.show(rows, of_files=any(Path(given).exists() for given in arguments.models))
     return OK
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from harness.cli.exits import OK, Mistake
 from harness.cli.theory import names as typed
 from harness.known import Known
-from harness.theory.choices import Choice, choices
+from harness.theory.choices import Choice, Stored, choices
 from harness.theory.decoder import Decoder
 from harness.theory.shapes import Shape
 
-FromFile = Callable[[str], tuple[str, "Shape | Decoder"]]
+FromFile = Callable[[str], tuple[str, "Shape | Decoder", "Stored | None"]]
 _NOT_HERE = ("bpw", "tensors", "chunk", "rate", "acceptance")
 
 
@@ -32,10 +32,14 @@ def show(arguments: argparse.Namespace, known: Known, from_file: FromFile) -> in
     bytes_per_s = arguments.bandwidth and arguments.bandwidth * 1e9
     for given in dict.fromkeys(arguments.models):
         named = typed.model(given, known)
-        name, made = named if named else from_file(given)
+        stored: Stored | None = None
+        if named:
+            name, made = named
+        else:
+            name, made, stored = from_file(given)
         quants = typed.quants(arguments.quant)
         memory = arguments.memory * 2.0**30
-        found += choices(name, made, quants, memory, arguments.context, bytes_per_s)
+        found += choices(name, made, quants, memory, arguments.context, bytes_per_s, stored)
     if arguments.json:
         print(json.dumps(found, indent=1))
     elif arguments.csv:

@@ -1,0 +1,270 @@
+"""Checkpoints whose weights are quantized, or contradict their config.json: refused by their headers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_checkpoint import TINY, config_of, entries, write_config, write_safetensors
+from test_packed_weights import GPTQ, cell, packed_entries, write_packed
+from test_weights import write_checkpoint
+
+from harness.campaign import forecast
+from harness.models import weights
+from harness.models.checkpoint import CheckpointError, read
+from harness.models.weights import WeightsError, WeightsRefused, WeightsUnavailable
+from harness.stacks.header import stacks
+from harness.theory.packed_config import packing_in
+
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+LAYER = "model.layers.0.self_attn.q_proj"
+
+
+def quantized(folder: Path, settings: dict[str, Any] | None, kind: str = "F8_E4M3", per: int = 1) -> Path:
+    """A checkpoint whose linear layers have elements of one byte, `per` weights each, and scales."""
+    folder.mkdir(exist_ok=True)
+    stored = {}
+    for name, (dtype, dims, size) in entries(TINY).items():
+        if "_proj" not in name:
+            stored[name] = (dtype, dims, size)
+            continue
+        stored[name] = (kind, [dims[0], dims[1] // per], 1)
+        stored[f"{name}_scale"] = ("F32", [], 4)
+    write_safetensors(folder / "model.safetensors", stored, {"format": "pt"})
+    return write_config(folder, quantization_config=settings) if settings else write_config(folder)
+
+
+STORED = {
+    "modelopt fp8": ({"quant_method": "modelopt", "quant_algo": "FP8"}, "F8_E4M3", 1),
+    "modelopt nvfp4, group 16": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
+        "U8",
+        2,
+    ),
+    "fp8, blocks of 128 x 128": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "F8_E4M3", 1),
+    "mxfp4": ({"quant_method": "mxfp4"}, "U8", 2),
+    "hqq 4-bit": ({"quant_method": "hqq", "nbits": 4}, "U8", 2),
+    "f8_e4m3, and no quantization_config says how": (None, "F8_E4M3", 1),
+}
+
+
+@pytest.mark.parametrize("words", STORED)
+def test_a_checkpoint_is_what_it_is_stored_as_and_no_stack_takes_it_for_another(tmp_path, words):
+    folder = quantized(tmp_path / "m", *STORED[words])
+    assert read(folder).quantization == weights.local(folder).quant == words
+    for stack, options in (("hf", {}), ("bnb", {"quant": "nf4"}), ("bnb", {"quant": "int8"})):
+        with pytest.raises(WeightsRefused, match=f"m: is {words}, which no stack here applies"):
+            forecast.local_weights(cell(stack, folder, **options))
+    with pytest.raises(WeightsRefused, match=f"is {words}; only 16- and 32-bit weights are converted"):
+        forecast.local_weights(cell("llamacpp", folder))
+
+
+def test_modelopts_own_file_says_how_weights_are_stored(tmp_path):
+    folder = quantized(tmp_path / "m", None)
+    told = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(told))
+    assert read(folder).quantization == "modelopt fp8"
+
+
+@pytest.mark.parametrize(
+    ("stored", "options", "refusal"),
+    [
+        ({}, {"quant": "nf4"}, None),
+        ({}, {"quant": "int8"}, "quant int8 was asked for, set quant: nf4"),
+        ({}, {"quant": "fp4"}, "quant fp4 was asked for, set quant: nf4"),
+        (
+            {},
+            {"quant": "nf4", "double_quant": True},
+            "double_quant true was asked for, set double_quant: false",
+        ),
+        ({"bnb_4bit_use_double_quant": True}, {"quant": "nf4", "double_quant": True}, None),
+        ({"bnb_4bit_quant_type": "fp4"}, {"quant": "fp4"}, None),
+        ({"load_in_4bit": False, "load_in_8bit": True}, {"quant": "int8"}, None),
+        ({"load_in_4bit": False, "load_in_8bit": True}, {"quant": "nf4"}, "set quant: int8"),
+    ],
+)
+def test_bitsandbytes_loads_what_is_stored_under_its_name_alone(tmp_path, stored, options, refusal):
+    folder = quantized(tmp_path / "m", NF4 | stored, "U8", 2)
+    asked = cell("bnb", folder, **options)
+    if refusal is None:
+        ready = forecast.local_weights(asked)
+        assert ready is not None
+        assert ready.quant == read(folder).quantization
+    else:
+        with pytest.raises(WeightsRefused, match=f"which stack bnb loads as it is stored; .*{refusal}"):
+            forecast.local_weights(asked)
+    with pytest.raises(WeightsRefused, match="stack bnb loads that, hf does not"):
+        forecast.local_weights(cell("hf", folder))
+
+
+def part_packed(folder: Path, part: str) -> Path:
+    """A GPTQ checkpoint whose lm_head is packed too, or one of whose layers is not."""
+    folder.mkdir()
+    packing = packing_in(GPTQ)
+    assert packing is not None
+    stored = packed_entries(TINY, packing)
+    if part == "lm_head":
+        del stored["lm_head.weight"]
+        for kind in ("qweight", "qzeros", "scales", "g_idx"):
+            stored[f"lm_head.{kind}"] = stored[f"{LAYER}.{kind}"]
+    else:
+        for kind in ("qweight", "qzeros", "scales", "g_idx"):
+            del stored[f"{LAYER}.{kind}"]
+        stored[f"{LAYER}.weight"] = ("F16", [256, 256], 2)
+    write_safetensors(folder / "model.safetensors", stored, {"format": "pt"})
+    return write_config(folder, quantization_config=GPTQ)
+
+
+@pytest.mark.parametrize(
+    ("make", "refusal"),
+    [
+        (
+            lambda path: write_packed(path, GPTQ | {"dynamic": {"+:.*1.*": {"bits": 8}}}),
+            r"has rules for single layers \(dynamic: '\+:.*', so its weights are not all gptq-int4",
+        ),
+        (lambda path: part_packed(path, "lm_head"), r"lm_head\.qweight is packed; only the layers' matrices"),
+        (
+            lambda path: part_packed(path, "layer"),
+            r"q_proj\.weight is f16, so its weights are not all gptq-int4",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stack", ["gptq", "gptqm"])
+def test_a_packed_checkpoint_that_is_not_packed_alike_is_refused(tmp_path, make, refusal, stack):
+    with pytest.raises(WeightsRefused, match=refusal):
+        forecast.local_weights(cell(stack, make(tmp_path / "m")))
+
+
+# --- contradictions -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        (
+            {"intermediate_size": 1024},
+            "mlp.gate_proj.weight is 512 x 256, and its config.json says 1024 x 256",
+        ),
+        (
+            {"num_key_value_heads": 8},
+            "self_attn.k_proj.weight is 64 x 256, and its config.json says 256 x 256",
+        ),
+        ({"num_attention_heads": 16, "head_dim": 32}, "q_proj.weight is 256 x 256, and .* says 512 x 256"),
+        ({"vocab_size": 500}, "embed_tokens.weight is 512 x 256, and its config.json says 500 x 256"),
+    ],
+)
+def test_a_config_that_contradicts_a_matrix_is_refused_with_its_name(tmp_path, changed, sentence):
+    folder = write_checkpoint(tmp_path / "m", **changed)
+    with pytest.raises(CheckpointError, match=sentence):
+        read(folder)
+    with pytest.raises(WeightsRefused, match=sentence):
+        weights.local(folder)
+
+
+def test_a_tied_lm_head_that_is_stored_with_other_values_is_refused(tmp_path):
+    """transformers would use the embedding, and other programs the stored lm_head. A copy is fine."""
+    folder = write_checkpoint(tmp_path / "m", tie_word_embeddings=True)
+    assert read(folder).tied
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    length = int.from_bytes(content[:8], "little")
+    begin, end = json.loads(content[8 : 8 + length])["lm_head.weight"]["data_offsets"]
+    content[8 + length + begin : 8 + length + end] = b"\1" * (end - begin)
+    path.write_bytes(content)
+    sentence = r"ties the lm_head to the embedding, and its lm_head\.weight holds other values"
+    with pytest.raises(CheckpointError, match=sentence):
+        read(folder)
+    with pytest.raises(WeightsRefused, match=sentence):
+        weights.local(folder)
+
+
+def test_layers_that_draft_tokens_are_not_loaded(tmp_path):
+    """transformers ignores them; they follow the last layer, or have a name of their own."""
+    stored = entries(TINY)
+    drafts = {f"mtp.{name}": entry for name, entry in stored.items() if "layers.0." in name}
+    write_safetensors(tmp_path / "model.safetensors", stored | drafts, {"format": "pt"})
+    found = read(write_config(tmp_path))
+    assert found.beyond_shape == 0
+    assert {tensor.name for tensor in found.tensors} == set(stored)
+
+
+# --- what a stack does not load or convert ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "loads"), [("llava", False), ("mistral3", False), ("gemma3", True)])
+def test_a_multimodal_model_is_loaded_only_where_transformers_does(tmp_path, kind, loads):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    stored = {f"language_model.{name}": entry for name, entry in entries(TINY).items()}
+    write_safetensors(folder / "model.safetensors", stored, {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, "text_config": config_of(TINY)}))
+    if loads:
+        assert forecast.local_weights(cell("hf", folder)) is not None
+    else:
+        with pytest.raises(WeightsUnavailable, match=f"is {kind}, a multimodal model that stack hf does not"):
+            forecast.local_weights(cell("hf", folder))
+    with pytest.raises(WeightsUnavailable, match=f"is {kind}, which is not converted to GGUF here"):
+        forecast.local_weights(cell("llamacpp", folder))
+
+
+@pytest.mark.parametrize(
+    ("rope", "refusal"),
+    [
+        ({"rope_type": "linear", "factor": 2.0}, None),
+        ({"rope_type": "llama3", "factor": 8.0}, None),
+        ({"rope_type": "yarn", "factor": 4.0}, "rope scaling 'yarn' of llama is not converted"),
+        ({"type": "dynamic", "factor": 4.0}, "rope scaling 'dynamic' of llama is not converted"),
+    ],
+)
+def test_a_scaling_of_positions_that_is_not_converted_is_known_before_a_run(tmp_path, rope, refusal):
+    folder = write_checkpoint(tmp_path / "m", rope_scaling=rope)
+    if refusal is None:
+        assert forecast.local_weights(cell("llamacpp", folder)) is not None
+        return
+    with pytest.raises(WeightsError, match=refusal):
+        forecast.local_weights(cell("llamacpp", folder))
+    assert forecast.local_weights(cell("hf", folder)) is not None
+
+
+def test_what_a_header_says_of_conversion_is_what_the_runner_converts():
+    """The header names what runners/llamacpp_convert.py knows."""
+    source = (Path(__file__).parent.parent / "runners" / "llamacpp_convert.py").read_text(encoding="utf-8")
+    for kind, scalings in stacks()["llamacpp"].converts.items():
+        assert f'    "{kind}": ("' in source
+        assert all(f'    "{scaling}": {{' in source for scaling in scalings)
+
+
+# --- as a user sees it --------------------------------------------------------------------------------------
+
+
+def test_commands_say_what_is_stored_and_foretell_the_refusal(harness, tmp_path):
+    folder = quantized(tmp_path / "m", {"quant_method": "fp8", "weight_block_size": [128, 128]})
+    (tmp_path / "c.yaml").write_text(
+        json.dumps(
+            {
+                "models": [{"name": "m", "weights": "m"}],
+                "variants": [{"stack": "hf"}, {"stack": "llamacpp"}],
+                "workloads": [{"kind": "decode", "prompt_tokens": 8, "new_tokens": 16}],
+            }
+        )
+    )
+    listed = harness("theory", folder, "--memory", "24GB", "--json")
+    assert [(row["weights"], row["kv"], row["engine"]) for row in json.loads(listed.out)] == [
+        ("fp8, blocks of 128 x 128", "f16", "transformers")
+    ]
+    assert "q8_0" not in harness("theory", folder, "--memory", "24GB").out
+    assert "m holds, in bytes: f8_e4m3 1,114,112, bf16 526,848, f32 56" in harness("theory", folder).out
+
+    validated = harness("validate", "c.yaml")
+    assert validated.code == 1
+    assert validated.out.count("will be refused:") == 2
+    assert "is fp8, blocks of 128 x 128, which no stack here applies" in validated.out
+    planned = harness("run", "c.yaml", "--dry-run")
+    assert planned.code == 1
+    assert planned.err.splitlines()[-1] == "harness: of 2 cells, 2 will be refused (exit code 1)"
+
+    recommended = harness("recommend", folder, "--machine", "rtx-4090")
+    assert recommended.code == 2
+    assert "is fp8, blocks of 128 x 128; recommend compares types" in recommended.err

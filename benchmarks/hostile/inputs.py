@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import struct
 import tempfile
 from collections.abc import Callable
@@ -40,7 +41,30 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
-QUANTIZED = CONFIG | {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
+_BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+_CT = {"num_bits": 4, "type": "int", "group_size": 128}
+QUANTIZED = [
+    CONFIG | {"quantization_config": settings}
+    for settings in (
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"+:.*": {"bits": 8}}},
+        {**_BNB, "bnb_4bit_use_double_quant": True},
+        {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": _CT}}},
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
+        {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64}}},
+        {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}},
+        {"quant_method": "mxfp4"},
+    )
+]
+OTHERS = [
+    CONFIG | {"tie_word_embeddings": True},
+    CONFIG | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    {"model_type": "llava", "text_config": CONFIG},
+    {"model_type": "bert", "hidden_size": HIDDEN},
+]
+# What is saved in place of a model.
+_LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"ab" * 32 + b"\nsize 4920739232\n"
+NOT_MODELS = [_LFS, b"<!DOCTYPE html><html><head></head></html>", b"", b"\0" * 4096, b"PK\3\4" + b"x" * 64]
 # Of a layer and around them, by the names in safetensors and in GGUF.
 TENSORS = {
     "model.embed_tokens.weight": ("token_embd.weight", [VOCABULARY, HIDDEN]),
@@ -96,6 +120,11 @@ LAUGHS = b"a0: &a0 [x]\n" + b"".join(
 )
 
 
+def _f32_bytes(dims: list[int]) -> int:
+    """Of a tensor, with its padding."""
+    return -(-math.prod(dims) * 4 // 32) * 32
+
+
 def _gguf_spec() -> dict[str, Any]:
     whole = {"block_count": 1, "embedding_length": HIDDEN, "feed_forward_length": INNER, "context_length": 64}
     keys = {f"llama.{name}": {"type": 4, "value": value} for name, value in whole.items()}
@@ -108,11 +137,40 @@ def _gguf_spec() -> dict[str, Any]:
     tensors, at = {}, 0
     for name, dims in TENSORS.values():
         tensors[name] = {"n": None, "dims": dims[::-1], "type": 0, "offset": at}
-        count = dims[0] * (dims[1] if len(dims) > 1 else 1)
-        at += -(-count * 4 // 32) * 32
+        at += _f32_bytes(dims)
     first = {"general.architecture": {"type": 8, "value": "llama"}}
     head = {"version": 3, "n_tensors": None, "n_keys": None}
     return {**head, "keys": first | keys, "tensors": tensors, "data": at}
+
+
+def _gguf_kinds(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """The model, and files that are none: a projector, a LoRA, an importance matrix, an encoder; one with a
+    draft head, one that names another type, and one part of two."""
+
+    def with_keys(**given: Any) -> dict[str, Any]:
+        kinds = {str: 8, bool: 7, int: 4}
+        new = {
+            key.replace("__", "."): {"type": kinds[type(value)], "value": value}
+            for key, value in given.items()
+        }
+        return {**spec, "keys": spec["keys"] | new}
+
+    head, at = {}, spec["data"]
+    for name, tensor in spec["tensors"].items():
+        if "blk.0" in name:
+            head[name.replace("blk.0", "blk.1")] = {**tensor, "offset": at}
+            at += _f32_bytes(tensor["dims"])
+    drafting = with_keys(llama__block_count=2, llama__nextn_predict_layers=1)
+    return [
+        spec,
+        {**drafting, "tensors": spec["tensors"] | head, "data": at},
+        with_keys(general__file_type=15),
+        with_keys(general__architecture="clip", general__type="mmproj"),
+        with_keys(general__type="adapter", adapter__type="lora"),
+        with_keys(general__type="imatrix"),
+        with_keys(general__architecture="bert", bert__attention__causal=False),
+        with_keys(split__count=2, split__no=0, split__tensors__count=24),
+    ]
 
 
 def _safetensors_spec(names: list[str]) -> dict[str, Any]:
@@ -269,14 +327,20 @@ def formats() -> dict[str, Callable[[], Format]]:
     return {
         "gguf": lambda: one_of_them(
             {"model.gguf": gguf(spec)},
-            {"model.gguf": documents([spec], gguf) | damaged([gguf(spec)], numbers)},
+            {
+                "model.gguf": documents(_gguf_kinds(spec), gguf)
+                | damaged([gguf(each) for each in _gguf_kinds(spec)], numbers)
+                | damaged([gguf(spec) * 2, *NOT_MODELS], [b"GGUF"])
+                | st.sampled_from([gguf(spec) * 2, *NOT_MODELS])
+            },
         ),
         "safetensors": lambda: _checkpoint(
             "model.safetensors",
-            documents([whole], safetensors) | damaged([safetensors(whole)], [b'"F64"', b"[0,", b"999999"]),
+            documents([whole], safetensors)
+            | damaged([safetensors(whole), *NOT_MODELS], [b'"F64"', b'"F8_E4M3"', b"[0,", b"999999"]),
         ),
         "index.json": lambda: _checkpoint("model.safetensors.index.json", json_files([index])),
-        "config.json": lambda: _checkpoint("config.json", json_files([CONFIG, QUANTIZED])),
+        "config.json": lambda: _checkpoint("config.json", json_files([CONFIG, *QUANTIZED, *OTHERS])),
         "tokenizer.json": lambda: one_of_them(
             {"tokenizer.json": dumped(_tokenizer())},
             {"tokenizer.json": json_files([_tokenizer(), _slow_tokenizer()])},

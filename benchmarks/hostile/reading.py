@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from benchmarks.hostile.inputs import formats
 from benchmarks.hostile.mutations import Content, Special
 from harness import cli, results
-from harness.models import tokenizer, weights
+from harness.models import packed, tokenizer, weights
+from harness.stacks.header import stacks
 
 MOST_S = 5.0  # of CPU time: a busy machine must not find anything
 MOST_BYTES = 512 << 20
@@ -77,6 +78,27 @@ def local(path: str) -> Reader:
     return run
 
 
+def planned(path: str) -> Reader:
+    """Whether some stack would load or convert it."""
+
+    def run() -> bool:
+        try:
+            ready = weights.local(Path(path))
+        except weights.WeightsError:
+            return False
+        taken = False
+        for header in stacks().values():
+            options = {name: option.default for name, option in header.options.items()}
+            with contextlib.suppress(weights.WeightsError):
+                if ready.format == "hf":
+                    packed.check_loadable(ready, None, header, options)
+                    weights.check_convertible(ready, header.converts)
+                taken = True
+        return taken
+
+    return run
+
+
 def tokenized() -> bool:
     try:
         return bool(tokenizer.ids(Path("tokenizer.json"), "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab some text", 8))
@@ -91,7 +113,11 @@ def recovered() -> bool:
     return not damages
 
 
-CHECKPOINT = {"theory": command("theory", "model", "--machine", "4090"), "weights": local("model")}
+CHECKPOINT = {
+    "theory": command("theory", "model", "--machine", "4090"),
+    "theory --memory": command("theory", "model", "--memory", "24GB"),
+    "plan": planned("model"),
+}
 RECORDS = {
     "list": command("list", "results"),
     "memory": command("memory", "results"),
@@ -103,7 +129,11 @@ RECORDS = {
 }
 FIT = {"fit": lambda name: command("fit", name), "fit --json": lambda name: command("fit", name, "--json")}
 READERS: dict[str, dict[str, Reader]] = {
-    "gguf": {"theory": command("theory", "model.gguf", "--machine", "4090"), "weights": local("model.gguf")},
+    "gguf": {
+        "theory": command("theory", "model.gguf", "--machine", "4090"),
+        "theory --memory": command("theory", "model.gguf", "--memory", "24GB"),
+        "weights": local("model.gguf"),
+    },
     "safetensors": CHECKPOINT,
     "index.json": CHECKPOINT,
     "config.json": CHECKPOINT,

@@ -114,6 +114,12 @@ def test_a_checkpoint_of_an_encoder_has_no_decode_speed(tmp_path, kind):
         read(tmp_path / "config.json")
 
 
+def test_a_folder_with_an_adapter_alone_is_no_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    refused(tmp_path, r"holds an adapter \(LoRA\), not a model")
+
+
 @pytest.mark.parametrize("name", ["mmproj-F16.gguf", "Qwen-35B-mmproj-BF16.gguf", "MMPROJ.gguf", "zz.gguf"])
 def test_a_folder_with_a_model_and_its_projector_is_the_model(tmp_path, name):
     other_gguf(tmp_path / name, "clip", general__type="mmproj")

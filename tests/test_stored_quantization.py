@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf_holes import config
 from test_checkpoint import TINY, config_of, entries, write_config, write_safetensors
 from test_packed_weights import GPTQ, cell, packed_entries, write_packed
 from test_weights import write_checkpoint
 
 from harness.campaign import forecast
-from harness.models import weights
+from harness.models import layout, weights
 from harness.models.checkpoint import CheckpointError, read
 from harness.models.weights import WeightsError, WeightsRefused, WeightsUnavailable
 from harness.stacks.header import stacks
@@ -161,6 +162,38 @@ def test_a_config_that_contradicts_a_matrix_is_refused_with_its_name(tmp_path, c
         read(folder)
     with pytest.raises(WeightsRefused, match=sentence):
         weights.local(folder)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        (
+            {"moe_intermediate_size": 64},
+            "experts.0.gate_proj.weight is 96 x 256, and its config.json says 64 x 256",
+        ),
+        (
+            {"num_key_value_heads": 4},
+            "self_attn.k_proj.weight is 128 x 256, and its config.json says 256 x 256",
+        ),
+    ],
+)
+def test_a_config_that_contradicts_a_matrix_of_a_mixture_is_refused(tmp_path, changed, sentence):
+    given = config("qwen3_moe", num_hidden_layers=1)
+    stored = {}
+    for row in layout.of(given).rows:
+        if "{}" in row.there:
+            for expert in range(row.dims[0]):
+                stored[row.there.format(expert)] = ("BF16", [*row.dims[1:]], 2)
+        else:
+            stored[row.there] = ("BF16", [*row.dims], 2)
+    write_safetensors(tmp_path / "model.safetensors", stored, {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    assert read(tmp_path).decoder is not None
+    (tmp_path / "config.json").write_text(json.dumps(given | changed))
+    with pytest.raises(CheckpointError, match=sentence):
+        read(tmp_path)
+    with pytest.raises(WeightsRefused, match=sentence):
+        weights.local(tmp_path)
 
 
 def test_a_tied_lm_head_that_is_stored_with_other_values_is_refused(tmp_path):

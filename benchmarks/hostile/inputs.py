@@ -85,7 +85,7 @@ YAML = b"""device: cpu
 protocol: {new_tokens: 64, repeats: 3, measure_bandwidth: false, memory_budget: 2GB}
 models:
   - shape: tiny-qwen2
-  - {name: mine, weights: {path: config.yaml}}
+  - {name: mine, weights: {path: model.gguf}}
   - {name: hub, weights: {repo: Qwen/Qwen1.5, file: "q-{quant}.gguf"}}
 workloads:
   - {kind: decode, prompt_tokens: 10}
@@ -346,7 +346,7 @@ def formats() -> dict[str, Callable[[], Format]]:
             {"tokenizer.json": json_files([_tokenizer(), _slow_tokenizer()])},
         ),
         "yaml": lambda: one_of_them(
-            {"config.yaml": YAML},
+            {"config.yaml": YAML, "model.gguf": gguf(spec)},
             {"config.yaml": documents([tree]) | damaged([YAML, LAUGHS, LAUGHS + YAML], YAML_PIECES)},
         ),
         "record.json": lambda: _results(

@@ -12,7 +12,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.models import config_json, gguf_decoder, gguf_header, gguf_split, not_a_model, safetensors_header
+from harness.models import (
+    config_json,
+    gguf_decoder,
+    gguf_header,
+    gguf_split,
+    layout,
+    not_a_model,
+    safetensors_header,
+)
 from harness.models.config_json import ConfigJson
 from harness.models.gguf_header import GgufError
 from harness.models.gguf_shape import Contradiction, is_mixture
@@ -20,7 +28,7 @@ from harness.models.safetensors_header import SafetensorsError
 from harness.system import json_file
 from harness.system.json_file import JsonFileError
 from harness.theory import decoder
-from harness.theory.config_values import shown
+from harness.theory.config_values import ConfigJsonError, shown
 from harness.theory.decoder import Decoder
 from harness.theory.hf_config import Quantization
 from harness.theory.packed import Packing, linears
@@ -28,7 +36,7 @@ from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, is_of_experts
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names that transformers loads
-CONFIG = "config.json"
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
 _LONGEST_INDEX = 4 << 20  # 110 bytes a tensor: 38,000 of them
 _MOST_SHARDS, _MOST_TENSORS = 1000, 100_000
 _LONGEST_HEADERS = 16 << 20  # of all shards together; 405B has 150 kB
@@ -198,6 +206,8 @@ def _folder(folder: Path, needs_shape: bool) -> Checkpoint:
         raise CheckpointError(
             f"{folder}: its weights are pickled; only safetensors and GGUF headers can be read"
         )
+    if config is None and ADAPTER in names:
+        raise CheckpointError(f"{folder}: holds an adapter (LoRA), not a model; merge it into its model")
     if config is None:
         raise CheckpointError(f"{folder}: holds no model: no .safetensors, no .gguf, no config.json")
     return _file(config, needs_shape)
@@ -277,6 +287,8 @@ def _safetensors(
         raise CheckpointError(f"{path}: has no lm_head, and its config.json does not tie it to the embedding")
     if made and (needs_shape or made.shape):
         _check_sizes(path, made, of_text)
+    if made and config and not made.shape:
+        _check_layout(path, config, of_text)
     if tied:
         _check_copy(path, [folder / name for name in shards], ours)
     packing, quantization = known.packing, known.quantization or config_json.separate_modelopt(folder)
@@ -349,6 +361,24 @@ def _check_sizes(path: Path, made: Decoder, tensors: Iterable[Tensor]) -> None:
     sizes = {"embedding": vocabulary, "lm_head": vocabulary} | (_linear(made.shape) if made.shape else {})
     for tensor in tensors:
         size = sizes.get(tensor.part) if tensor.name.endswith(".weight") else None
+        if size and tensor.type in _WHOLE and tensor.dims != size:
+            raise Contradicted(
+                f"{path}: its {tensor.name[:60]} is {_by(tensor.dims)}, and its config.json says {_by(size)}"
+            )
+
+
+def _check_layout(path: Path, config: Path, tensors: Iterable[Tensor]) -> None:
+    """As _check_sizes, for the matrices of a model that is not dense, where their layout is known."""
+    try:
+        rows = layout.of(json_file.object_of(config, json_file.CONFIG_JSON_BYTES)).rows
+    except (ConfigJsonError, layout.NoLayout):
+        return
+    sizes = {row.there: row.dims for row in rows if row.how in ("same", "rotated") and len(row.dims) > 1}
+    for tensor in tensors:
+        place = _LAYER.search(tensor.name)
+        name = f"model.{tensor.name[place.start() :].removeprefix('.')}" if place else ""
+        expert = _EXPERT.sub(".experts.{}.", name)
+        size = sizes[expert][1:] if expert != name and expert in sizes else sizes.get(name)
         if size and tensor.type in _WHOLE and tensor.dims != size:
             raise Contradicted(
                 f"{path}: its {tensor.name[:60]} is {_by(tensor.dims)}, and its config.json says {_by(size)}"

@@ -334,7 +334,7 @@ def _check_copy(path: Path, files: Iterable[Path], tensors: Iterable[Tensor]) ->
     embedding in its place, and other programs what is stored."""
     two = {tensor.part: tensor for tensor in tensors if tensor.name.endswith(".weight")}
     embedding, head = two.get("embedding"), two.get("lm_head")
-    if embedding is None or head is None:
+    if embedding is None or head is None or head.type not in FLOATS:
         return
     if (embedding.dims, embedding.type) == (head.dims, head.type):
         samples = [safetensors_header.sampled(files, tensor.name) for tensor in (embedding, head)]

@@ -28,6 +28,7 @@ _MOST_DIMENSIONS = 4
 _CHUNK = 64 << 10  # bytes read ahead: a small header without a vocabulary is one read
 _WORD = struct.Struct("<Q")
 MAGIC = b"GGUF"
+_PADDING = 32  # bytes behind the last tensor, up to the usual alignment
 _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
@@ -164,10 +165,24 @@ def read(path: Path, budget: Budget | None = None) -> GgufHeader:
     with path.open("rb", buffering=0) as file:
         reader = _Reader(file, os.fstat(file.fileno()).st_size, budget or Budget())
         try:
+            if cut := not_a_model.piece(path):
+                raise GgufError(cut)
             header = _header(reader)
+            file.seek(header.end)
+            _check_not_joined(file.read(_PADDING + len(MAGIC)))
         except GgufError as damage:
             raise GgufError(f"{path}: {damage}") from damage
     return header
+
+
+def _check_not_joined(follows: bytes) -> None:
+    """Raises GgufError if another GGUF begins behind the last tensor: somebody joined the parts of a split
+    model with `cat`, and only the first would be read."""
+    if follows.lstrip(b"\0").startswith(MAGIC):
+        raise GgufError(
+            "is several GGUF files joined by cat, which no stack reads: keep the parts of a split model apart,"
+            " or merge them with llama-gguf-split --merge FIRST_PART OUT"
+        )
 
 
 def check_is_model(path: Path, header: GgufHeader) -> None:

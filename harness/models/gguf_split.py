@@ -13,7 +13,6 @@ from pathlib import Path
 from harness.models import gguf_header
 from harness.models.gguf_header import Budget, GgufError, GgufHeader, Tensor
 
-_PADDING = 32  # bytes behind the last tensor, up to the usual alignment
 _MOST_PARTS = 1000  # 1 TB in parts of 1 GB
 _NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
@@ -26,7 +25,6 @@ def read_whole(path: Path) -> GgufHeader:
     """
     budget = Budget()
     given = gguf_header.read(path, budget)
-    check_not_joined(path, given)
     count = given.integer("split.count") or 0
     if count <= 1:
         return given
@@ -50,19 +48,6 @@ def read_whole(path: Path) -> GgufHeader:
         raise GgufError(f"{part} that claims {claimed} tensors, and its parts have {len(tensors)}")
     digest = hashlib.sha256("".join(header.digest for header in headers).encode()).hexdigest()[:16]
     return GgufHeader(headers[0].metadata, tensors, digest, headers[0].arrays)
-
-
-def check_not_joined(path: Path, header: GgufHeader) -> None:
-    """Raises GgufError for a file behind whose tensors another GGUF begins: parts of a split model that
-    somebody joined with `cat`. Of such a file the first part alone would be read. OSError."""
-    with path.open("rb") as file:
-        file.seek(header.end)
-        follows = file.read(_PADDING + len(gguf_header.MAGIC))
-    if follows.lstrip(b"\0").startswith(gguf_header.MAGIC):
-        raise GgufError(
-            f"{path}: is several GGUF files joined by cat, which no stack reads: keep the parts of a split"
-            " model apart, or merge them with llama-gguf-split --merge FIRST_PART OUT"
-        )
 
 
 def whole(paths: list[Path]) -> list[Path]:

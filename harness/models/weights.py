@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import shipped
-from harness.models import checkpoint, gguf_decoder, gguf_header, gguf_split, layout, not_a_model
+from harness.models import checkpoint, gguf_decoder, gguf_header, layout
 from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError, Contradicted
 from harness.models.config_json import PACKING_FILES
 from harness.models.gguf_metadata import rotary_of
@@ -129,16 +129,13 @@ def _gguf(path: Path) -> Ready:
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
         raise WeightsError(f"{path}: is not a regular file")
-    if piece := not_a_model.piece(path):
-        raise WeightsError(f"{path}: {piece}")
     header = gguf_header.read(path)
-    gguf_split.check_not_joined(path, header)
     if header.metadata.get("split.count", 0) > 1:
         raise WeightsError(f"{path}: is one part of a split model; merge it first (llama-gguf-split --merge)")
-    gguf_header.check_is_model(path, header)
     made = _not_dense(gguf_decoder.decoder_of(header))
     if made is None and is_mixture(header):
         raise _unknown_mixture(path, header.architecture)
+    gguf_header.check_is_model(path, header)
     return Ready(
         path=path,
         format="gguf",

@@ -17,12 +17,6 @@
 # ]
 # program = "llama-server --model {}"
 #
-# [tool.harness.converts]
-# llama = ["linear", "llama3"]
-# mistral = ["linear", "llama3"]
-# qwen2 = ["linear"]
-# qwen3 = ["linear"]
-#
 # [[tool.harness.tune]]
 # settings = [{ flash_attn = false }, { flash_attn = true }]
 #
@@ -58,6 +52,12 @@
 # option = "n_ctx"
 # granule = 256
 # dry = true
+#
+# [tool.harness.converts]
+# llama = ["linear", "llama3"]
+# mistral = ["linear", "llama3"]
+# qwen2 = ["linear"]
+# qwen3 = ["linear"]
 #
 # [tool.harness.options.quant]
 # type = "string"

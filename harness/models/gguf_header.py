@@ -180,8 +180,8 @@ def _check_not_joined(follows: bytes) -> None:
     model with `cat`, and only the first would be read."""
     if follows.lstrip(b"\0").startswith(MAGIC):
         raise GgufError(
-            "is several GGUF files joined by cat, which no stack reads: keep the parts of a split model apart,"
-            " or merge them with llama-gguf-split --merge FIRST_PART OUT"
+            "is several GGUF files joined by cat, which no stack reads: keep the parts of a split model"
+            " apart, or merge them with llama-gguf-split --merge FIRST_PART OUT"
         )
 
 

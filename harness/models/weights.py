@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness import shipped
 from harness.models import checkpoint, gguf_decoder, gguf_header, layout
-from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError, Contradicted
+from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
 from harness.models.config_json import PACKING_FILES
 from harness.models.gguf_metadata import rotary_of
 from harness.models.gguf_shape import Contradiction, is_mixture
@@ -108,7 +108,7 @@ def local(path: Path) -> Ready:
             path.stat()
             raise WeightsError(f"{path}: is one file of a checkpoint; name its folder")
         return _gguf(path)
-    except Contradicted as wrong:
+    except checkpoint.Contradicted as wrong:
         raise WeightsRefused(str(wrong)) from wrong
     except (CheckpointError, gguf_header.GgufError) as damage:
         raise WeightsError(str(damage)) from damage

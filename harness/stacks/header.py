@@ -185,9 +185,9 @@ def parse(stack: str, text: str) -> Header:
             tuple(tool.get("offers", ())),
             tuple(rules.trial(stack, given, options) for given in tool.get("tune", ())),
             tool.get("program", ""),
-            tool.get("applies", {}),
-            tool.get("wrappers", lender.wrappers if lender else None),
-            tool.get("converts", {}),
+            applies=tool.get("applies", {}),
+            wrappers=tool.get("wrappers", lender.wrappers if lender else None),
+            converts=tool.get("converts", {}),
         )
     except (AttributeError, KeyError, TypeError) as mistake:
         raise HeaderError(f"runners/{stack}.py: header: {mistake!r}") from mistake

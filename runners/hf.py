@@ -17,8 +17,8 @@
 #
 # # With a text_config, in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES of transformers 5.23.
 # wrappers = [
-#   "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2", "llama4", "mllama", "qwen3_5",
-#   "qwen3_5_moe",
+#   "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2", "llama4", "mllama",
+#   "qwen3_5", "qwen3_5_moe",
 # ]
 #
 # [[tool.harness.context]]

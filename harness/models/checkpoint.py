@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.models import (
+    agreement,
     config_json,
     gguf_decoder,
-    gguf_header,
     gguf_split,
-    layout,
     not_a_model,
     safetensors_header,
 )
+from harness.models.agreement import FLOATS
 from harness.models.config_json import ConfigJson
 from harness.models.gguf_header import GgufError
 from harness.models.gguf_shape import Contradiction, is_mixture
@@ -28,10 +28,10 @@ from harness.models.safetensors_header import SafetensorsError
 from harness.system import json_file
 from harness.system.json_file import JsonFileError
 from harness.theory import decoder
-from harness.theory.config_values import ConfigJsonError, shown
+from harness.theory.config_values import shown
 from harness.theory.decoder import Decoder
 from harness.theory.hf_config import Quantization
-from harness.theory.packed import Packing, linears
+from harness.theory.packed import Packing
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, is_of_experts
 
@@ -46,11 +46,6 @@ _NOT_THE_MODEL = ("adapter", "consolidated")  # a LoRA's weights; Mistral's seco
 _UNREADABLE = re.compile(r"pytorch_model.*\.bin|consolidated.*\.pth", re.DOTALL)
 # Vision and audio towers of a multimodal model, by a part of their tensors' names.
 _OTHER_SENSES = re.compile(r"(^|\.)(vision|visual|audio|image|multi_modal|mm_)")
-_LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
-_EXPERT = re.compile(r"\.experts\.([0-9]{1,6})\.")
-_DRAFT = re.compile(r"(?:^|\.)(mtp|mtp_layers|nextn)\.")  # Qwen's and others' heads that draft a next token
-FLOATS = ("f64", "f32", "f16", "bf16")
-_WHOLE = (*FLOATS, "f8_e4m3", "f8_e5m2")  # an element is a weight
 # Tables and masks that older checkpoints store and transformers recomputes, by the ends of their names; no
 # linear layer has such a name. runners/llamacpp_convert.py drops those that it may meet.
 _BUFFER = re.compile(r"\.(inv_freq|masked_bias|attn\.causal_mask|((self_)?attn|attention)\.bias)$")
@@ -153,6 +148,8 @@ def read(path: Path, needs_shape: bool = True) -> Checkpoint:
         return _file(path, needs_shape)
     except CheckpointError:
         raise
+    except Contradiction as wrong:
+        raise Contradicted(f"{path}: {wrong}") from wrong
     except (GgufError, SafetensorsError, JsonFileError) as damage:
         raise CheckpointError(str(damage)) from damage
     except OSError as refusal:
@@ -195,7 +192,7 @@ def _folder(folder: Path, needs_shape: bool) -> Checkpoint:
         return _safetensors(folder, shards, {}, config, needs_shape)
     ggufs = gguf_split.whole([folder / name for name in names if name.endswith(".gguf")])
     if len(ggufs) > 1:
-        ggufs = [path for path in ggufs if not _is_other_kind(path)]
+        ggufs = [path for path in ggufs if not gguf_decoder.is_other_kind(path)]
     if len(ggufs) == 1:
         return read(ggufs[0])
     if ggufs:
@@ -213,25 +210,12 @@ def _folder(folder: Path, needs_shape: bool) -> Checkpoint:
     return _file(config, needs_shape)
 
 
-def _is_other_kind(path: Path) -> bool:
-    """Whether a GGUF beside others is no language model: by its name, or by its header."""
-    try:
-        return not_a_model.is_projector_name(path.name) or bool(
-            not_a_model.other_kind(gguf_header.read(path).metadata)
-        )
-    except (GgufError, OSError):
-        return False  # reported if it is the one that is read
-
-
 def _gguf(path: Path) -> Checkpoint:
     header = gguf_split.read_whole(path)
-    gguf_header.check_is_model(path, header)
+    gguf_decoder.check_is_model(path, header)
     tensors = tuple(header.decoded())
     tied = "output.weight" not in header.tensors
-    try:
-        made = gguf_decoder.decoder_of(header)
-    except Contradiction as wrong:
-        raise Contradicted(f"{path}: {wrong}") from wrong
+    made = gguf_decoder.decoder_of(header)
     architecture = header.architecture
     if made is None and is_mixture(header):
         near = gguf_decoder.nearest(architecture)
@@ -273,7 +257,7 @@ def _safetensors(
             f"{path}: is a mixture of experts, and nothing says how many of them a token uses"
         )
     of_text = [tensor for name, tensor in tensors.items() if not _OTHER_SENSES.search(name)]
-    ours = tuple(tensor for tensor in of_text if not _drafts(tensor.name, made))
+    ours = tuple(tensor for tensor in of_text if not agreement.drafts(tensor.name, made))
     parts = {tensor.part for tensor in ours}
     tied = made.tied if made else known.tied or "lm_head" not in parts
     expected = {Tensor(name, "", (), 0) for name in index if name not in tensors}
@@ -286,11 +270,11 @@ def _safetensors(
     if made and not tied and "lm_head" not in parts:
         raise CheckpointError(f"{path}: has no lm_head, and its config.json does not tie it to the embedding")
     if made and (needs_shape or made.shape):
-        _check_sizes(path, made, of_text)
+        agreement.check_sizes(made, of_text)
     if made and config and not made.shape:
-        _check_layout(path, config, of_text)
+        agreement.check_layout(config, of_text)
     if tied:
-        _check_copy(path, [folder / name for name in shards], ours)
+        agreement.check_copy([folder / name for name in shards], ours)
     packing, quantization = known.packing, known.quantization or config_json.separate_modelopt(folder)
     if quantization is None and any(name.endswith(".qweight") for name in tensors):
         separate = config_json.separate_packing(folder)
@@ -318,80 +302,9 @@ def _words(quantization: Quantization | None) -> str | None:
     return quantization.words if quantization else None
 
 
-def _drafts(name: str, made: Decoder | None) -> bool:
-    """Whether a tensor only drafts a second token, which plain decode does not."""
-    layer = _LAYER.search(name)
-    return bool(_DRAFT.search(name) or (made and layer and int(layer[1]) >= made.count))
-
-
 def _is_quantized(tensor: Tensor) -> bool:
     is_matrix = len(tensor.dims) > 1 and not _BUFFER.search(tensor.name)
     return is_matrix and tensor.type not in (*FLOATS, "i64", "bool")
-
-
-def _check_copy(path: Path, files: Iterable[Path], tensors: Iterable[Tensor]) -> None:
-    """Raise CheckpointError if a tied lm_head is stored besides with other values: transformers would use the
-    embedding in its place, and other programs what is stored."""
-    two = {tensor.part: tensor for tensor in tensors if tensor.name.endswith(".weight")}
-    embedding, head = two.get("embedding"), two.get("lm_head")
-    if embedding is None or head is None or head.type not in FLOATS:
-        return
-    if (embedding.dims, embedding.type) == (head.dims, head.type):
-        samples = [safetensors_header.sampled(files, tensor.name) for tensor in (embedding, head)]
-        if samples[0] == samples[1]:
-            return
-    raise Contradicted(
-        f"{path}: its config.json ties the lm_head to the embedding, and its {head.name} holds other values:"
-        " set tie_word_embeddings to false if that lm_head is the model's, else remove it"
-    )
-
-
-def _check_sizes(path: Path, made: Decoder, tensors: Iterable[Tensor]) -> None:
-    """Raise CheckpointError unless config.json matches the layers, the experts, and the matrices that are
-    stored one element to a weight."""
-    numbered = {int(found[1]) for tensor in tensors if (found := _LAYER.search(tensor.name))}
-    layers = made.count
-    # Layers that predict a second token follow the last, and are not loaded.
-    if len(numbered) < layers or (made.shape and len(numbered) > layers):
-        raise CheckpointError(f"{path}: has {len(numbered)} layers, and its config.json says {layers}")
-    experts = {int(found[1]) for tensor in tensors if (found := _EXPERT.search(tensor.name))}
-    if experts and len(experts) != made.experts:
-        raise CheckpointError(f"{path}: has {len(experts)} experts, and its config.json says {made.experts}")
-    vocabulary = (made.vocab_size, made.hidden_size)
-    sizes = {"embedding": vocabulary, "lm_head": vocabulary} | (_linear(made.shape) if made.shape else {})
-    for tensor in tensors:
-        size = sizes.get(tensor.part) if tensor.name.endswith(".weight") else None
-        if size and tensor.type in _WHOLE and tensor.dims != size:
-            raise Contradicted(
-                f"{path}: its {tensor.name[:60]} is {_by(tensor.dims)}, and its config.json says {_by(size)}"
-            )
-
-
-def _check_layout(path: Path, config: Path, tensors: Iterable[Tensor]) -> None:
-    """As _check_sizes, for the matrices of a model that is not dense, where their layout is known."""
-    try:
-        rows = layout.of(json_file.object_of(config, json_file.CONFIG_JSON_BYTES)).rows
-    except (ConfigJsonError, layout.NoLayout):
-        return
-    sizes = {row.there: row.dims for row in rows if row.how in ("same", "rotated") and len(row.dims) > 1}
-    for tensor in tensors:
-        place = _LAYER.search(tensor.name)
-        name = f"model.{tensor.name[place.start() :].removeprefix('.')}" if place else ""
-        expert = _EXPERT.sub(".experts.{}.", name)
-        size = sizes[expert][1:] if expert != name and expert in sizes else sizes.get(name)
-        if size and tensor.type in _WHOLE and tensor.dims != size:
-            raise Contradicted(
-                f"{path}: its {tensor.name[:60]} is {_by(tensor.dims)}, and its config.json says {_by(size)}"
-            )
-
-
-def _linear(shape: Shape) -> dict[str, tuple[int, int]]:
-    """The size of each matrix of a layer, by part."""
-    return {tensor.part: (tensor.dims[0], tensor.dims[1]) for tensor in linears(shape)}
-
-
-def _by(dims: Iterable[int]) -> str:
-    return " x ".join(map(str, dims))
 
 
 def _weight_map(path: Path) -> dict[str, str]:

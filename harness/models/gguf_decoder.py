@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections import defaultdict
+from pathlib import Path
 
-from harness.models import gguf_shape
-from harness.models.gguf_header import GgufHeader
+from harness.models import gguf_header, gguf_shape, not_a_model
+from harness.models.gguf_header import GgufError, GgufHeader
 from harness.models.gguf_shape import Contradiction
 from harness.theory import decoder
 from harness.theory.decoder import Decoder
@@ -51,6 +52,24 @@ _KNOWN = (
     *("phi3", "phimoe", "qwen2", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"),
     *("seed_oss", "smollm3", "stablelm", "starcoder2"),
 )
+
+
+def check_is_model(path: Path, header: GgufHeader) -> None:
+    """Raises GgufError for a file that is complete and no language model: a projector, a LoRA, an encoder."""
+    if other := not_a_model.other_kind(header.metadata):
+        raise GgufError(f"{path}: {other}")
+    if "token_embd.weight" not in header.tensors:
+        raise GgufError(f"{path}: has no input embedding, so it is not a complete language model")
+
+
+def is_other_kind(path: Path) -> bool:
+    """Whether a GGUF beside others is no language model: by its name, or by its header."""
+    try:
+        return not_a_model.is_projector_name(path.name) or bool(
+            not_a_model.other_kind(gguf_header.read(path).metadata)
+        )
+    except (GgufError, OSError):
+        return False  # reported if it is the one that is read
 
 
 def decoder_of(header: GgufHeader) -> Decoder | None:

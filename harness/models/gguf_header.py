@@ -27,8 +27,6 @@ _LONGEST_HEADER = 256 << 20  # vocabularies of 256k tokens with their merges tak
 _MOST_DIMENSIONS = 4
 _CHUNK = 64 << 10  # bytes read ahead: a small header without a vocabulary is one read
 _WORD = struct.Struct("<Q")
-MAGIC = b"GGUF"
-_PADDING = 32  # bytes behind the last tensor, up to the usual alignment
 _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
@@ -83,9 +81,8 @@ class GgufHeader:
 
     @property
     def quant(self) -> str | None:
-        """The file's type: what `general.file_type` names if the tensors are of that type, else the type that
-        most of the layers' matrices have; null without matrices. Writers guess the key, and others copy it.
-        """
+        """The type that `general.file_type` names, a guess or a copy at times, if the tensors have it, else the
+        type that most of the layers' matrices have; null without matrices."""
         number = self.integer("general.file_type")
         named = None if number is None else ggml.FILE_TYPES.get(number)
         return gguf_types.type_of_file(self.listed(), named)
@@ -169,34 +166,17 @@ def read(path: Path, budget: Budget | None = None) -> GgufHeader:
                 raise GgufError(cut)
             header = _header(reader)
             file.seek(header.end)
-            _check_not_joined(file.read(_PADDING + len(MAGIC)))
+            if joined := not_a_model.joined(file.read(not_a_model.BYTES_NEEDED)):
+                raise GgufError(joined)
         except GgufError as damage:
             raise GgufError(f"{path}: {damage}") from damage
     return header
 
 
-def _check_not_joined(follows: bytes) -> None:
-    """Raises GgufError if another GGUF begins behind the last tensor: somebody joined the parts of a split
-    model with `cat`, and only the first would be read."""
-    if follows.lstrip(b"\0").startswith(MAGIC):
-        raise GgufError(
-            "is several GGUF files joined by cat, which no stack reads: keep the parts of a split model"
-            " apart, or merge them with llama-gguf-split --merge FIRST_PART OUT"
-        )
-
-
-def check_is_model(path: Path, header: GgufHeader) -> None:
-    """Raises GgufError for a file that is complete and no language model: a projector, a LoRA, an encoder."""
-    if other := not_a_model.other_kind(header.metadata):
-        raise GgufError(f"{path}: {other}")
-    if "token_embd.weight" not in header.tensors:
-        raise GgufError(f"{path}: has no input embedding, so it is not a complete language model")
-
-
 def _header(reader: _Reader) -> GgufHeader:
-    if (start := reader.peek(not_a_model.BYTES_NEEDED))[:4] != MAGIC:
+    if (start := reader.peek(not_a_model.BYTES_NEEDED))[:4] != not_a_model.GGUF:
         raise GgufError(not_a_model.cause(start, reader.size) or "not a GGUF file")
-    reader.take(len(MAGIC))
+    reader.take(len(not_a_model.GGUF))
     version, n_tensors, n_metadata = reader.unpack("<IQQ")
     if version not in (2, 3):
         raise GgufError(f"GGUF version {version} is not supported")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 BYTES_NEEDED = 512
 """Of a file's beginning, to tell what it is; a Git LFS pointer is shorter."""
+GGUF = b"GGUF"
 _LFS = b"version https://git-lfs.github.com/spec/"
 _LFS_SIZE = re.compile(rb"^size ([0-9]{1,20})$", re.MULTILINE)
 _PAGE = re.compile(rb"\s*<(!doctype\s+html|html|head|\?xml)", re.IGNORECASE)
@@ -47,6 +48,17 @@ def cause(start: bytes, size: int) -> str | None:
     if not start.strip(b"\0"):
         return "begins with zeros: the download did not finish; fetch it again"
     return None
+
+
+def joined(follows: bytes) -> str | None:
+    """A clause on a GGUF behind whose tensors another begins: parts of a split model joined with `cat`, of
+    which only the first would be read; null: none begins."""
+    if not follows.lstrip(b"\0").startswith(GGUF):
+        return None
+    return (
+        "is several GGUF files joined by cat, which no stack reads: keep the parts of a split model"
+        " apart, or merge them with llama-gguf-split --merge FIRST_PART OUT"
+    )
 
 
 def piece(path: Path) -> str | None:

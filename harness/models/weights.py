@@ -12,7 +12,8 @@ from pathlib import Path
 
 from harness import shipped
 from harness.models import checkpoint, gguf_decoder, gguf_header, layout
-from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
+from harness.models.agreement import FLOATS
+from harness.models.checkpoint import INDEX, SINGLE, Checkpoint, CheckpointError
 from harness.models.config_json import PACKING_FILES
 from harness.models.gguf_metadata import rotary_of
 from harness.models.gguf_shape import Contradiction, is_mixture
@@ -135,7 +136,7 @@ def _gguf(path: Path) -> Ready:
     made = _not_dense(gguf_decoder.decoder_of(header))
     if made is None and is_mixture(header):
         raise _unknown_mixture(path, header.architecture)
-    gguf_header.check_is_model(path, header)
+    gguf_decoder.check_is_model(path, header)
     return Ready(
         path=path,
         format="gguf",

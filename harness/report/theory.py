@@ -192,11 +192,9 @@ def show(rows: Sequence[Row], of_files: bool = False) -> None:
 def _show_types(rows: Sequence[Row]) -> None:
     """The exact bytes of weights of several types, as they are stored."""
     for row in rows:
-        found: Counter[str] = Counter()
-        for of_part in (row["bytes_by_part"] or {}).values():
-            found.update(of_part)
+        found = sum(map(Counter, (row["bytes_by_part"] or {}).values()), Counter[str]())
+        listed = ", ".join(f"{kind} {size:,}" for kind, size in found.most_common())
         if len(found) > 1:
-            listed = ", ".join(f"{kind} {size:,}" for kind, size in found.most_common())
             _say(f"{row['model']} holds, in bytes: {listed}")
 
 

@@ -10,20 +10,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from harness.cli.exits import OK, Mistake
 from harness.cli.names import unknown
-from harness.cli.theory import choices, options, reached
+from harness.cli.theory import choices, files, options, reached
 from harness.cli.theory import names as typed
 from harness.known import Known
 from harness.system.printing import printable
 from harness.system.wording import csv_cell
 from harness.theory import decoder, gguf_types
-from harness.theory.choices import Stored, released_in
+from harness.theory.choices import released_in
 from harness.theory.decoder import Decoder
 from harness.theory.fits import Form
-from harness.theory.footprint import LLAMA_CPP, TRANSFORMERS
 from harness.theory.machine import Machine
 from harness.theory.machines import MACHINES
 from harness.theory.placement import Placement, PlacementError
@@ -32,9 +31,6 @@ from harness.theory.rows import Ask, row, row_without_shape
 from harness.theory.shapes import Shape
 from harness.theory.tensors import Tensor, streamed_bytes
 from harness.theory.units import PUBLISHED, UNITS
-
-if TYPE_CHECKING:
-    from harness.models.checkpoint import Checkpoint
 
 BITS = (16.0, 8.0, 4.0)
 _OF_A_MODEL = ("machine", "memory", "bpw", "quant", "chunk", "rate", "tensors")
@@ -82,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.n_cpu_moe and not arguments.machine:
         raise Mistake("--n-cpu-moe needs a --machine, the GPU")
     if arguments.memory and not arguments.machine:
-        return choices.show(arguments, shapes, _whole_model)
+        return choices.show(arguments, shapes, files.whole_model)
     if arguments.bandwidth:
         raise Mistake("--bandwidth goes with --memory, and without a machine")
     return _print(arguments, _rows(arguments, shapes, machines))
@@ -193,7 +189,7 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
             made = replace(made, tied=True)
         name, tied, stored = known.name, made.tied, None
     else:
-        name, made, tied, stored = _file(given)
+        name, made, tied, stored = files.file(given)
         if arguments.tied:
             raise Mistake(f"{given}: --tied is only for model names; a file defines whether it is tied")
     if made is None and (arguments.bpw or arguments.quant):
@@ -213,47 +209,6 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
     if stored and not forms:
         forms = [stored]
     return Model(given, name, made, tied, forms, stored)
-
-
-def _read(given: str) -> Checkpoint:
-    """The headers of a model's files. Raises Mistake."""
-    from harness.models.checkpoint import CheckpointError, read
-
-    try:
-        return read(Path(given))
-    except CheckpointError as wrong:
-        raise Mistake(printable(str(wrong))) from wrong
-
-
-def _file(given: str) -> tuple[str, Decoder | None, bool, Form | None]:
-    """A model's name, layers, whether it is tied, and its stored form, from its files' headers."""
-    checkpoint, path = _read(given), Path(given).absolute()
-    loaded, label = _loaded(checkpoint), checkpoint.quantization or "as stored"
-    stored = Form(label, tensors=loaded, parameters=checkpoint.parameters) if loaded else None
-    return _name_of(path), checkpoint.decoder, checkpoint.tied, stored
-
-
-def _loaded(checkpoint: Checkpoint) -> tuple[Tensor, ...]:
-    """A tied model's second copy of the embedding is not loaded."""
-    return tuple(t for t in checkpoint.tensors if not (checkpoint.tied and t.part == "lm_head"))
-
-
-def _name_of(path: Path) -> str:
-    return printable(
-        path.parent.name if path.name == "config.json" else path.stem if path.is_file() else path.name
-    )
-
-
-def _whole_model(given: str) -> tuple[str, Decoder, Stored | None]:
-    """The name and layers of a model in a file, and its weights if they are quantized. Raises Mistake."""
-    found, name = _read(given), _name_of(Path(given).absolute())
-    if found.decoder is None:
-        raise Mistake(f"{given}: unknown architecture, so only its stored bytes are known; drop --memory")
-    label, loaded = found.quantization, _loaded(found)
-    if not loaded or label is None or label in gguf_types.UNQUANTIZED:
-        return name, found.decoder, None
-    engine = LLAMA_CPP if found.format == "gguf" else TRANSFORMERS
-    return name, found.decoder, Stored(label, loaded, engine)
 
 
 def _this_machine() -> Machine:

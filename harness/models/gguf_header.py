@@ -81,8 +81,8 @@ class GgufHeader:
 
     @property
     def quant(self) -> str | None:
-        """The type that `general.file_type` names, a guess or a copy at times, if the tensors have it, else the
-        type that most of the layers' matrices have; null without matrices."""
+        """The type that `general.file_type` names (a guess or a copy at times) if the tensors have it, else
+        that of most of the layers' matrices; null without matrices."""
         number = self.integer("general.file_type")
         named = None if number is None else ggml.FILE_TYPES.get(number)
         return gguf_types.type_of_file(self.listed(), named)

@@ -110,10 +110,10 @@ def longest(row: Row, key: str) -> str:
     """`36,076`; `100,000+` where a target was reached and nothing longer was tried; `not held` where
     the memory cannot hold that many tokens; `past training` where the model was trained on shorter ones."""
     length = number(row, key, "{:,.0f}") + "+" * bool(row.get("max_ctx_is_target"))
-    return length + NOT_HELD * (not held(row)) + PAST_TRAINING * bool(beyond_trained(row))
+    return length + NOT_HELD * (not held(row)) + PAST_TRAINING * bool(past_training(row))
 
 
-def beyond_trained(row: Row) -> list[str]:
+def past_training(row: Row) -> list[str]:
     """Why the length of a row is beyond the trained context, in one sentence; empty where it is not."""
     return [str(flag.get("detail")) for flag in parts(row, "flags") if flag.get("code") == BEYOND_TRAINED]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.dataset.study import Row, Study, bounds, figure, labels, ok, timed
 from harness.report import columns
-from harness.report.cell_text import PAST_TRAINING, beyond_trained
+from harness.report.cell_text import PAST_TRAINING, past_training
 from harness.report.contexts import held
 from harness.report.ranking import MEMORY_NOISE, Entry, divergence, entry, perplexity, speed
 
@@ -184,7 +184,7 @@ def longest(named: Named, searched: Named) -> tuple[list[Entry], list[Entry]]:
 
 def _tokens(row: Row, length: float) -> str:
     target = "+" * bool(row.get("max_ctx_is_target"))
-    return f"{length:,.0f}{target} tokens" + PAST_TRAINING * bool(beyond_trained(row))
+    return f"{length:,.0f}{target} tokens" + PAST_TRAINING * bool(past_training(row))
 
 
 def quality_is_kld(named: Named) -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 
 from harness.dataset.study import Row, Study, failure, figure, labels, ok
 from harness.report import cell_text, chapters, columns, contexts
-from harness.report.cell_text import NOT_HELD, PAST_TRAINING, beyond_trained
+from harness.report.cell_text import NOT_HELD, PAST_TRAINING, past_training
 from harness.report.chapters import Chapter
 from harness.report.columns import Column
 from harness.report.drawing import COLOURS, FAINT, INK, Figure, Mark, Trace, layout, named_axis, plain, words
@@ -46,7 +46,7 @@ def notes(model: str, rows: Sequence[Row]) -> list[str]:
             found.append(f"{name}, limit: {row['limit_reason']}")
         if row.get("not_filled"):
             found.append(f"{name}, not filled: {row['not_filled']}")
-        found += [f"{name}: {why}" for why in beyond_trained(row)]
+        found += [f"{name}: {why}" for why in past_training(row)]
         if _beyond(row, "share") or _beyond(row, "published_share"):
             beyond.append(name)
     if beyond:
@@ -63,7 +63,7 @@ def _here(row: Row, name: str) -> str:
     if figure(row, name) is None:
         return NONE if row.get("kind") == "reported" else failure(row) or NONE
     length = cell_text.number(row, name, "{:,.0f}") + "+" * bool(row.get("is_target"))
-    return length + NOT_HELD * _beyond(row, "share") + PAST_TRAINING * bool(beyond_trained(row))
+    return length + NOT_HELD * _beyond(row, "share") + PAST_TRAINING * bool(past_training(row))
 
 
 def _published(row: Row, name: str) -> str:

@@ -22,6 +22,7 @@ from harness.machine.emulated import emulated
 from harness.machine.limits import known_cpu_quota, usable_cpus
 from harness.system.gpus import VISIBLE, Gpu, nvidia_gpus, visible_gpus
 from harness.system.small_files import text
+from harness.system.wording import plural
 
 if TYPE_CHECKING:
     from harness.machine.bandwidth import ReadRate
@@ -199,7 +200,15 @@ def matrix_rate(threads: int) -> MatrixRate:
     return found
 
 
+def check_quota(threads: int, what: str) -> None:
+    """Raises ProbeError where a CPU quota would throttle a probe with so many threads: it would be slow."""
+    if (quota := known_cpu_quota()) is not None and quota < threads:
+        throttles = f"a CPU quota of {quota:.2f} CPUs throttles {plural(threads, 'thread')}"
+        raise ProbeError(f"{what} could not be measured: {throttles}; raise or remove it (--cpus, CPUQuota)")
+
+
 def _probe(module: str, threads: int, blas_threads: int, what: str) -> Any:
+    check_quota(threads, what)
     command = [sys.executable, "-m", f"harness.machine.{module}", str(threads), str(os.getpid())]
     variables = os.environ | dict.fromkeys(BLAS_THREADS, str(blas_threads))
     folder = Path(__file__).parent.parent.parent  # `-m` searches this folder first, not the user's files

@@ -11,7 +11,9 @@ from harness import cli, data
 from harness.config import own_machines
 from harness.config.mistakes import Mistakes
 from harness.theory import machine_names
+from harness.theory.families import SHAPES
 from harness.theory.machines import CITED, DOCUMENTS, MACHINES
+from harness.theory.shapes import parameters
 
 RECORDS = {name: record for name, record in data.table("machines.toml").items() if name != DOCUMENTS}
 SOURCES = data.table("machines.toml")[DOCUMENTS]
@@ -210,3 +212,20 @@ def test_a_mistake_in_a_users_file_is_one_sentence_with_its_line(own, capsys, ol
     captured = capsys.readouterr()
     assert captured.out == ""
     assert any(each.startswith(f"{file}:{line}: ") and said in each for each in captured.err.splitlines())
+
+
+def test_published_speeds_are_of_known_machines_and_models():
+    rows = data.rows("llama_speeds.csv")
+    assert len({(row["machine"], row["model"]) for row in rows}) == len(rows) == 10
+    for row in rows:
+        assert row["machine"] in MACHINES
+        assert row["model"] in SHAPES
+        nominal = float(row["nominal_parameters"])
+        assert nominal == pytest.approx(parameters(SHAPES[row["model"]]), rel=0.05)
+        assert all(0 < float(row[of]) < 1e4 for of in ("published_tok_s", "seen_tok_s") if row[of])
+
+
+def test_each_slip_of_the_study_has_a_reason():
+    rows = data.rows("study_slips.csv")
+    assert all(row["printed"] and len(row["why"]) > 20 for row in rows)
+    assert set(rows[0]) == {"table", "row", "column", "printed", "why"}

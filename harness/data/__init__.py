@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import sys
 from functools import cache
@@ -18,6 +19,11 @@ HERE = Path(__file__).parent
 
 def text(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    """The rows of a CSV file, by column."""
+    return list(csv.DictReader(text(name).splitlines()))
 
 
 def users(name: str) -> Path:

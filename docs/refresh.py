@@ -24,6 +24,7 @@ from harness.results.kinds import schema
 from harness.theory import decoder, demand, floors, gguf_types, passes
 from harness.theory.families import SHAPES
 from harness.theory.machines import MACHINES
+from harness.theory.shapes import parameters
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -53,6 +54,7 @@ def refreshed(page: str) -> str:
         "parts": parts,
         "machines": machines,
         "words_of_machines": words_of_machines,
+        "dense_models": dense_models,
         "published_models": published_models,
         "published_files": published_files,
         **{name: partial(_own_keys, kind) for name, kind in schema.KINDS.items()},
@@ -64,6 +66,24 @@ def refreshed(page: str) -> str:
         return f"<!-- {name} -->\n{block}<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", made, page, flags=re.DOTALL)
+
+
+def dense_models() -> str:
+    """The shapes of the dense models."""
+    rows = [
+        {
+            "model": name,
+            "layers": shape.layers,
+            "hidden": f"{shape.hidden_size:,}",
+            "heads (KV)": f"{shape.heads} ({shape.kv_heads})",
+            "FFN": f"{shape.intermediate_size:,}",
+            "vocabulary": f"{shape.vocab_size:,}" + (", tied" if shape.tied else ""),
+            "context": f"{shape.context:,}" + (f", window {shape.window:,}" if shape.window else ""),
+            "parameters": f"{parameters(shape) / 1e9:.3g}B",
+        }
+        for name, shape in SHAPES.items()
+    ]
+    return markdown(rows)
 
 
 def machines() -> str:

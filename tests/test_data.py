@@ -10,6 +10,7 @@ import pytest
 from harness import cli, data
 from harness.config import own_machines
 from harness.config.mistakes import Mistakes
+from harness.system.json_file import strict_json
 from harness.theory import machine_names
 from harness.theory.families import SHAPES
 from harness.theory.machines import CITED, DOCUMENTS, MACHINES
@@ -212,6 +213,24 @@ def test_a_mistake_in_a_users_file_is_one_sentence_with_its_line(own, capsys, ol
     captured = capsys.readouterr()
     assert captured.out == ""
     assert any(each.startswith(f"{file}:{line}: ") and said in each for each in captured.err.splitlines())
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_model_has_the_parameters_of_its_name(name):
+    if size := re.search(r"-(\d[\d.]*)b\b", name):
+        # Small models' names leave out an embedding; Qwen1.5-0.5B ties it on the hub.
+        assert -0.05 < parameters(SHAPES[name]) / (float(size[1]) * 1e9) - 1 < 0.25
+    else:
+        assert name.startswith("tiny-")
+
+
+def test_models_are_config_json_without_keys_that_nobody_reads():
+    models = strict_json(data.text("models.json").encode())
+    keys = {"model_type", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"}
+    keys |= {"num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"}
+    keys |= {"sliding_window", "rope_theta", "rms_norm_eps", "tie_word_embeddings"}
+    assert set(models) == set(SHAPES)
+    assert {key for config in models.values() for key in config} == keys
 
 
 def test_published_speeds_are_of_known_machines_and_models():

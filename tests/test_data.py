@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,15 @@ def test_every_document_is_cited_and_no_two_are_the_same():
     }
     assert cited - {"source"} == set(SOURCES)
     assert len(set(SOURCES.values())) == len(SOURCES)
+
+
+@pytest.mark.parametrize("command", ["--help", "--version"])
+def test_no_table_is_read_for_the_first_screen(command):
+    imported = [sys.executable, "-X", "importtime", "-m", "harness", command]
+    ran = subprocess.run(imported, capture_output=True, text=True, check=True)
+    assert "harness.cli" in ran.stderr
+    assert "harness.data" not in ran.stderr
+    assert "tomllib" not in ran.stderr
 
 
 def test_aliases_are_of_known_machines_and_resolve():
@@ -169,6 +180,21 @@ def test_a_machine_of_from_may_be_like_a_users(own, tmp_path, capsys):
     given = ["theory", "qwen1.5-7b", "--machine", "modded", "--from", str(tmp_path / "own.yaml")]
     assert cli.main(given) == 0
     assert "modded: of its 51.5 GB (48 GiB)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff", "is not UTF-8 text"),
+        (b"x = " + b"[" * 100_000, "is nested too deeply"),
+        (b"#" * (1 << 20) + b"\n", "cannot be read: it is larger than 1 MiB"),
+    ],
+)
+def test_a_users_file_that_cannot_be_read_is_one_sentence(own, capsys, content, said):
+    file = own("")
+    file.write_bytes(content)
+    assert cli.main(["theory", "qwen1.5-7b", "--machine", "rtx-4090"]) == 2
+    assert capsys.readouterr().err == f"{file}: {said}\n"
 
 
 @pytest.mark.parametrize(

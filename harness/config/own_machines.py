@@ -69,6 +69,8 @@ def load(content: bytes, file: Path) -> dict[str, Machine]:
         tables = data.parsed(text)
     except UnicodeDecodeError:
         raise ConfigError(f"{file}: is not UTF-8 text") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: is nested too deeply") from None
     except ValueError as wrong:
         what, _, at = str(wrong).partition(" (at ")
         line = re.match(r"line (\d+)", at)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,11 +43,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Request:
-    """Totals of one request, from a log without per-token latencies; null: not known. Raises TypeError."""
+    """Totals of one request or test, from a log without per-token latencies; null: not known. Raises
+    TypeError."""
 
-    new_tokens: int
+    new_tokens: int | None
     first_token_ms: float | None
     tokens_per_s: float | None
+    prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for each in vars(self).values():
@@ -65,17 +68,38 @@ class Log:
     notes: Sequence[str] = ()
 
 
-def generation(prompt_tokens: int, first_ms: float, gaps_ms: Sequence[float], tokens: int | None) -> Series:
-    """A request as a series. `tokens`: how many it generated, by the tool's own count; null: not known.
+@dataclass(frozen=True)
+class Content:
+    """A log's text, and the JSON objects in it: of one document, one a line, or either behind lines of
+    standard error; empty: it is not JSON objects."""
 
-    A client counts the chunks of a stream. With fewer chunks than tokens a gap spans several tokens and is
-    not one token's latency. One chunk less is normal: the last token may end the stream without text.
-    """
-    n = prompt_tokens + 1 + np.arange(len(gaps_ms) + 1, dtype=float)
-    fault = None
-    if tokens is not None and tokens > len(n) + 1:
-        fault = f"its {tokens} tokens came in {len(n)} chunks, so a gap is not one token's latency"
-    return Series(n, np.asarray([first_ms, *gaps_ms], dtype=float), fault)
+    text: str
+    objects: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One form of log of one tool: `is_one` recognises it by its content, `read` raises LogError."""
+
+    format: str
+    is_one: Callable[[Content], bool]
+    read: Callable[[Content], Log]
+
+
+def of_objects(
+    form: str, is_one: Callable[[Mapping[str, Any]], bool], read: Callable[[Sequence[Mapping[str, Any]]], Log]
+) -> Reader:
+    """A reader of JSON objects that are all of one form."""
+    return Reader(
+        form,
+        lambda content: bool(content.objects) and all(map(is_one, content.objects)),
+        lambda content: read(content.objects),
+    )
+
+
+def of_text(form: str, is_one: Callable[[str], object], read: Callable[[str], Log]) -> Reader:
+    """A reader of text."""
+    return Reader(form, lambda content: bool(is_one(content.text)), lambda content: read(content.text))
 
 
 def overlapping(spans: Sequence[tuple[float, float]]) -> bool:
@@ -90,3 +114,16 @@ SHARED = "requests ran concurrently: these are latencies of a shared server, not
 def left_out(failed: int, requests: int) -> list[str]:
     """A note on requests without a result; empty where all have one."""
     return [f"{failed} of {requests} requests failed or were cancelled and are left out"] if failed else []
+
+
+def once(found: Sequence[tuple[str, Request]]) -> tuple[dict[str, Request], list[str]]:
+    """Requests by name, each once, and a note on those printed again: a tool that prints the totals of one
+    request in two places gives the same figures to the last digit."""
+    requests: dict[str, Request] = {}
+    again = 0
+    for name, request in found:
+        if request in requests.values():
+            again += 1
+        else:
+            requests[name] = request
+    return requests, [f"requests printed twice, which count once: {again} of {len(found)}"] if again else []

@@ -12,6 +12,7 @@ from typing import Any
 from harness.logs import units
 from harness.logs.chunks import Requests
 from harness.logs.log import SHARED, Log, LogError, Reader, Request, of_objects, overlapping
+from harness.system.wording import plural
 
 FORMAT = "AIPerf export"
 
@@ -54,7 +55,7 @@ def _read(records: Sequence[Mapping[str, Any]]) -> Log:
             tpot = _ms(metrics, "inter_token_latency")
             rate = 1e3 / tpot if tpot else None
             found.add_totals(name, Request(tokens, first_ms, rate, prompt or None))
-    notes = [f"{totals} requests have totals only: inter_chunk_latency needs streamed requests"]
+    notes = [f"{plural(totals, 'request')}: totals only: inter_chunk_latency needs streamed requests"]
     return found.log([*(notes if totals else []), *([SHARED] if overlapping(spans) else [])])
 
 

@@ -44,7 +44,7 @@ _OWN = {
 _OWN |= {"samples_ns", "samples_ts", "model", "model_type", "size", "model_size", "params", "model_n_params"}
 _TEST = re.compile(r"(?:pp ?(\d+))?\+?(?:tg ?(\d+))?(?: @ d(\d+))?")
 _RATE = re.compile(r"[\d.]+")
-_INSERT = re.compile(r"INSERT INTO \w*test\w* \(([^)]*)\) VALUES \((.*?)\);", re.DOTALL)
+_INSERT = re.compile(r"INSERT INTO \w+ \(([^)]*)\) VALUES \((.*)\);\s*")  # a line
 _Row = Mapping[str, Any]
 
 
@@ -69,7 +69,7 @@ def _is_row(row: _Row) -> bool:
 
 
 def _is_csv(text: str) -> bool:
-    return any(_is_header(line) for line in text.splitlines())
+    return "avg_ts" in text and any(map(_is_header, text.splitlines()))
 
 
 def _is_header(line: str) -> bool:
@@ -77,11 +77,11 @@ def _is_header(line: str) -> bool:
 
 
 def _is_markdown(text: str) -> bool:
-    return any({"model", "test", "t/s"} <= row.keys() for row in markdown.rows(text))
+    return "t/s" in text and any({"model", "test", "t/s"} <= row.keys() for row in markdown.rows(text))
 
 
 def _is_sql(text: str) -> bool:
-    return "avg_ts" in text and _INSERT.search(text) is not None
+    return "avg_ts" in text and any(map(_INSERT.fullmatch, text.splitlines()))
 
 
 def _read_csv(text: str) -> Log:
@@ -92,9 +92,11 @@ def _read_csv(text: str) -> Log:
 
 def _read_sql(text: str) -> Log:
     rows = []
-    for names, values in _INSERT.findall(text):
-        cells = next(csv.reader([values], quotechar="'", skipinitialspace=True))
-        rows.append(dict(zip((name.strip() for name in names.split(",")), cells, strict=True)))
+    for insert in filter(None, map(_INSERT.fullmatch, text.splitlines())):
+        names = [name.strip() for name in insert[1].split(",")]
+        rows.append(
+            dict(zip(names, next(csv.reader([insert[2]], quotechar="'", skipinitialspace=True)), strict=True))
+        )
     return _read(rows)
 
 
@@ -146,19 +148,17 @@ def _request(test: _Test) -> Request:
 def _names(tests: Sequence[_Test]) -> list[str]:
     """A name for each: the model and the test, where these are equal the settings that differ, and a number
     where these are too."""
-    same = Counter(test.name for test in tests)
-    found: list[str] = []
+    values: dict[str, dict[str, set[str]]] = {}  # of each setting of the tests of one name
     for test in tests:
-        name = test.name
-        if same[name] > 1:
-            others = [each.settings for each in tests if each.name == name]
-            differing = [key for key in test.settings if len({str(each.get(key)) for each in others}) > 1]
-            name = " ".join([name, *(f"{key}={test.settings[key]}" for key in differing)])
-        found.append(name)
+        for key, value in test.settings.items():
+            values.setdefault(test.name, {}).setdefault(key, set()).add(value)
+    found: list[str] = []
     seen: Counter[str] = Counter()
-    for at, name in enumerate(found):
+    for test in tests:
+        differing = (key for key, of_key in values.get(test.name, {}).items() if len(of_key) > 1)
+        name = " ".join([test.name, *(f"{key}={test.settings.get(key)}" for key in differing)])
         seen[name] += 1
-        found[at] = f"{name} #{seen[name]}" if seen[name] > 1 else name
+        found.append(f"{name} #{seen[name]}" if seen[name] > 1 else name)
     return found
 
 

@@ -41,10 +41,11 @@ _NUMBER = r"([\d.,]+)"
 _TIMES = re.compile(rf"(prompt )?eval time\s*=\s*{_NUMBER} ms /\s*(\d+) (?:tokens|runs)")
 _PROGRESS = re.compile(rf"n_decoded =\s*(\d+), tg =\s*{_NUMBER} t/s")
 _EVENT = re.compile(r"^data: ?\{", re.MULTILINE)
-_DRAFT = re.compile(r"draft acceptance(?: rate)? = .*?\(\s*(\d+) accepted /\s*(\d+) generated\)")
+_DRAFT = re.compile(r"draft acceptance(?: rate)? = [\d.]+ \(\s*(\d+) accepted /\s*(\d+) generated\)")
 # Lines of a slot at work; a task of -1 is none.
-_SLOT = re.compile(r"(print_timing|launch_slot_|update_slots|release).*?\bid\s+(\d+) \| task (\d+)\b")
-_OLD_SLOT = re.compile(r"(print_timings?)\b.*\bid_slot=(\d+) id_task=(\d+)")
+_SLOT = re.compile(r"(print_timing|launch_slot_|update_slots|release).{0,40}?\bid\s+(\d+) \| task (\d+)\b")
+_OLD_SLOT = re.compile(r"(print_timings?)\b.{0,400}\bid_slot=(\d+) id_task=(\d+)")
+LONGEST = 2000  # characters of a line that are read
 BEGIN = ("launch_slot_", "update_slots")
 Timings = Mapping[str, Any]
 Response = Mapping[str, Any]
@@ -55,7 +56,7 @@ def _is_one(document: Response) -> bool:
 
 
 def _is_log(text: str) -> object:
-    return _TIMES.search(text) or _PROGRESS.search(text)
+    return ("eval time" in text and _TIMES.search(text)) or _PROGRESS.search(text)
 
 
 def _is_stream(text: str) -> object:
@@ -139,7 +140,7 @@ def _read_log(text: str) -> Log:
     task = tasks[0]
     cached = False
     accepted = generated = 0
-    for at, line in enumerate(text.splitlines()):
+    for at, line in enumerate(each[:LONGEST] for each in text.splitlines()):
         if slot := _SLOT.search(line) or _OLD_SLOT.search(line):
             key, begins = (slot[2], slot[3]), slot[1] in BEGIN
             if key not in current or (

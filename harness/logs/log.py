@@ -119,11 +119,7 @@ def left_out(failed: int, requests: int) -> list[str]:
 def once(found: Sequence[tuple[str, Request]]) -> tuple[dict[str, Request], list[str]]:
     """Requests by name, each once, and a note on those printed again: a tool that prints the totals of one
     request in two places gives the same figures to the last digit."""
-    requests: dict[str, Request] = {}
-    again = 0
-    for name, request in found:
-        if request in requests.values():
-            again += 1
-        else:
-            requests[name] = request
+    named = {request: name for name, request in reversed(found)}  # the first name of each
+    requests = {name: request for name, request in found if named[request] == name}
+    again = len(found) - len(requests)
     return requests, [f"requests printed twice, which count once: {again} of {len(found)}"] if again else []

@@ -14,16 +14,17 @@ import numpy as np
 
 from harness.logs.chunks import Requests, series
 from harness.logs.log import Log, LogError, Reader, Request, of_objects, of_text, once
+from harness.system.wording import plural
 
 FORMAT = "Ollama result"
 TOTALS = (
     "Ollama gives totals of a request: no B, W or shape; save a stream (curl -N, without "
     '"stream": false) as JSONL for per-token times'
 )
-UNEVEN = "requests have totals only: their chunks are not their tokens (thinking, tool calls, text held back)"
+UNEVEN = "totals only: the chunks are not the tokens (thinking, tool calls, text held back)"
 _PARTS = {"h": 3.6e6, "m": 6e4, "s": 1e3, "ms": 1.0, "us": 1e-3, "µs": 1e-3, "μs": 1e-3, "ns": 1e-6}
 _PART = re.compile(r"([\d.]+)(ms|us|µs|μs|ns|h|m|s)")
-_LINE = re.compile(r"^\s*(total|load|prompt eval|eval) (duration|count):\s+(\S+)", re.MULTILINE)
+_LINE = re.compile(r"^[ \t]*(total|load|prompt eval|eval) (duration|count):[ \t]+(\S+)", re.MULTILINE)
 _ZONE = re.compile(r"(Z|[+-]\d\d:\d\d)$")
 _Object = Mapping[str, Any]
 
@@ -33,6 +34,8 @@ def _is_one(document: _Object) -> bool:
 
 
 def _is_verbose(text: str) -> bool:
+    if "eval duration" not in text:
+        return False
     return {("eval", "duration"), ("eval", "count")} <= {(line[1], line[2]) for line in _LINE.finditer(text)}
 
 
@@ -55,10 +58,10 @@ def _read(objects: Sequence[_Object]) -> Log:
         prompt, tokens = each.get("prompt_eval_count") or 0, each["eval_count"]
         ms = each["eval_duration"] / 1e6
         prompt_ms = each.get("prompt_eval_duration", 0) / 1e6
-        gaps = np.diff(_times_ms(chunks)) if len(chunks) > 1 else np.zeros(0)
+        gaps = _gaps_ms(chunks) if chunks else []
         first_ms = prompt_ms if prompt else None
-        if len(gaps) and series(prompt, first_ms, gaps.tolist(), tokens)[0].fault is None:
-            found.add(name, prompt, first_ms, gaps.tolist(), tokens)
+        if gaps and series(prompt, first_ms, gaps, tokens)[0].fault is None:
+            found.add(name, prompt, first_ms, gaps, tokens)
         else:
             uneven += bool(chunks)
             totals.append((name, Request(tokens, first_ms, 1e3 * tokens / ms, prompt or None)))
@@ -67,15 +70,15 @@ def _read(objects: Sequence[_Object]) -> Log:
     requests, notes = once(totals)
     for name, request in requests.items():
         found.add_totals(name, request)
-    notes += [f"{uneven} {UNEVEN}"] if uneven else []
+    notes += [f"{plural(uneven, 'request')}: {UNEVEN}"] if uneven else []
     notes += [TOTALS] if requests and not uneven else []
     return found.log([*notes, *unfinished])
 
 
-def _times_ms(chunks: Sequence[_Object]) -> Any:
-    """When each chunk was made, in ms, by one clock and in one time zone."""
+def _gaps_ms(chunks: Sequence[_Object]) -> list[float]:
+    """The times between chunks, made by one clock in one time zone."""
     times = [np.datetime64(_ZONE.sub("", str(chunk["created_at"])), "ns") for chunk in chunks]
-    return np.array(times).astype(np.int64) / 1e6
+    return [float(gap) for gap in np.diff(np.array(times)).astype(np.int64) / 1e6]
 
 
 def _read_verbose(text: str) -> Log:

@@ -29,6 +29,8 @@ def _is_row(row: _Row) -> bool:
 
 
 def _rows(text: str) -> list[_Row]:
+    if "N_KV" not in text:
+        return []
     named = ({_NAMES.get(name, name): cell for name, cell in row.items()} for row in markdown.rows(text))
     return [row for row in named if _is_row(row)]
 

@@ -118,12 +118,13 @@ def _first(known: _Object, names: Sequence[str]) -> Any:
 
 
 _LMS_LINE = re.compile(
-    r"^\s*(Tokens/Second|Time to First Token|Prompt Tokens|Predicted Tokens): +([\d.]+)", re.MULTILINE
+    r"^[ \t]*(Tokens/Second|Time to First Token|Prompt Tokens|Predicted Tokens): +([\d.]+)", re.MULTILINE
 )
 
 
 def _is_lms(text: str) -> bool:
-    return {"Tokens/Second", "Predicted Tokens"} <= {line[1] for line in _LMS_LINE.finditer(text)}
+    known = {line[1] for line in _LMS_LINE.finditer(text)} if "Tokens/Second" in text else set()
+    return {"Tokens/Second", "Predicted Tokens"} <= known
 
 
 def _read_lms(text: str) -> Log:
@@ -181,15 +182,15 @@ def _read_mlx(text: str) -> Log:
 
 
 _EVALSCOPE = re.compile(
-    r"^\W*(Average time to first token \(s\)|Average time per output token \(s\)|Number of concurrency"
-    r"|Average (?:in|out)put tokens per request)\"?\s*[|│┃:]\s*([\d.]+)",
+    r"^[^\w\n]*(Average time to first token \(s\)|Average time per output token \(s\)|Number of concurrency"
+    r"|Average (?:in|out)put tokens per request)\"?[ \t]*[|│┃:][ \t]*([\d.]+)",
     re.MULTILINE,
 )
 _PER_TOKEN = "Average time per output token (s)"
 
 
 def _is_evalscope(text: str) -> bool:
-    return any(line[1] == _PER_TOKEN for line in _EVALSCOPE.finditer(text))
+    return _PER_TOKEN in text and any(line[1] == _PER_TOKEN for line in _EVALSCOPE.finditer(text))
 
 
 def _read_evalscope(text: str) -> Log:

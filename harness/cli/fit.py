@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import known
 from harness.analysis.records.flags import CEILING_TOLERANCE, Flag, Limit, flags, identical
 from harness.analysis.rows import Figures
 from harness.analysis.series import latency
@@ -18,6 +17,7 @@ from harness.cli.exits import NOT_OK, OK, REGRESSION, Mistake, say
 from harness.cli.inputs import add_json
 from harness.cli.names import unknown
 from harness.dataset.rows import drop_intervals, flag_kernel_changes
+from harness.known import NoModel, described
 from harness.logs.log import Log, LogError, Request, Series
 from harness.logs.read import read
 from harness.logs.table import Options
@@ -297,8 +297,8 @@ def _theory(model: str | None, machine: str | None, units: Units) -> Theory | No
     folder = Path(model).expanduser()
     try:
         given = str(folder / "config.json") if (folder / "config.json").is_file() else model
-        found = known.described(given, Path(), otherwise="give its config.json")[1]
-    except known.NoModel as why:
+        found = described(given, Path(), otherwise="give its config.json")[1]
+    except NoModel as why:
         raise Mistake(f"--model: {why}") from why
     made = found if isinstance(found, Shape) else found.decoder
     try:

@@ -277,7 +277,6 @@ MEAN = np.mean(STEPS) * 1e3
     [
         pytest.param(STEPS, 100, 350, 51, "", id="a gap a token"),
         pytest.param([0.35, *STEPS], 100, 350, 51, "repeats the TTFT", id="first gap repeats the TTFT"),
-        pytest.param([1.3, *STEPS], 101, 1650, 52, "belongs to prefill", id="first gap is prefill"),
         pytest.param([1.3, *STEPS], 100, 1650, 51, "belongs to prefill", id="first chunk is empty"),
         pytest.param([8e-6, *STEPS], 101, 350, 52, "tokens came at once", id="two tokens at first"),
         pytest.param([0.0, *STEPS], 101, 350, 52, "tokens came at once", id="first gap is zero"),

@@ -23,9 +23,7 @@ SAME = 1e-3  # relative: the first gap repeats the TTFT
 MOST_EXTRA = 0.05  # share of chunks without a token above which a chunk is not a token
 
 REPEATED = "the first gap repeats the TTFT, so there are more gaps than tokens - 1: it is left out"
-PREFILL = (
-    "the first gap belongs to prefill (over 5 times the median gap): it counts as part of the first token"
-)
+PREFILL = "the first chunk brought no token: the long gap after it belongs to prefill, and TTFT includes it"
 FIRST_AT_ONCE = "the first tokens came at once (a gap of zero): the series begins with the last of them"
 SPREAD = "a few tokens came at once (gaps of zero): the gap before them is spread over them"
 EXTRA = "there are more gaps than tokens - 1: some chunks brought no token"
@@ -111,10 +109,9 @@ def series(
     if extra > 0 and math.isclose(gaps[0], first, rel_tol=SAME):
         gaps, extra = gaps[1:], extra - 1
         mended.append(REPEATED)
-    elif _is_prefill(gaps):
+    elif extra > 0 and _is_prefill(gaps):
         first += float(gaps[0])
-        gaps = gaps[1:]
-        skipped, extra = (0, extra - 1) if extra > 0 else (1, extra)  # an empty chunk is no token
+        gaps, extra = gaps[1:], extra - 1
         mended.append(PREFILL)
     if extra > 0 and len(gaps) and gaps[-1] <= at_once:
         gaps, extra = gaps[:-1], extra - 1  # the end of the stream, without a token

@@ -71,7 +71,8 @@ def csv(rows: list[dict[str, Any]]) -> str:
 
 
 def sql(row: dict[str, Any]) -> str:
-    return f"INSERT INTO llama_bench ({', '.join(row)}) VALUES ({', '.join(repr(str(v)) for v in row.values())});\n"
+    values = (repr(str(value)) for value in row.values())
+    return f"INSERT INTO llama_bench ({', '.join(row)}) VALUES ({', '.join(values)});\n"
 
 
 def benchy(depth: int, rate: float, **changes: Any) -> dict[str, Any]:
@@ -473,9 +474,9 @@ def test_fit_knows_mixtures_and_a_config_json(harness, tmp_path):
     name = next(each for each in model_names() if each.startswith("gpt-oss-20b"))
     (tmp_path / "config.json").write_text(model(name).read_text())
     bounds = ("--machine", "rtx-4090", "--bpw", "all=4.25", "--json")
-    found = [harness("fit", "log.csv", "--model", each, *bounds).json for each in (name, "config.json", ".")]
+    found = [harness("fit", "log.csv", "--model", each, *bounds).json for each in (name, "config.json")]
     assert found[0][0]["B_theory_ms"] == pytest.approx(1.9, rel=0.15)  # 3.6 B active parameters
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
     ran = harness("fit", "log.csv", "--model", "none.json", *bounds)
     assert (ran.code, ran.err.count("\n")) == (2, 1)
 

@@ -121,10 +121,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_gate(fail_on: Sequence[str], log: Log, theory: Theory | None, bpw: dict[str, float]) -> None:
     """Raises Mistake where a flag of --fail-on could not be raised for want of another option."""
+    of_speed = [*log.series, *(name for name, each in log.requests.items() if each.tokens_per_s)]
+    without = [name for name in of_speed if name not in bpw]
     for code in fail_on:
         if code.endswith("faster_than_limit") and theory is None:
             raise Mistake(f"--fail-on {code} needs --model and --machine")
-        without = [name for name in (*log.series, *log.requests) if name not in bpw]
         if code in OF_WEIGHTS and without:
             raise Mistake(
                 f'--fail-on {code} needs --bpw "{shortened(without[0])}=BITS", and so for every variant'
@@ -294,10 +295,8 @@ def _theory(model: str | None, machine: str | None, units: Units) -> Theory | No
         return None
     if model is None or machine is None:
         raise Mistake("--model and --machine go together")
-    folder = Path(model).expanduser()
     try:
-        given = str(folder / "config.json") if (folder / "config.json").is_file() else model
-        found = described(given, Path(), otherwise="give its config.json")[1]
+        found = described(model, Path(), otherwise="give its config.json")[1]
     except NoModel as why:
         raise Mistake(f"--model: {why}") from why
     made = found if isinstance(found, Shape) else found.decoder

@@ -38,10 +38,7 @@ DRAFTS = (
 
 
 class Requests:
-    """The requests of a log, collected one by one, with notes on how many were mended or left out.
-
-    `drafts`: decoded with a draft; such a request has totals only.
-    """
+    """The requests of a log, collected one by one, with notes on how many were mended or left out."""
 
     def __init__(self, form: str) -> None:
         self._form = form
@@ -60,7 +57,7 @@ class Requests:
         drafts: bool = False,
     ) -> None:
         """A request with the gaps between its chunks. `tokens`: how many it generated, by the tool's own
-        count; null: not known."""
+        count; null: not known. `drafts`: decoded with a draft, so it has totals only."""
         if len(gaps_ms) == 0 and (tokens != 1 or not first_ms):
             self._untimed += 1
         elif len(gaps_ms) == 0 or drafts:

@@ -175,6 +175,28 @@ def test_llama_bench_is_a_table_of_its_tests_in_every_format(tmp_path, content):
     assert "not per-token times" in log.notes[-1]
 
 
+def test_the_table_of_llama_benchy_is_not_taken_for_llama_benchs(tmp_path):
+    table = """| model | test | t/s | peak t/s | ttfr (ms) | est_ppt (ms) | e2e_ttft (ms) |
+|:------|-----:|----:|---------:|----------:|-------------:|--------------:|
+| m | pp2048 @ d4096 | 2100.50 ± 10.10 | | 970.00 ± 3.00 | 968.00 ± 3.00 | 985.00 ± 3.00 |
+| m | tg32 @ d4096 | 41.10 ± 0.20 | 42.00 | | | |
+"""
+    log = logged(tmp_path, table)
+    assert log.format == "llama-benchy report"
+    prompt, decode = log.requests.values()
+    assert (prompt.prompt_tokens, prompt.first_token_ms, prompt.tokens_per_s) == (2048, 985, None)
+    assert (decode.new_tokens, decode.tokens_per_s) == (32, 41.1)
+    several = table.replace("t/s | peak", "t/s (total) | t/s (req) | peak", 1).replace(
+        "|----:|", "|----:|---:|", 1
+    )
+    several = several.replace("tg32 @ d4096 |", "tg32 @ d4096 (c2) | 70.20 |").replace(
+        "10.10 |", "10.10 | 1 |"
+    )
+    log = logged(tmp_path, several)
+    assert log.requests["m tg32 @ d4096 (c2)"].tokens_per_s == 41.1
+    assert "concurrently" in log.notes[0]
+
+
 def test_tests_of_llama_bench_that_differ_in_a_setting_are_named_by_it(tmp_path):
     log = logged(tmp_path, [TG, TG | {"n_threads": 4}, TG | {"n_threads": 4}])
     name = "llama 7B Q4_0 tg1024 n_threads="

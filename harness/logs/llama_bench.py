@@ -77,7 +77,11 @@ def _is_header(line: str) -> bool:
 
 
 def _is_markdown(text: str) -> bool:
-    return "t/s" in text and any({"model", "test", "t/s"} <= row.keys() for row in markdown.rows(text))
+    return "t/s" in text and any(map(_is_table_row, markdown.rows(text)))
+
+
+def _is_table_row(row: _Row) -> bool:
+    return {"model", "test", "t/s"} <= row.keys() and "ttfr (ms)" not in row  # that is llama-benchy's
 
 
 def _is_sql(text: str) -> bool:
@@ -101,7 +105,7 @@ def _read_sql(text: str) -> Log:
 
 
 def _read_markdown(text: str) -> Log:
-    return _read([row for row in markdown.rows(text) if {"model", "test", "t/s"} <= row.keys()])
+    return _read([*filter(_is_table_row, markdown.rows(text))])
 
 
 def _read(rows: Sequence[_Row]) -> Log:

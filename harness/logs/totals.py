@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from harness.logs import depths
+from harness.logs import depths, markdown
 from harness.logs.chunks import DRAFTS
-from harness.logs.log import SHARED, Log, Reader, Request, of_objects, of_text, once
+from harness.logs.log import SHARED, Log, LogError, Reader, Request, of_objects, of_text, once
 
 BENCHY, LM_STUDIO, MLX, EVALSCOPE = (
     "llama-benchy report",
@@ -80,6 +80,39 @@ def _read_benchy(reports: Sequence[_Object]) -> Log:
 def _mean(benchmark: _Object, name: str) -> float | None:
     value = (benchmark.get(name) or {}).get("mean")
     return None if value is None else float(value)
+
+
+_BENCHY_TEST = re.compile(r"(?:ctx_)?(pp|tg)(\d*)(?: @ d\d+)?(?: \(c(\d+)\))?")
+_NUMBER = re.compile(r"\d[\d.]*")
+
+
+def _benchy_rows(text: str) -> list[dict[str, str]]:
+    rows = markdown.rows(text) if "ttfr (ms)" in text else ()
+    return [row for row in rows if {"model", "test", "ttfr (ms)"} <= row.keys()]
+
+
+def _read_benchy_table(text: str) -> Log:
+    """The rows of its table: of a prompt or of generation, with (c2) for two requests at once."""
+    found, shared = [], False
+    for row in _benchy_rows(text):
+        test = _BENCHY_TEST.fullmatch(row["test"])
+        if test is None:
+            raise LogError(f"the {BENCHY} has the test {row['test']!r}, which is not known")
+        tokens, several = int(test[2]) if test[2] else None, int(test[3] or 1) > 1
+        shared |= several
+        if test[1] == "pp":
+            request = Request(None, _cell(row, "e2e_ttft (ms)"), None, tokens)
+        else:
+            rate = _cell(row, "t/s (req)") if "t/s (req)" in row or several else _cell(row, "t/s")
+            request = Request(tokens, None, rate)
+        found.append((f"{row['model']} {row['test']}", request))
+    requests, again = once(found)
+    return Log(BENCHY, requests=requests, notes=[*again, *([SHARED] if shared else []), ASK[BENCHY]])
+
+
+def _cell(row: Mapping[str, str], name: str) -> float | None:
+    number = _NUMBER.search(row.get(name, ""))
+    return float(number[0]) if number else None
 
 
 # The same figures under the names of REST v0, REST v1 and the SDKs.
@@ -219,6 +252,7 @@ def _of_summary(each: _Object) -> Request:
 
 READERS: tuple[Reader, ...] = (
     of_objects(BENCHY, _is_benchy, _read_benchy),
+    of_text(BENCHY, _benchy_rows, _read_benchy_table),
     of_objects(LM_STUDIO, _is_lm_studio, _read_lm_studio),
     of_text(LM_STUDIO, _is_lms, _read_lms),
     of_objects(MLX, _is_mlx, _of_each(MLX, _of_mlx)),

@@ -56,6 +56,7 @@ build: 4f6a2b1 (6500)
 SQL = "CREATE TABLE IF NOT EXISTS llama_bench (\n  avg_ts REAL\n);\n"
 LMS = "Tokens/Second: 51.43\n  Time to First Token: 0.111s\n  Prompt Tokens: 24\n  Predicted Tokens: 53\n"
 MLX = "Prompt: 30 tokens, 210.5 tokens-per-sec\nGeneration: 64 tokens, 91.2 tokens-per-sec\n"
+TRIAL, TPS = "Trial", "prompt_tps=210.5, generation_tps=91.200, peak_memory=4.2"
 EVALSCOPE = """| Number of concurrency | {} |
 | Average time to first token (s) | 0.2130 |
 | Average time per output token (s) | 0.0712 |
@@ -186,6 +187,8 @@ def test_the_table_of_llama_benchy_is_not_taken_for_llama_benchs(tmp_path):
     prompt, decode = log.requests.values()
     assert (prompt.prompt_tokens, prompt.first_token_ms, prompt.tokens_per_s) == (2048, 985, None)
     assert (decode.new_tokens, decode.tokens_per_s) == (32, 41.1)
+    twice = logged(tmp_path, f"{table}\n{table}")  # equal figures of other tests are no copies
+    assert len(twice.requests) == 4
     several = table.replace("t/s | peak", "t/s (total) | t/s (req) | peak", 1).replace(
         "|----:|", "|----:|---:|", 1
     )
@@ -280,6 +283,7 @@ def test_each_sweep_of_a_file_is_a_series_and_rows_of_several_sequences_are_left
         (CPP.format("a", ".") + CPP.format("b", ".").replace("2502.93", "2502.94"), 2),
         (OLLAMA.format("2.653s") * 2, 1),
         (MLX * 2, 1),
+        (f"{TRIAL} 1:  {TPS}\n{TRIAL} 2:  {TPS}\n", 2),  # equal rates alone are no proof
         ([DONE, DONE], 1),
     ],
 )
@@ -430,6 +434,12 @@ def test_streams_of_two_slots_are_told_apart(tmp_path):
     log = logged(tmp_path, "\n".join(f"data: {json.dumps(chunk)}\n" for chunk in chunks))
     assert [set(each.ms[1:].round(6)) for each in log.series.values()] == [{20.0}, {40.0}]
     assert any("concurrently" in note for note in log.notes)
+
+
+def test_streams_and_responses_of_one_file_have_names_of_their_own(tmp_path):
+    chunks = [{"id": "a", "timings": timings(n, 20 * n)} for n in range(1, 5)]
+    log = logged(tmp_path, "\n".join(map(json.dumps, [*chunks, {"id": "b", "timings": timings(35, 700)}])))
+    assert ([*log.series], [*log.requests]) == (["request 1"], ["request 2"])
 
 
 def test_slots_of_a_log_that_overlap_are_said_and_a_restarted_server_is_not(tmp_path):

@@ -10,13 +10,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.logs import depths, markdown
-from harness.logs.log import Log, LogError, Reader, Request, of_objects, of_text
+from harness.logs.log import Log, LogError, Reader, Request, distinct, of_objects, of_text
 
 FORMAT = "llama-bench result"
 AVERAGES = (
@@ -156,14 +155,11 @@ def _names(tests: Sequence[_Test]) -> list[str]:
     for test in tests:
         for key, value in test.settings.items():
             values.setdefault(test.name, {}).setdefault(key, set()).add(value)
-    found: list[str] = []
-    seen: Counter[str] = Counter()
+    found = []
     for test in tests:
         differing = (key for key, of_key in values.get(test.name, {}).items() if len(of_key) > 1)
-        name = " ".join([test.name, *(f"{key}={test.settings.get(key)}" for key in differing)])
-        seen[name] += 1
-        found.append(f"{name} #{seen[name]}" if seen[name] > 1 else name)
-    return found
+        found.append(" ".join([test.name, *(f"{key}={test.settings.get(key)}" for key in differing)]))
+    return distinct(found)
 
 
 READERS: tuple[Reader, ...] = (

@@ -24,6 +24,7 @@ from harness.logs.log import (
     Reader,
     Request,
     Series,
+    numbered,
     of_objects,
     of_text,
     once,
@@ -94,7 +95,7 @@ def _read(responses: Sequence[Response]) -> Log:
             latest[sender] = len(generations)
             generations.append([(at, timings)])
     series: dict[str, Series] = {}
-    totals: list[tuple[str, Request]] = []
+    totals: dict[str, Request] = {}
     drafted = reused = cached = False
     for number, placed in enumerate(generations, 1):
         chunks = [timings for _, timings in placed]
@@ -110,7 +111,7 @@ def _read(responses: Sequence[Response]) -> Log:
             request = _totals(
                 last.get("prompt_ms"), last.get("prompt_n"), last["predicted_n"], last["predicted_ms"]
             )
-            totals.append((f"request {number}", request))
+            totals[f"request {number}"] = request
     requests, notes = once(totals)
     notes += [TOTALS] if requests and not drafted else []
     notes += [DRAFTS] if drafted else []
@@ -134,7 +135,7 @@ class _Task:
 
 def _read_log(text: str) -> Log:
     """The requests with totals in a log of llama-server or llama-cli."""
-    found: list[tuple[str, Request]] = []
+    found: list[Request] = []
     tasks = [_Task(0)]  # the first is of lines that name none
     current: dict[tuple[str, str], _Task] = {}
     task = tasks[0]
@@ -156,7 +157,7 @@ def _read_log(text: str) -> Log:
                 cached |= _is_cached(ms, tokens)
                 task.prompt = (ms, tokens)
                 continue
-            found.append((f"request {len(found) + 1}", _totals(*task.prompt, tokens, ms)))
+            found.append(_totals(*task.prompt, tokens, ms))
             task.prompt, task.done = (None, None), True
         elif progress := _PROGRESS.search(line):
             task.progress = (int(progress[1]), _number(progress[2]))
@@ -164,8 +165,8 @@ def _read_log(text: str) -> Log:
             accepted, generated = accepted + int(draft[1]), generated + int(draft[2])
     unfinished = [each.progress for each in tasks if each.progress and not each.done]
     for tokens, rate in unfinished:
-        found.append((f"request {len(found) + 1}", Request(tokens, None, rate)))
-    requests, notes = once(found)
+        found.append(Request(tokens, None, rate))
+    requests, notes = once(numbered(found))
     notes += [CACHED] if cached else []
     notes += [PROGRESS] if unfinished else []
     notes += [f"{accepted} of {generated} drafted tokens were accepted: {DRAFTS}"] if generated else [TOTALS]

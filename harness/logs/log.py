@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -116,10 +117,28 @@ def left_out(failed: int, requests: int) -> list[str]:
     return [f"{failed} of {requests} requests failed or were cancelled and are left out"] if failed else []
 
 
-def once(found: Sequence[tuple[str, Request]]) -> tuple[dict[str, Request], list[str]]:
-    """Requests by name, each once, and a note on those printed again: a tool that prints the totals of one
-    request in two places gives the same figures to the last digit."""
-    named = {request: name for name, request in reversed(found)}  # the first name of each
-    requests = {name: request for name, request in found if named[request] == name}
-    again = len(found) - len(requests)
-    return requests, [f"requests printed twice, which count once: {again} of {len(found)}"] if again else []
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, with a number where one occurs again: `tg128`, `tg128 #2`."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(f"{name} #{seen[name]}" if seen[name] > 1 else name)
+    return found
+
+
+def numbered(found: Sequence[Request]) -> dict[str, Request]:
+    return {f"request {number}": request for number, request in enumerate(found, 1)}
+
+
+def once(found: Mapping[str, Request]) -> tuple[dict[str, Request], list[str]]:
+    """Each request once, and a note on those printed again: a tool that prints the totals of one request in
+    two places gives the same time of the prompt and the same rate to the last digit."""
+    kept: dict[str, Request] = {}
+    seen: set[Request] = set()
+    for name, request in found.items():
+        if request not in seen or request.first_token_ms is None:
+            kept[name] = request
+        seen.add(request)
+    again = len(found) - len(kept)
+    return kept, [f"requests printed twice, which count once: {again} of {len(found)}"] if again else []

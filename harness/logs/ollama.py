@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from harness.logs.chunks import Requests, series
-from harness.logs.log import Log, LogError, Reader, Request, of_objects, of_text, once
+from harness.logs.log import Log, LogError, Reader, Request, numbered, of_objects, of_text, once
 from harness.system.wording import plural
 
 FORMAT = "Ollama result"
@@ -42,7 +42,7 @@ def _is_verbose(text: str) -> bool:
 def _read(objects: Sequence[_Object]) -> Log:
     """The requests of responses or streams; `done` ends a request. Raises LogError."""
     found = Requests(FORMAT)
-    totals: list[tuple[str, Request]] = []
+    totals: dict[str, Request] = {}
     chunks: list[_Object] = []
     uneven = number = 0
     for each in objects:
@@ -64,7 +64,7 @@ def _read(objects: Sequence[_Object]) -> Log:
             found.add(name, prompt, first_ms, gaps, tokens)
         else:
             uneven += bool(chunks)
-            totals.append((name, Request(tokens, first_ms, 1e3 * tokens / ms, prompt or None)))
+            totals[name] = Request(tokens, first_ms, 1e3 * tokens / ms, prompt or None)
         chunks = []
     unfinished = ["the last stream is cut: its chunks are left out"] if chunks else []
     requests, notes = once(totals)
@@ -90,7 +90,7 @@ def _read_verbose(text: str) -> Log:
             blocks.append({})
         blocks[-1][key] = line[3]
     found = []
-    for number, block in enumerate(blocks, 1):
+    for block in blocks:
         tokens = int(block.get(("eval", "count"), "0"))
         prompt = int(block.get(("prompt eval", "count"), "0"))
         ms = _duration_ms(block.get(("eval", "duration"), ""))
@@ -98,10 +98,10 @@ def _read_verbose(text: str) -> Log:
         rate = 1e3 * tokens / ms if ms else None
         if tokens:
             first_ms = prompt_ms if prompt else None
-            found.append((f"request {number}", Request(tokens, first_ms, rate, prompt or None)))
+            found.append(Request(tokens, first_ms, rate, prompt or None))
     if not found:
         raise LogError(f"the {FORMAT} has no generated token")
-    requests, notes = once(found)
+    requests, notes = once(numbered(found))
     return Log(FORMAT, requests=requests, notes=[*notes, TOTALS])
 
 

@@ -1,118 +1,35 @@
-"""Tools whose results are totals of requests: llama-benchy, LM Studio, mlx_lm, evalscope; plain summaries.
+"""Tools whose results are totals of requests: LM Studio, mlx_lm, evalscope; and plain summaries.
 
-Formats: results.py of llama-benchy (github.com/eugr/llama-benchy), lmstudio.ai/docs (REST API and `lms`),
-generate.py and benchmark.py of mlx_lm (github.com/ml-explore/mlx-lm), the summary of `evalscope perf`
-(github.com/modelscope/evalscope).
+Formats: lmstudio.ai/docs (REST API and `lms`), generate.py and benchmark.py of mlx_lm
+(github.com/ml-explore/mlx-lm), the summary of `evalscope perf` (github.com/modelscope/evalscope).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.logs import depths, markdown
 from harness.logs.chunks import DRAFTS
-from harness.logs.log import SHARED, Log, LogError, Reader, Request, of_objects, of_text, once
+from harness.logs.log import SHARED, Log, Reader, Request, numbered, of_objects, of_text, once
 
-BENCHY, LM_STUDIO, MLX, EVALSCOPE = (
-    "llama-benchy report",
-    "LM Studio result",
-    "mlx_lm result",
-    "evalscope result",
-)
+LM_STUDIO, MLX, EVALSCOPE = "LM Studio result", "mlx_lm result", "evalscope result"
 SUMMARY = "summary of requests"
 _TOTALS = "gives totals, not per-token times: no B, W or shape; "
-_SERVE = "for per-token times run `vllm bench serve --save-result --save-detailed` against the same server"
+SERVE = "for per-token times run `vllm bench serve --save-result --save-detailed` against the same server"
 ASK = {
-    BENCHY: f"llama-benchy {_TOTALS}--depth with {depths.LEAST} or more depths gives points by depth; "
-    + _SERVE,
-    LM_STUDIO: f"LM Studio {_TOTALS}{_SERVE}",
+    LM_STUDIO: f"LM Studio {_TOTALS}{SERVE}",
     MLX: f"mlx_lm {_TOTALS}for per-token times write the time of each response of stream_generate() to a CSV "
     "and give it with --time-column",
-    EVALSCOPE: f"evalscope {_TOTALS}{_SERVE}",
-    SUMMARY: f"the file {_TOTALS}{_SERVE}",
+    EVALSCOPE: f"evalscope {_TOTALS}{SERVE}",
+    SUMMARY: f"the file {_TOTALS}{SERVE}",
 }
 _Object = Mapping[str, Any]
 
 
-def _numbered(form: str, found: Sequence[Request], notes: Sequence[str] = ()) -> Log:
-    requests, again = once([(f"request {number}", request) for number, request in enumerate(found, 1)])
+def _log(form: str, found: Sequence[Request], notes: Sequence[str] = ()) -> Log:
+    requests, again = once(numbered(found))
     return Log(form, requests=requests, notes=[*again, *notes, ASK[form]])
-
-
-def _of_each(form: str, request: Callable[[_Object], Request]) -> Callable[[Sequence[_Object]], Log]:
-    return lambda objects: _numbered(form, [request(each) for each in objects])
-
-
-def _is_benchy(document: _Object) -> bool:
-    benchmarks = document.get("benchmarks")
-    return isinstance(benchmarks, list) and all(
-        isinstance(each, dict) and "tg_throughput" in each and "context_size" in each for each in benchmarks
-    )
-
-
-def _read_benchy(reports: Sequence[_Object]) -> Log:
-    """The benchmarks by depth; those that load a context measure its prefill."""
-    found: list[tuple[str, Request]] = []
-    points = []
-    shared = False
-    for each in (each for report in reports for each in report["benchmarks"]):
-        depth, prompt, new = (int(each[f"{name}_size"] or 0) for name in ("context", "prompt", "response"))
-        concurrency = int(each.get("concurrency") or 1)
-        shared |= concurrency > 1
-        first = _mean(each, "e2e_ttft") or _mean(each, "ttfr")
-        rate = _mean(each, "tg_throughput" if concurrency == 1 else "tg_req_throughput")
-        name = f"pp{prompt} tg{new}{f' @ d{depth}' if depth else ''}"
-        name += f" c{concurrency}" if concurrency > 1 else ""
-        loads = bool(each.get("is_context_prefill_phase"))
-        found.append(
-            (f"{name} (context)" if loads else name, Request(new or None, first, rate, prompt or None))
-        )
-        if rate and concurrency == 1 and not loads:
-            points.append((depths.middle(depth + prompt, new), 1e3 / rate))
-    requests, again = once(found)
-    series = depths.series(points)
-    notes = [*again, *([SHARED] if shared else []), ASK[BENCHY]]
-    return Log(BENCHY, {"depths": series} if series else {}, requests, notes)
-
-
-def _mean(benchmark: _Object, name: str) -> float | None:
-    value = (benchmark.get(name) or {}).get("mean")
-    return None if value is None else float(value)
-
-
-_BENCHY_TEST = re.compile(r"(?:ctx_)?(pp|tg)(\d*)(?: @ d\d+)?(?: \(c(\d+)\))?")
-_NUMBER = re.compile(r"\d[\d.]*")
-
-
-def _benchy_rows(text: str) -> list[dict[str, str]]:
-    rows = markdown.rows(text) if "ttfr (ms)" in text else ()
-    return [row for row in rows if {"model", "test", "ttfr (ms)"} <= row.keys()]
-
-
-def _read_benchy_table(text: str) -> Log:
-    """The rows of its table: of a prompt or of generation, with (c2) for two requests at once."""
-    found, shared = [], False
-    for row in _benchy_rows(text):
-        test = _BENCHY_TEST.fullmatch(row["test"])
-        if test is None:
-            raise LogError(f"the {BENCHY} has the test {row['test']!r}, which is not known")
-        tokens, several = int(test[2]) if test[2] else None, int(test[3] or 1) > 1
-        shared |= several
-        if test[1] == "pp":
-            request = Request(None, _cell(row, "e2e_ttft (ms)"), None, tokens)
-        else:
-            rate = _cell(row, "t/s (req)") if "t/s (req)" in row or several else _cell(row, "t/s")
-            request = Request(tokens, None, rate)
-        found.append((f"{row['model']} {row['test']}", request))
-    requests, again = once(found)
-    return Log(BENCHY, requests=requests, notes=[*again, *([SHARED] if shared else []), ASK[BENCHY]])
-
-
-def _cell(row: Mapping[str, str], name: str) -> float | None:
-    number = _NUMBER.search(row.get(name, ""))
-    return float(number[0]) if number else None
 
 
 # The same figures under the names of REST v0, REST v1 and the SDKs.
@@ -142,7 +59,7 @@ def _read_lm_studio(responses: Sequence[_Object]) -> Log:
             )
         )
         drafted |= bool(_first(known, _LM_DRAFTS))
-    return _numbered(LM_STUDIO, found, [DRAFTS] if drafted else [])
+    return _log(LM_STUDIO, found, [DRAFTS] if drafted else [])
 
 
 def _first(known: _Object, names: Sequence[str]) -> Any:
@@ -174,7 +91,7 @@ def _read_lms(text: str) -> Log:
         )
         first_ms = None if first_s is None else 1e3 * first_s
         found.append(Request(_whole(new), first_ms, block.get("Tokens/Second"), _whole(prompt)))
-    return _numbered(LM_STUDIO, found)
+    return _log(LM_STUDIO, found)
 
 
 def _whole(number: float | None) -> int | None:
@@ -195,9 +112,9 @@ def _mlx(prompt: int | None, prompt_rate: float | None, new: int | None, rate: f
     return Request(new, first_ms, rate, prompt or None)
 
 
-def _of_mlx(each: _Object) -> Request:
-    prompt, prompt_rate = each.get("prompt_tokens"), each.get("prompt_tps")
-    return _mlx(prompt, prompt_rate, each["generation_tokens"], each["generation_tps"])
+def _read_mlx_objects(objects: Sequence[_Object]) -> Log:
+    names = ("prompt_tokens", "prompt_tps", "generation_tokens", "generation_tps")
+    return _log(MLX, [_mlx(*(each.get(name) for name in names)) for each in objects])
 
 
 def _read_mlx(text: str) -> Log:
@@ -211,7 +128,7 @@ def _read_mlx(text: str) -> Log:
             found.append(_mlx(*prompt, int(tokens), float(rate)))
             prompt = (None, None)
     found += [_mlx(None, None, None, float(rate)) for _, rate in _MLX_TRIAL.findall(text)]
-    return _numbered(MLX, found)
+    return _log(MLX, found)
 
 
 _EVALSCOPE = re.compile(
@@ -242,21 +159,22 @@ def _is_summary(document: _Object) -> bool:
     return bool(rates) and {"ttft_ms", "completion_tokens"} <= document.keys()
 
 
-def _of_summary(each: _Object) -> Request:
-    """One of TPOT and tokens/s is enough; tokens/s may include the TTFT, so TPOT goes first."""
-    tpot, rate = each.get("tpot_ms"), each.get("tokens_per_second")
-    return Request(
-        each["completion_tokens"], each["ttft_ms"], 1e3 / tpot if tpot else rate, each.get("prompt_tokens")
-    )
+def _read_summaries(objects: Sequence[_Object]) -> Log:
+    """Rounded figures, which may be equal. One of TPOT and tokens/s is enough; tokens/s may include the TTFT,
+    so TPOT goes first."""
+    found = []
+    for each in objects:
+        tpot = each.get("tpot_ms")
+        rate = 1e3 / tpot if tpot else each.get("tokens_per_second")
+        found.append(Request(each["completion_tokens"], each["ttft_ms"], rate, each.get("prompt_tokens")))
+    return Log(SUMMARY, requests=numbered(found), notes=[ASK[SUMMARY]])
 
 
 READERS: tuple[Reader, ...] = (
-    of_objects(BENCHY, _is_benchy, _read_benchy),
-    of_text(BENCHY, _benchy_rows, _read_benchy_table),
     of_objects(LM_STUDIO, _is_lm_studio, _read_lm_studio),
     of_text(LM_STUDIO, _is_lms, _read_lms),
-    of_objects(MLX, _is_mlx, _of_each(MLX, _of_mlx)),
+    of_objects(MLX, _is_mlx, _read_mlx_objects),
     of_text(MLX, lambda text: _MLX_LINE.search(text) or _MLX_TRIAL.search(text), _read_mlx),
     of_text(EVALSCOPE, _is_evalscope, _read_evalscope),
-    of_objects(SUMMARY, _is_summary, _of_each(SUMMARY, _of_summary)),
+    of_objects(SUMMARY, _is_summary, _read_summaries),
 )

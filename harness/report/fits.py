@@ -21,6 +21,7 @@ class Row(Figures):
     per_token: bool
     unusable: str | None
     bpw: float | None
+    prompt_tokens: int | None  # of totals; a series begins behind its prompt
     flags: list[FlagRow]
 
 
@@ -61,6 +62,11 @@ def _W(row: Row) -> str:
     return interval(row["W_tokens_per_ms"], row["W_ci95"], 0)
 
 
+def _prefill_rate(row: Row) -> float | None:
+    prompt, first_ms = row["prompt_tokens"], row["first_token_ms"]
+    return 1e3 * prompt / first_ms if prompt and first_ms else None
+
+
 COLUMNS: Columns[Row] = (
     ("variant", lambda row: row["variant"]),
     ("tokens", lambda row: formatted(row["n_tokens"])),
@@ -72,6 +78,15 @@ COLUMNS: Columns[Row] = (
     ("spikes", lambda row: formatted(row["spikes"]["count"]) if row["per_token"] else NONE),
     ("every", lambda row: short(row["spikes"]["period_tokens"])),
     ("50 ms from n", lambda row: formatted(row["slow_from_n"])),
+)
+TOTALS: Columns[Row] = (
+    ("variant", lambda row: row["variant"]),
+    ("prompt", lambda row: formatted(row["prompt_tokens"])),
+    ("first ms", lambda row: short(row["first_token_ms"])),
+    ("prefill tok/s", lambda row: short(_prefill_rate(row))),
+    ("tokens", lambda row: formatted(row["n_tokens"])),
+    ("tok/s", lambda row: short(row["tokens_per_s"])),
+    ("ms/token", lambda row: short(1e3 / row["tokens_per_s"] if row["tokens_per_s"] else None)),
 )
 AGAINST: Columns[Row] = (
     ("B theory", lambda row: short(figure(row, "B_theory_ms"))),
@@ -86,6 +101,10 @@ LEGEND = (
     "brackets: 95% confidence interval. every: tokens from spike to spike. 50 ms from n: where TPOT\n"
     "exceeds 50 ms."
 )
+LEGEND_TOTALS = (
+    "Totals of requests or tests, as their tool gives them. first: TTFT, or the time of the prompt.\n"
+    "prefill tok/s: prompt / first. tok/s: of decode."
+)
 LEGEND_AGAINST = (
     "theory: what the bandwidth allows (harness theory). MBU: the share of it that was reached.\n"
     "B as 16-bit: B x 16 / BPW, the B of 16-bit weights at the same bandwidth."
@@ -95,10 +114,13 @@ LEGEND_AGAINST = (
 def show(rows: Sequence[Row], notes: Sequence[str]) -> None:
     """Print the table of usable variants, robust fits that differ, warnings, unusable variants and notes."""
     usable = [row for row in rows if row["unusable"] is None]
-    if usable:
-        against = "B_theory_ms" in usable[0]
-        table((*COLUMNS, *(AGAINST if against else ())), usable)
+    if series := [row for row in usable if row["per_token"]]:
+        against = "B_theory_ms" in series[0]
+        table((*COLUMNS, *(AGAINST if against else ())), series)
         print(LEGEND + ("\n" + LEGEND_AGAINST if against else ""))
+    if totals := [row for row in usable if not row["per_token"]]:
+        table(TOTALS, totals)
+        print(LEGEND_TOTALS)
     for row in usable:
         if row["robust_B_ms"] is not None:
             W = f", W {short(row['robust_W_tokens_per_ms'])}" if row["W_identifiable"] else ""

@@ -6,6 +6,7 @@ import json
 
 from harness.analysis.records import disturbances
 from harness.analysis.records.disturbances import BusyProcess
+from harness.analysis.records.flags import LINE_CODES
 from harness.analysis.records.quality import NOT_SCORED
 from harness.cli import searches_table
 from harness.cli.exits import say
@@ -51,6 +52,10 @@ def show(gathered: Gathered, as_json: bool, busiest: BusyProcess | None = None) 
         note(f"quality not scored: {named(unscored, NAMES_SHOWN)}", "yellow")
     if any(row["weights"] == "synthetic" for row in gathered.cells):
         note("synthetic weights: sizes are exact, latencies almost exact")
+    for row in gathered.cells:
+        of_line = {flag["code"]: flag["detail"] for flag in row["flags"] if flag["code"] in LINE_CODES}
+        for detail in of_line.values():
+            note(f"{row['name']}: {detail}")
     # The reason for disturbed repeats is printed once for all of them.
     disturbed = {why for row in gathered.repeats if row["disturbed"] for why in row["reasons"]}
     for row in gathered.cells:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from harness import results
-from harness.analysis.records import agreement, attribution, quality, searches, traffic
+from harness.analysis.records import agreement, attribution, known, quality, searches, traffic
 from harness.analysis.records import prefill as prefills
 from harness.analysis.rows import Attribution, Cell, Check, Repeat, Score, Search
 from harness.analysis.series import budget
@@ -82,6 +82,8 @@ class Gathered:
         agreement.apply_checks(self.repeats, self.checks)
         quality.apply(self.repeats, self.scores)
         self.cells: list[Cell] = names.named(budget.split_time(cells.per_cell(self.repeats, tables)))
+        for row in self.repeats:  # cells pool what a repeat alone does not know
+            known.withhold(row)
 
     @cached_property
     def swept(self) -> list[Cell]:

@@ -184,7 +184,7 @@ def analyse(n: Floats, ms: Floats, steady_ms: Floats | None = None, plain: bool 
     known, steady = None if copied else interval(x, freed), robust(x, freed)
     shape = shape_of(n, freed, known)
     edge = min(EDGE_TOKENS, len(ms))
-    halves = differing_halves(x, freed)
+    halves = None if copied else differing_halves(x, freed)
     return Analysis(
         n_tokens=count,
         first_token_ms=first,

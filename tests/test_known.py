@@ -47,7 +47,7 @@ def requests(path: Path, prompt: int, gaps_ms: np.ndarray) -> Path:
             spiked(90, 1300),
             20.0,
             ["spikes_left_out"],
-            "without 1 spike; with them least squares gives B 29.24",
+            "without spikes; with them least squares gives B 29.24",
         ),
         (8000, gaps(127, 13.2, 0.02), None, [NO_B], "13.2 at 8,064"),
         (8000, np.full(127, 13.2), None, [NO_B], "13.2 at 8,064"),  # a coarse clock has no noise

@@ -73,6 +73,9 @@ class Figures(TypedDict):
     W_identifiable: bool
     robust_B_ms: float | None
     robust_W_tokens_per_ms: float | None
+    plain_B_ms: float | None
+    """least squares with the spikes that `B_ms` leaves out"""
+    plain_W_tokens_per_ms: float | None
     shape: str | None
     segments: list[SegmentRow]
     mode_changes_at: int | None

@@ -32,6 +32,8 @@ Median = Literal[
     "loaded_bytes",
     "robust_B_ms",
     "robust_W_tokens_per_ms",
+    "plain_B_ms",
+    "plain_W_tokens_per_ms",
     "slow_from_n",
     "drift",
     "median_ms",

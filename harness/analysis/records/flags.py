@@ -176,7 +176,7 @@ def _line(found: Analysis) -> list[Flag]:
     if found.plain and found.line:
         W = found.plain.W_tokens_per_ms
         plain = f"B {found.plain.B_ms:.2f} ms" + (f", W {W:,.0f}" if W and found.W_identifiable else "")
-        detail = f"B and W are without {plural(found.spikes.count, 'spike')}; with them least squares gives"
+        detail = "B and W are without spikes; with them least squares gives"
         raised.append(Flag("spikes_left_out", f"{detail} {plain}", invalidates=None))
     if found.copied:
         detail = f"{found.copied:,} of {found.n_tokens:,} latencies repeat earlier ones in blocks"

@@ -13,10 +13,10 @@ from harness.analysis.records.flags import Flag
 from harness.analysis.rows import Lined
 
 WIDE = 0.10  # share of B, to each side
-OF_B = ("B_ms", "robust_B_ms", "B_as_w16_ms", "B_ratio", "B_measured_ratio")
+OF_B = ("B_ms", "robust_B_ms", "plain_B_ms", "B_as_w16_ms", "B_ratio", "B_measured_ratio")
 OF_W = (
-    *("W_tokens_per_ms", "robust_W_tokens_per_ms", "W_ratio", "W_measured_ratio"),
-    *("W_declared_ratio", "W_declared_measured_ratio"),
+    *("W_tokens_per_ms", "robust_W_tokens_per_ms", "plain_W_tokens_per_ms"),
+    *("W_ratio", "W_measured_ratio", "W_declared_ratio", "W_declared_measured_ratio"),
 )
 CODE = "B_not_identifiable"
 

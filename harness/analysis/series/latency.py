@@ -111,6 +111,8 @@ def row(found: Analysis) -> Figures:
         "W_identifiable": found.W_identifiable,
         "robust_B_ms": steady.B_ms if steady else None,
         "robust_W_tokens_per_ms": steady.W_tokens_per_ms if steady else None,
+        "plain_B_ms": found.plain.B_ms if found.plain else None,
+        "plain_W_tokens_per_ms": found.plain.W_tokens_per_ms if found.plain else None,
         "shape": shape.name if shape else None,
         "segments": [
             {

@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.analysis.rows import FlagRow
 from harness.analysis.series.drift import Drift
-from harness.analysis.series.latency import SWEEP, Analysis, jump, plateau
+from harness.analysis.series.latency import LATE_SECOND, SWEEP, Analysis, jump, plateau
 from harness.analysis.series.line import Floats
 from harness.analysis.series.shapes import Segment, is_flat
 from harness.system.wording import named, plural
@@ -23,9 +23,6 @@ NAMED = 8  # of series that are equal
 ONE_LINE = ("line", "staircase", "flat")  # shapes that one line describes
 SAME_N = 3  # tokens: how precisely the position of a change is known
 DRIFTED = 0.01  # share; a drift between the windows below this is no news
-# Codes of what a row's B and W rest on; the last is of records.known.
-LINE_CODES = ("late_second_token", "spikes_left_out", "repeated_blocks", "bends", "B_not_identifiable")
-SECOND_TOKEN = 5.0  # times a later step: an unsynchronised first token's time shows up here
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,7 @@ def _first_token(found: Analysis) -> list[Flag]:
     if first is None or second is None or settled is None or first >= floors.UNSYNCHRONISED * settled:
         return []
     detail = f"the first token took {first:.2f} ms, later steps {settled:.2f}: prefill reads all weights too"
-    if second > SECOND_TOKEN * settled:
+    if second > LATE_SECOND * settled:
         detail += f"; the second took {second:.0f}: the clock was read before the device was done"
     return [Flag("first_token_unsynchronised", detail, invalidates="first token")]
 
@@ -168,10 +165,10 @@ def _line(found: Analysis) -> list[Flag]:
     """What the line leaves out, and why it may have no interval."""
     raised = []
     if found.late_ms is not None and found.settled_ms is not None:
-        gap = (
-            f"the gap before the second token took {found.late_ms:,.0f} ms, later ones {found.settled_ms:.2f}"
+        gap = f"the gap before the second token took {found.late_ms:,.0f} ms"
+        detail = (
+            f"{gap}, later ones {found.settled_ms:.2f}: it belongs to prefill, and no figure of decode has it"
         )
-        detail = f"{gap}: it belongs to prefill, and no figure of decode includes it"
         raised.append(Flag("late_second_token", detail, invalidates=None))
     if found.plain and found.line:
         W = found.plain.W_tokens_per_ms

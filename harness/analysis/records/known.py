@@ -19,6 +19,8 @@ OF_W = (
     *("W_ratio", "W_measured_ratio", "W_declared_ratio", "W_declared_measured_ratio"),
 )
 CODE = "B_not_identifiable"
+OF_LINE = ("late_second_token", "spikes_left_out", "repeated_blocks", "bends", CODE)
+"""Codes of the flags on what B and W rest on."""
 
 
 def B_known(row: Lined) -> bool:
@@ -41,7 +43,7 @@ def withhold(row: Lined, repeats: Sequence[Lined] = ()) -> None:
         return
     several = len(repeats) > 1 and row["B_ci95_ms"] is None
     if not (all(map(B_known, repeats)) if several else B_known(row)):
-        row["flags"] = [*(flag for flag in row["flags"] if flag["code"] != CODE), _flag(row).row()]
+        row["flags"] = [*row["flags"], _flag(row).row()]
         figures.update(dict.fromkeys(figures.keys() & OF_B))
     if not row["W_identifiable"]:
         figures.update(dict.fromkeys(figures.keys() & OF_W))

@@ -268,17 +268,18 @@ def test_kv_bytes_follow_the_types_of_the_cache():
 
 
 def test_a_cell_is_the_median_of_its_ok_repeats_and_tells_of_the_others():
-    lines = [rows.row(record(repeat=k), SERIES, None, None) | {"B_ms": float(k)} for k in (1, 2, 3)]
+    lines = [rows.row(record(repeat=k), SERIES, None, None) | {"B_ms": 2 + k / 100} for k in (-1, 0, 1)]
     lines.append(rows.row(record(repeat=4, outcome="oom", reason="does not fit"), NO_TOKENS, None, None))
     (pooled,) = cells.per_cell(lines)
-    assert (pooled["B_ms"], pooled["repeats_ok"], pooled["repeats"]) == (2.0, 3, 4)
+    assert (pooled["B_ms"], pooled["repeats_ok"], pooled["repeats"]) == (pytest.approx(2), 3, 4)
     assert pooled["reasons"] == ["does not fit"]
 
 
 def test_a_cells_W_is_that_of_its_mean_slope_with_the_interval_of_its_repeats():
     def cell(*slopes):
         lines = [rows.row(record(repeat=k), SERIES, None, None) for k in range(len(slopes))]
-        lines = [line | {"slope_ms": slope} for line, slope in zip(lines, slopes, strict=True)]
+        known = {"W_identifiable": True}
+        lines = [line | known | {"slope_ms": slope} for line, slope in zip(lines, slopes, strict=True)]
         return cells.per_cell(lines)[0]
 
     assert cell(-0.2, -0.1, 0.1)["W_tokens_per_ms"] is None
@@ -289,8 +290,10 @@ def test_a_cells_W_is_that_of_its_mean_slope_with_the_interval_of_its_repeats():
 
 
 def test_other_versions_or_devices_are_other_rows_and_a_repeat_measured_again_counts_once():
-    first = rows.row(record(), SERIES, None, None)
-    again = rows.row(record(started_utc="2099-01-01T00:00:00+00:00"), SERIES, None, None) | {"B_ms": 9.0}
-    other = rows.row(record(content_key="another"), SERIES, None, None)
+    known = {"B_ms": 8.0, "B_ci95_ms": [7.9, 9.1]}
+    first = rows.row(record(), SERIES, None, None) | known
+    again = rows.row(record(started_utc="2099-01-01T00:00:00+00:00"), SERIES, None, None)
+    again |= known | {"B_ms": 9.0}
+    other = rows.row(record(content_key="another"), SERIES, None, None) | known
     pooled = cells.per_cell([first, again, other])
     assert [(row["repeats"], row["B_ms"]) for row in pooled] == [(1, 9.0), (1, other["B_ms"])]

@@ -33,6 +33,16 @@ class Flagged(TypedDict):
     B_ci95_ms: Ends | None
 
 
+class Lined(Flagged):
+    """What `records.known` reads of a row with a line."""
+
+    n_tokens: int | None
+    B_ms: float | None
+    W_identifiable: bool
+    median_ms: float | None
+    median_n: int | None
+
+
 class SegmentRow(TypedDict):
     from_n: int
     to_n: int
@@ -63,11 +73,16 @@ class Figures(TypedDict):
     W_identifiable: bool
     robust_B_ms: float | None
     robust_W_tokens_per_ms: float | None
+    plain_B_ms: float | None
+    """least squares with the spikes that `B_ms` leaves out"""
+    plain_W_tokens_per_ms: float | None
     shape: str | None
     segments: list[SegmentRow]
     mode_changes_at: int | None
     spikes: SpikesRow
     median_ms: float | None
+    median_n: int | None
+    """tokens of context at which it is `median_ms`"""
     tokens_per_s: float | None
     tokens_per_s_ci95: Ends | None
     start_tokens_per_s: float | None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.analysis.records import known
 from harness.analysis.records.flags import CEILING_TOLERANCE, Flag, Limit, flags, identical
 from harness.analysis.rows import Figures
 from harness.analysis.series import latency
@@ -217,6 +218,8 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
         rows.append(_row(name, bits, figures, raised, _against(figures, bits, limit) if limit else None))
     flag_kernel_changes(rows)
     drop_intervals(rows)
+    for row in rows:
+        known.withhold(row)
     return rows + [_totals(name, each, bpw.get(name), theory) for name, each in log.requests.items()]
 
 

@@ -8,6 +8,7 @@ from harness.report.contexts import held
 from harness.report.table import NONE
 
 PAST_TRAINING = ", past training"  # follows a length beyond the trained context
+NOT_IDENTIFIABLE = "not identifiable"
 NOT_HELD = ", not held"  # follows a length that the memory cannot hold
 TOO_FAST = ", too fast"  # follows a TTFT below the time that reading the weights takes
 
@@ -66,12 +67,19 @@ def state(row: Row) -> str:
 
 def hidden(row: Row) -> bool:
     """Whether there is a line whose slope is not distinguishable from zero."""
-    return row.get("W_identifiable") is False and figure(row, "B_ms") is not None
+    has_line = figure(row, "slope_ms") is not None or figure(row, "B_ms") is not None
+    return row.get("W_identifiable") is False and has_line
+
+
+def B(row: Row, key: str) -> str:
+    """Its interval or a flag has the reason where it is not identifiable; see analysis.records.known."""
+    withheld = figure(row, "B_ms") is None and figure(row, "slope_ms") is not None
+    return NOT_IDENTIFIABLE if withheld else number(row, key)
 
 
 def W(row: Row, key: str) -> str:
     if hidden(row):
-        return "not applicable" if row.get("kv_read") == "full" else "not identifiable"
+        return "not applicable" if row.get("kv_read") == "full" else NOT_IDENTIFIABLE
     return number(row, key, "{:,.0f}")
 
 

@@ -8,6 +8,7 @@ from typing import cast
 from typing_extensions import TypedDict
 
 from harness.analysis.rows import Cell, Ends, Figures, FlagRow
+from harness.analysis.series.latency import SWEEP
 from harness.dataset.study import Curve, Study, figure
 from harness.logs.log import Log
 from harness.report.table import NONE, formatted
@@ -67,12 +68,20 @@ def _prefill_rate(row: Row) -> float | None:
     return 1e3 * prompt / first_ms if prompt and first_ms else None
 
 
+def _tpot(row: Row) -> str:
+    """`13.2 at 8,064`: in the middle of the series, and the tokens of context there."""
+    if row["median_ms"] is None or row["median_n"] is None:
+        return NONE
+    return f"{short(row['median_ms'])} at {row['median_n']:,}"
+
+
 COLUMNS: Columns[Row] = (
     ("variant", lambda row: row["variant"]),
     ("tokens", lambda row: formatted(row["n_tokens"])),
     ("first ms", lambda row: short(row["first_token_ms"])),
     ("B ms", lambda row: interval(row["B_ms"], row["B_ci95_ms"], 2)),
     ("W tok/ms", _W),
+    ("TPOT ms", _tpot),
     ("tok/s", lambda row: short(row["tokens_per_s"])),
     ("shape", lambda row: row["shape"] or NONE),
     ("spikes", lambda row: formatted(row["spikes"]["count"]) if row["per_token"] else NONE),
@@ -97,8 +106,9 @@ AGAINST: Columns[Row] = (
 )
 
 LEGEND = (
-    "first: prefill. B: TPOT extrapolated to zero context. W: tokens of context per further ms of TPOT. In\n"
-    "brackets: 95% confidence interval. every: tokens from spike to spike. 50 ms from n: where TPOT\n"
+    "first: prefill. B: TPOT extrapolated to zero context; - where its interval exceeds 10% to each side.\n"
+    "W: tokens of context per further ms of TPOT. In brackets: 95% confidence interval. TPOT: median, and\n"
+    "the context at the middle of the series. every: tokens from spike to spike. 50 ms from n: where TPOT\n"
     "exceeds 50 ms."
 )
 LEGEND_TOTALS = (
@@ -169,7 +179,11 @@ def study(title: str, rows: Sequence[Row], log: Log) -> Study:
     return Study(
         title=title,
         cells=cells,
-        series={cell["name"]: Curve(each.n, each.ms) for cell, each in drawn if cell["status"] == "ok"},
+        series={
+            cell["name"]: Curve(each.n, each.ms, prefill=cell["shape"] != SWEEP)
+            for cell, each in drawn
+            if cell["status"] == "ok"
+        },
         methods={"Log": [log.format, *log.notes]},
         warnings=list(log.notes),
     )

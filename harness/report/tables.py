@@ -39,7 +39,7 @@ def shown(row: Row, key: str, form: str) -> str:
     if key in (each for _, each, _ in QUALITY):
         return quality(row, key, form)
     value = row[key]
-    if key == "W_tokens_per_ms" and row["kv_read"] == "full" and row["B_ms"] is not None:
+    if key == "W_tokens_per_ms" and row["kv_read"] == "full" and row["slope_ms"] is not None:
         return "not applicable"  # a static cache's latency does not depend on n
     if not isinstance(value, (int, float)) or (key == "W_tokens_per_ms" and not row["W_identifiable"]):
         return NONE

@@ -137,7 +137,8 @@ def _figures(
         record = each.record
         known = {"cell": record["cell"], "repeat": record["repeat"], "kind": record["kind"]}
         row = rows.get(each.folder)
-        records.append({"record": name, **known, **of, "reasons": row["reasons"] if row else []})
+        shown = {key: row.get(key) for key in of} if row else of
+        records.append({"record": name, **known, **shown, "reasons": row["reasons"] if row else []})
     claims = claimed if isinstance(claimed, list) else []
     if len(claims) != len(computed) or not all(isinstance(claim, dict) for claim in claims):
         yield Reason(None, "its manifest does not have the figures of each record")

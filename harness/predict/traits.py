@@ -52,6 +52,9 @@ class Traits:
     multiply_s: float | None = None
 
 
+PUBLISHED = "published"  # the source of an example that was not measured here
+
+
 @dataclass(frozen=True)
 class Example:
     """A measured variant: latency in ms at positions, on the line fitted over the positions `of_line`.

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_record import record
+from golden_record import record as measured
 
 from harness import results
 from harness.results import ResultsError, Stored
@@ -302,7 +302,7 @@ def own(tmp_path: Path) -> Path:
     folder = tmp_path / "results"
     mine = folder / "machine" / "tiny-qwen2" / "cell" / "20261120T000000.000000Z"
     mine.mkdir(parents=True)
-    (mine / "record.json").write_text(json.dumps(record()))
+    (mine / "record.json").write_text(json.dumps(measured()))
     shutil.copytree(SHIPPED / "qwen1.5-0.5b", folder / "published" / "study" / "qwen1.5-0.5b")
     return folder
 

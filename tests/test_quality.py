@@ -60,7 +60,9 @@ def test_the_shipped_model_and_text_are_those_of_its_readme():
 
 
 def test_the_shipped_text_has_windows_enough_for_the_default_workload():
-    ids = tokenizer.ids(shipped.weights(MODEL) / "tokenizer.json", shipped.text().read_text(), 1 << 62)
+    ids = tokenizer.tokenized(
+        shipped.weights(MODEL) / "tokenizer.json", shipped.text().read_text(), 1 << 62
+    ).ids
     assert len(ids) >= Quality().n_ctx * Quality().chunks
 
 

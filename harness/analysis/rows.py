@@ -281,6 +281,10 @@ class Score(Identity):
     n_ctx: int | None
     windows: int | None
     scored: int | None
+    bos: int | None
+    """the id of the BOS that each window begins with; null: none"""
+    bos_wanted: bool
+    """whether a BOS would have been put in front, had the tokenizer asked for one"""
     ids_sha256: str | None
     """of the ids of the windows"""
     figures: dict[str, Figure]

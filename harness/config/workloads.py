@@ -6,7 +6,15 @@ import json
 import re
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_serializer,
+)
 
 from harness.config.frozen import MOST_TOKENS, Frozen, Tokens, tokens_of
 from harness.system.wording import shortened
@@ -273,6 +281,8 @@ class Quality(_Workload):
     """Windows, from the start of the text."""
     depths: list[Annotated[Tokens, Field(ge=8, le=MOST_SCORED)]] = Field(default=[], max_length=20)
     """Besides, as many windows of each of these lengths; as many of their last tokens are scored."""
+    bos: bool = True
+    """Begin each window with a BOS, as llama-perplexity does, if the model's tokenizer asks for one."""
     reference: Literal["auto"] = "auto"
     """The model's 16-bit weights, in transformers if they are a checkpoint."""
 
@@ -285,6 +295,12 @@ class Quality(_Workload):
         if short := [depth for depth in given if depth <= n_ctx]:
             raise ValueError(f"{min(short)} is not deeper than the windows of n_ctx {n_ctx}")
         return _each_once(given)
+
+    @model_serializer(mode="wrap")
+    def _plain(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The default is left out: ids of cells are made of this, and without a BOS in question they stay."""
+        found: dict[str, Any] = values(self)
+        return {name: value for name, value in found.items() if name != "bos" or not value}
 
     def repeated(self, repeats: int) -> int:
         """Once: it has an interval from its windows."""

@@ -72,7 +72,10 @@ def request_of(path: Path, job: str = "generate", new_tokens: int = 40, **option
     return Request(job, "llamacpp", "cpu", {"name": "m", "path": str(path), "shape": None}, given, [workload])
 
 
-def with_vocabulary(job, target: Path, shape: dict, dtype: str) -> Path:
+BOS = 7
+
+
+def with_vocabulary(job, target: Path, shape: dict, dtype: str, add_bos: bool = False) -> Path:
     """A model of that shape with a byte-level BPE as GPT-2 writes it: 256 bytes, merges of two letters."""
     made, bare = target.with_suffix(".hf"), target.with_suffix(".bare")
     model = {"name": "m", "path": None, "shape": shape}
@@ -101,7 +104,8 @@ def with_vocabulary(job, target: Path, shape: dict, dtype: str) -> Path:
     writer.add_token_types(types)
     writer.add_token_merges([f"{a} {b}" for a, b in pairs])
     writer.add_eos_token_id(len(pairs) + 256)
-    writer.add_add_bos_token(False)
+    writer.add_bos_token_id(BOS)
+    writer.add_add_bos_token(add_bos)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, np.array(tensor.data))
     writer.write_header_to_file()
@@ -251,6 +255,15 @@ def test_a_tokenizer_merges_letters_and_cuts_the_rest_to_bytes(job, tmp_path):
     assert 10 < len(ids) < len(text.encode())
     assert max(ids) < 512
     assert tokens_of(job, path.with_suffix(".bare"), text) is None
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_vocabulary_says_whether_a_text_begins_with_a_bos(job, tmp_path, asks):
+    path = with_vocabulary(job, tmp_path / "vocab.gguf", vars_of("tiny-qwen2"), "f16", add_bos=asks)
+    model = {"name": "m", "path": str(path), "shape": None}
+    answer = job(job="tokenize", model=model, workloads=[{"text": "text"}])
+    assert answer["bos"] == (BOS if asks else None)
+    assert BOS not in answer["ids"]
 
 
 def test_two_sources_of_a_model_that_tokenize_differently_are_refused(harness, real, job, tmp_path):

@@ -84,6 +84,9 @@ def _facts(record: Record) -> Iterator[tuple[str, Fact]]:
     weights = record["model"]["weights"]
     known = {"content": weights_content(record)}
     yield from _as_text("weights", known | {name: weights.get(name) for name in ("synthetic", "revision")})
+    if record["kind"] == "scored":
+        bos = record["quality"].get("bos")
+        yield "BOS in front of each window", "none" if bos is None else str(bos)
     if kernels := loaded.get("kernels"):
         yield "kernels", ", ".join(sorted(kernels))
     for finding in record.get("doctor") or []:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -16,10 +15,8 @@ from pydantic import (
     model_serializer,
 )
 
-from harness.config.frozen import MOST_TOKENS, Frozen, Tokens, tokens_of
+from harness.config.frozen import MOST_TOKENS, Frozen, Share, Tokens, tokens_of
 from harness.system.wording import shortened
-
-PERCENT = r"^[0-9]{1,2}(\.[0-9]{1,4})?%$"
 
 _Self = TypeVar("_Self", bound="_Workload")
 
@@ -109,30 +106,6 @@ Depth = Annotated[
     WithJsonSchema({"type": ["integer", "string"], "minimum": 0, "maximum": MOST_TOKENS}),
 ]
 """Tokens in the KV cache before; 4k is 4,096."""
-
-
-def _share(given: Any) -> Any:
-    """0.5% as 0.005."""
-    if not isinstance(given, str):
-        return given
-    if not re.match(PERCENT, given):
-        raise ValueError(f'expected a share such as 0.5% or 0.005, got "{shortened(given)}"')
-    return float(given[:-1]) / 100
-
-
-Share = Annotated[
-    float,
-    BeforeValidator(_share),
-    Field(gt=0, lt=1),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-                {"type": "string", "pattern": PERCENT},
-            ]
-        }
-    ),
-]
 
 
 def _each_once(given: list[int]) -> list[int]:

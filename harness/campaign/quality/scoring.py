@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from harness.campaign.quality import exchange, kept
 from harness.campaign.quality.exchange import BadReference, GivenReference, Origin
 from harness.campaign.quality.kept import KeptReference, Made
 from harness.campaign.quality.texts import Text
+from harness.campaign.quality.tokens import Tokens, tokens_of
 from harness.campaign.repeat import Inputs
 from harness.campaign.weights_check.logits import NoLogits, windows_of
 from harness.campaign.weights_check.reference import NoReference, Reference, free_bytes
@@ -76,16 +76,6 @@ def _as_checkpoint(cell: Cell) -> Cell:
     return replace(cell, variant=Variant(stack=stack.stack, name="reference", options=stack.reference or {}))
 
 
-@dataclass(frozen=True)
-class _Tokens:
-    """Ids of each window. `bos`: the first of each, where the tokenizer asks for one; `total`: tokens of the
-    whole text."""
-
-    windows: list[list[int]]
-    bos: int | None
-    total: int
-
-
 class Scoring:
     """The cells of one model and workload: their text, and their reference, computed when first needed."""
 
@@ -101,7 +91,7 @@ class Scoring:
         self._workload, self._campaign, self._text, self._arrays = workload, campaign, text, arrays
         self._cells, self._given = cells, given
         self._kept: KeptReference | None = None
-        self._tokens: _Tokens | None = None
+        self._tokens: Tokens | None = None
 
     @cached_property
     def _reference(self) -> Reference:
@@ -175,7 +165,7 @@ class Scoring:
             raise NotReady("unavailable", "its stack loads no weights: there is no text model to score")
         if inputs.weights.synthetic:
             raise NotReady("refused", RANDOM)
-        tokens = self._tokens_of(cell, inputs)
+        tokens = self._tokenized(cell, inputs)
         ids = tokens.windows
         found["bos"] = tokens.bos
         found["text"] = {
@@ -183,7 +173,7 @@ class Scoring:
             "sha256": self._text.sha256,
             "license": self._text.license,
             "tokens": tokens.total,
-            "ids_sha256": _digest(ids),
+            "ids_sha256": tokens.sha256,
         }
         self._same(tokens)
         reference = self._kept = self._of_file(cell, inputs) if self._given else self._computed()
@@ -233,7 +223,7 @@ class Scoring:
     @property
     def _origin(self) -> Origin:
         assert self._tokens is not None  # of the cell, or of the reference that has run
-        return Origin(self._text.sha256, self._workload, _digest(self._tokens.windows), self._tokens.bos)
+        return Origin(self._text.sha256, self._workload, self._tokens.sha256, self._tokens.bos)
 
     def export(self, path: Path) -> None:
         """Raises BadReference, NotExported."""
@@ -262,24 +252,11 @@ class Scoring:
         deep = zip(self._workload.depths, each[1:], strict=True)
         return each[0] | {"at_depth": [{"depth": depth, **count, **found} for depth, found in deep]}
 
-    def _tokens_of(self, cell: Cell, inputs: Inputs) -> _Tokens:
-        """As llama-perplexity: a BOS before the text, and in place of the first token of each window. Raises
-        NotReady."""
-        assert inputs.weights is not None
-        workload = self._workload
-        windows = workload.windows()
-        found = self._campaign.preparation.tokenized(cell, inputs.weights, self._text.content, 1 << 62)
-        bos = [found.bos] if workload.bos and found.bos is not None else []
-        ids = bos + found.ids
-        if len(ids) < (needed := max(end for _, end in windows)):
-            fits = workload.fitting(len(ids))
-            hint = f"chunks: {fits} would fit" if fits else "give a longer text, or shorter windows"
-            needs = f"{workload.chunks} windows of {workload.holds} tokens need {needed:,}"
-            raise NotReady("refused", f"{self._text.path}: has {len(ids):,} tokens, and {needs}; {hint}")
-        of_windows = [bos + ids[first + len(bos) : end] for first, end in windows]
-        return _Tokens(of_windows, bos[0] if bos else None, len(found.ids))
+    def _tokenized(self, cell: Cell, inputs: Inputs) -> Tokens:
+        """Raises NotReady."""
+        return tokens_of(cell, inputs, self._campaign.preparation, self._workload, self._text)
 
-    def _same(self, tokens: _Tokens) -> None:
+    def _same(self, tokens: Tokens) -> None:
         """All cells of a reference score the same tokens. Raises NotReady."""
         known = self._tokens = self._tokens or tokens
         if tokens.bos != known.bos:
@@ -289,11 +266,11 @@ class Scoring:
 
     def _kept_reference(self, cell: Cell, inputs: Inputs, why: str, log: Path) -> KeptReference:
         """Raises NoLogits, NotReady, CacheError, OSError."""
-        self._same(tokens := self._tokens_of(cell, inputs))
+        self._same(tokens := self._tokenized(cell, inputs))
         ids = tokens.windows
 
         def make(made: Made) -> Draft:
-            assert inputs.weights is not None  # _tokens_of has used their tokenizer
+            assert inputs.weights is not None  # tokens_of has used their tokenizer
             free = free_bytes(self._campaign.preparation.device_id)
             if reason := no_room(inputs.weights.sizes["parameters"], inputs.options.get("dtype"), free):
                 raise NoLogits("oom", reason)
@@ -321,10 +298,6 @@ class Scoring:
     def _targets(self, window: list[int]) -> list[int]:
         """The text's token after each scored position."""
         return window[-self._workload.positions :]
-
-
-def _digest(ids: Sequence[Sequence[int]]) -> str:
-    return hashlib.sha256(np.concatenate(ids).astype("<i8").tobytes()).hexdigest()
 
 
 def _whole(cell: Cell) -> Ready | None:

@@ -284,9 +284,8 @@ class Score(Identity):
     windows: int | None
     scored: int | None
     bos: int | None
-    """the id of the BOS that each window begins with; null: none"""
     bos_wanted: bool
-    """whether a BOS would have been put in front, had the tokenizer asked for one"""
+    """`bos`: what each window begins with; wanted: where the tokenizer asks for one"""
     ids_sha256: str | None
     """of the ids of the windows"""
     figures: dict[str, Figure]

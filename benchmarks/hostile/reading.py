@@ -79,7 +79,9 @@ def local(path: str) -> Reader:
 
 def tokenized() -> bool:
     try:
-        return bool(tokenizer.ids(Path("tokenizer.json"), "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab some text", 8))
+        return bool(
+            tokenizer.tokenized(Path("tokenizer.json"), "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab some text", 8).ids
+        )
     except weights.WeightsError:
         return False
 

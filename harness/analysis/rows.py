@@ -298,6 +298,9 @@ class Score(Identity):
     n_ctx: int | None
     windows: int | None
     scored: int | None
+    bos: int | None
+    bos_wanted: bool
+    """`bos`: what each window begins with; wanted: where the tokenizer asks for one"""
     ids_sha256: str | None
     """of the ids of the windows"""
     figures: dict[str, Figure]

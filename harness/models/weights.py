@@ -26,7 +26,8 @@ from harness.theory.tensors import Sizes, bytes_by_type, read_in_part
 CONVERSION = 1  # bump when runners/llamacpp_convert.py makes other files of the same checkpoint
 SOURCE_QUANT = "f16"  # checkpoints are converted to it, and every other type is quantized from it
 FULL_TYPES = ("f32", "f16", "bf16")  # weights of these can be converted and quantized to anything
-_TOKENIZER = "tokenizer.json"
+TOKENIZER = "tokenizer.json"
+_TOKENIZER_SETTINGS = "tokenizer_config.json"
 
 
 class WeightsError(RuntimeError):
@@ -156,7 +157,7 @@ def _checkpoint(found: Checkpoint) -> Ready:
         raise WeightsError(f"{found.path.parent}: has a config.json and no weights")
     if not any((found.path / name).is_file() for name in (SINGLE, INDEX)):
         raise WeightsError(f"{found.path}: has no {SINGLE} and no {INDEX}")
-    made, shape, tokenizer = found.decoder, found.shape, found.path / _TOKENIZER
+    made, shape, tokenizer = found.decoder, found.shape, found.path / TOKENIZER
     embedding = next((t for t in found.tensors if t.part == "embedding" and len(t.dims) == 2), None)
     return Ready(
         path=found.path,
@@ -205,22 +206,27 @@ def _widest_type(found: Checkpoint) -> str | None:
 
 
 def _fingerprint(found: Checkpoint) -> str:
-    """Digest of config.json, of every file's header, and of sizes and times, those of the tokenizer, of
-    separate settings files and of Python code too; then a digest of a sample of all these files. Of a shipped
-    checkpoint without times, so that it is the same in every installation."""
+    """As of a GGUF, headers, size, times and content: a digest of config.json, of the tokenizer's settings,
+    and of every file's header and size; the bytes of all files; a digest of their times; and one of a sample
+    of the weights, the tokenizer, separate settings and Python code. Of a shipped checkpoint without times,
+    so that it is the same in every installation."""
     assert found.config is not None  # checked by the caller
     known = hashlib.sha256(found.config.read_bytes())
+    if (asks_for_bos := found.path / _TOKENIZER_SETTINGS).is_file():
+        known.update(sampled([asks_for_bos]).encode())
     for path in found.files:
         with path.open("rb") as file:
             start = file.read(8)
             known.update(start + file.read(int.from_bytes(start, "little")))
-    settings = (found.path / name for name in (_TOKENIZER, *PACKING_FILES))
+    settings = (found.path / name for name in (TOKENIZER, *PACKING_FILES))
     others = [path for path in (*settings, *sorted(found.path.glob("*.py"))) if path.exists()]
+    every = [(path.name, path.stat()) for path in (*found.files, *others)]
+    for name, status in every:
+        known.update(f"{name} {status.st_size} ".encode())
     timeless = shipped.weights_name(found.path) is not None
-    for path in (*found.files, *others):
-        status = path.stat()
-        known.update(f"{path.name} {status.st_size} {0 if timeless else status.st_mtime_ns} ".encode())
-    return f"{known.hexdigest()[:16]}-{digest([sampled(found.files), sampled(others)])}"
+    times = digest([] if timeless else [status.st_mtime_ns for _, status in every])
+    parts = known.hexdigest()[:16], sum(status.st_size for _, status in every), times
+    return "-".join(map(str, (*parts, digest([sampled(found.files), sampled(others)]))))
 
 
 def quantized_bytes(header: gguf_header.GgufHeader, quant: str) -> int:

@@ -54,6 +54,9 @@ class Traits:
     waits: bool = False
 
 
+PUBLISHED = "published"  # the source of an example that was not measured here
+
+
 @dataclass(frozen=True)
 class Example:
     """A measured variant: latency in ms at positions, on the line fitted over the positions `of_line`.

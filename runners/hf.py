@@ -91,10 +91,10 @@ import torch
 import transformers.modeling_utils  # now: 85 MB of modules that a model load would import otherwise
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from runners import hf_loaded, torch_device
+from runners import hf_checked, hf_loaded, torch_device
 from runners.hf_session import DOES_NOT_FIT, HfSession
 from runners.protocol import Request
-from runners.safetensors_folder import staged
+from runners.safetensors_folder import staged, stored_in
 from runners.torch_device import DTYPES
 from runners.torch_probe import probe
 
@@ -105,8 +105,11 @@ TRUSTED = "trust_remote_code: true"
 
 
 def load(request: Request) -> HfSession:
-    """Load a checkpoint on one device. Raises the errors of transformers, MemoryError."""
+    """Load a checkpoint on one device. Raises the errors of load_model, Refused if it is quantized."""
+    path = Path(request.model["path"])
+    hf_checked.check_unquantized(path, stored_in(path), request.stack)
     model = load_model(request)
+    hf_checked.check_types(path, model, DTYPES[request.options["dtype"]])
     facts = {"quant": QUANTS[request.options["dtype"]], "kernel_asked": "Linear"}
     session = HfSession(request, model, lambda: hf_loaded.model_facts(model) | facts)
     session.settle()
@@ -115,9 +118,10 @@ def load(request: Request) -> HfSession:
 
 @torch_device.memory_errors()
 def load_model(request: Request, **more: Any) -> torch.nn.Module:
-    """The model in evaluation mode, every weight of it from the checkpoint. `more`: for from_pretrained.
+    """The model in evaluation mode, with every tensor of the checkpoint and no other weight. `more`: for
+    from_pretrained.
 
-    Raises ValueError: a type the device lacks, or weights that the checkpoint lacks.
+    Raises ValueError: a type the device lacks, or see hf_checked.check_whole; RuntimeError, MemoryError.
     """
     options, device = request.options, torch_device.of(request.device)
     dtype = DTYPES[options["dtype"]]
@@ -142,6 +146,7 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
                 local_files_only=True,
                 trust_remote_code=trusted,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # else its error refers to a table in its log
                 **more,
             )
         except ValueError as refusal:
@@ -149,9 +154,6 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
                 raise
             kind = config.model_type
             raise ValueError(f"{path}: transformers has no sdpa for {kind}; set attn: eager") from refusal
-    if missing := sorted(found["missing_keys"]):
-        raise ValueError(f"{path}: has no {missing[0]}, which its config.json requires")
-    if odd := sorted(str(key[0]) for key in found["mismatched_keys"]):
-        raise ValueError(f"{path}: its {odd[0]} has another size than in its config.json")
+    hf_checked.check_whole(path, model, found)
     hf_loaded.hold(model, options["mmap"])
     return model.eval()

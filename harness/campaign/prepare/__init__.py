@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,10 @@ class NotReady(RuntimeError):
     def __init__(self, outcome: str, reason: str) -> None:
         super().__init__(reason)
         self.outcome = outcome
+
+
+class NoVocabulary(NotReady):
+    """A text has no token ids: llama.cpp does not read the vocabulary of a GGUF."""
 
 
 @contextmanager
@@ -188,7 +193,10 @@ class Preparation:
                     f"{ready and ready.path}: has no input embedding, so its vocabulary is unknown",
                 )
             return [(1013 + 7919 * i) % vocabulary for i in range(count)], "fixed ids (no tokenizer)"
-        ids = self._tokenize(cell, ready, ready.tokenizer, count)
+        try:
+            ids = self._tokenize(cell, ready, ready.tokenizer, count)
+        except NoVocabulary:
+            return self.prompt(cell, replace(ready, tokenizer=None))
         first_source, first_ids = self._prompts.setdefault((cell.model.name, count), (str(ready.path), ids))
         if ids != first_ids:
             raise NotReady("error", f"{ready.path} and {first_source} tokenize the same text differently")
@@ -216,7 +224,11 @@ class Preparation:
         try:
             if source == ready.path:  # a GGUF: only llama.cpp can read its vocabulary
                 job = self._producer.request(cell, "tokenize", source, workloads=[{"text": text}])
-                ids = list(self._producer.run(cell, job)["ids"] or [])[:count]
+                answer = self._producer.run(cell, job)
+                if answer["ids"] is None:
+                    why = f"{source}: llama.cpp does not read its vocabulary, so a text has no token ids"
+                    raise NoVocabulary("refused", why)
+                ids = list(answer["ids"])[:count]
             else:
                 ids = tokenizer.ids(source, text, count)
         except WeightsError as failure:

@@ -84,6 +84,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +105,7 @@ __all__ = ["DOES_NOT_FIT", "load", "load_model", "probe"]
 
 QUANTS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}  # as weights of these types are named elsewhere
 TRUSTED = "trust_remote_code: true"
+_LACKING = re.compile(r"not found in your environment: (.+?)\. Run")
 
 
 def load(request: Request) -> HfSession:
@@ -128,7 +132,7 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
     torch_device.prepare(device, dtype, options["threads"], options.get("expandable_segments", False))
     transformers.utils.logging.disable_progress_bar()
     path, trusted = Path(request.model["path"]), options["trust_remote_code"]
-    with staged(path) as folder:
+    with staged(path) as folder, _explained(path):
         try:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted, local_files_only=True)
         except ValueError as refusal:
@@ -157,3 +161,25 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
     hf_checked.check_whole(path, model, found)
     hf_loaded.hold(model, options["mmap"])
     return model.eval()
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raises ValueError for errors of transformers that say what to install, or refer to a table in its log.
+    Its own words are in the worker's log."""
+    try:
+        yield
+    except ImportError as lack:
+        found = _LACKING.search(str(lack))
+        needed = found[1] if found else lack.name or str(lack).strip().splitlines()[0]
+        raise ValueError(
+            f"{path}: needs {needed}, which the environment of the stack lacks: run it in an interpreter of"
+            " your own that has it (harness env use)"
+        ) from lack
+    except RuntimeError as failure:
+        if "the above report" not in str(failure):
+            raise
+        raise ValueError(
+            f"{path}: transformers cannot make the model of its config.json from its tensors; a table of them"
+            " is in the worker's log"
+        ) from failure

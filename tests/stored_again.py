@@ -20,7 +20,8 @@ def stored_again(
     shutil.copytree(source, target)
     tensors = read(target)
     change(tensors)
-    header, data = {}, b""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # which transformers 4 asks for
+    data = b""
     for name, (dtype, shape, values) in tensors.items():
         offsets = [len(data), len(data) + len(values)]
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}

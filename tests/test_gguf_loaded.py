@@ -76,6 +76,17 @@ def test_a_model_in_parts_runs_as_it_is(harness, real, made, tmp_path):
     )
 
 
+def test_a_model_in_parts_is_dequantized_whole(job, made, tmp_path):
+    source = made("tiny-llama", "q4_0")
+    made_of = []
+    for path in (source, in_parts(source, tmp_path / "split", 3)[0]):
+        target = tmp_path / path.stem
+        model = {"name": "m", "path": None, "shape": vars_of("tiny-llama")}
+        job(job="dequantize", model=model, files={"source": str(path), "target": str(target)})
+        made_of.append((target / "model.safetensors").read_bytes())
+    assert made_of[0] == made_of[1]
+
+
 DRAFTS = ("eh_proj", "enorm", "hnorm", "shared_head_norm")
 
 

@@ -237,6 +237,23 @@ def test_code_that_comes_with_a_checkpoint_runs_only_when_asked_for(
     assert (tmp_path / "ran").exists()
 
 
+def test_a_library_that_the_code_of_a_checkpoint_needs_is_named(
+    worker, checkpoint, hf_interpreter, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    path = shutil.copytree(checkpoint("tiny-llama"), tmp_path / "remote")
+    config = json.loads((path / "config.json").read_text())
+    config |= {"auto_map": {"AutoConfig": "own.OwnConfig"}, "model_type": "own"}
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "own.py").write_text("import einops_of_mars\nclass OwnConfig: pass\n")
+    last = worker(request_of(path, trust_remote_code=True), hf_interpreter)[-1]
+    assert last == Failed(
+        "error",
+        f"{path}: needs einops_of_mars, which the environment of the stack lacks: run it in an interpreter of"
+        " your own that has it (harness env use)",
+    )
+
+
 def test_logits_one_by_one_are_those_of_a_batch(worker, checkpoint, hf_interpreter, tmp_path):
     ids = [(7 * i) % 500 for i in range(60)]
     rows = []

@@ -50,11 +50,10 @@ def check_unquantized(source: Path, stored: Mapping[str, Stored], stack: str) ->
     found = next(coded, "")
     if not (given or found):
         return
-    words = [str(given[key]) for key in ("quant_method", "quant_algo", "format") if given.get(key)]
-    named = f" ({' '.join(words)})" if words else ""
+    words = " ".join(str(given[key]) for key in ("quant_method", "quant_algo", "format") if given.get(key))
+    kind = "is quantized" + (f" ({words})" if words else "") + (f": {found}" if found else "")
     raise Refused(
-        f"{source}: is quantized{named}{found and ': '}{found}; {stack} loads 16- and 32-bit checkpoints, and"
-        " would measure other weights than these: name the checkpoint that it was made of"
+        f"{source}: {kind}; {stack} loads only 16- and 32-bit checkpoints: name the one that this was made of"
     )
 
 

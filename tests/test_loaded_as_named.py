@@ -78,7 +78,7 @@ def test_a_checkpoint_that_the_stack_does_not_hold_as_stored_is_refused(
     assert last.outcome == "refused"
     assert last.reason.startswith(f"{path}: is quantized")
     assert why.format(DOWN=DOWN) in last.reason
-    assert f"; {stack} loads 16- and 32-bit checkpoints, and would measure other weights" in last.reason
+    assert f"; {stack} loads only 16- and 32-bit checkpoints: name the one that" in last.reason
 
 
 MISTAKEN = {

@@ -14,6 +14,13 @@
 # memory = "bitsandbytes"
 # published = { int8-dynamic = "int8", nf4-dynamic = "int4" }
 # offers = [{ quant = ["int8", "nf4"] }]
+# waits = ["int8"]
+#
+# # matmul_4bit, which has a GEMV for one token.
+# [[tool.harness.kernel_changes]]
+# variant = "int4"
+# longest = 1
+# then = "from a matrix-vector kernel to dequantizing the weights to 16 bits"
 #
 # [[tool.harness.limits]]
 # when = { quant = "int8", double_quant = true }

@@ -12,6 +12,12 @@
 # published = { exllamav2-4 = "int4-exllamav2", marlin-4 = "int4-marlin" }
 # offers = [{ kernel = ["exllamav2", "marlin"] }]
 #
+# # ExLlamaV2: MAX_Q_GEMM_ROWS (q_gemm.cu).
+# [[tool.harness.kernel_changes]]
+# variant = "exllamav2"
+# longest = 50
+# then = "to dequantizing the weights to 16 bits for cuBLAS"
+#
 # # auto-gptq would choose silently: exllamav2 if it loads, else any other kernel.
 # [tool.harness.options.kernel]
 # type = "string"

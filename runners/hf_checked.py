@@ -80,7 +80,7 @@ def check_whole(source: Path, model: nn.Module, found: Mapping[str, Any]) -> Non
 def check_none_left(source: Path, left: Iterable[str]) -> None:
     """Raises ValueError for tensors of a checkpoint that are left out, unless they have no effect."""
     if names := sorted(name for name in left if not WITHOUT_EFFECT.search(name)):
-        more = f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise ValueError(
             f"{source}: has {names[0]}{more}, which the model of its config.json does not have: correct"
             " config.json, else another model would be measured"

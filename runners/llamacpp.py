@@ -17,6 +17,15 @@
 # ]
 # program = "llama-server --model {}"
 #
+# # MMVQ_MAX_BATCH_SIZE, MMQ_MAX_BATCH_SIZE (ggml-cuda, spring of 2024).
+# [[tool.harness.kernel_changes]]
+# longest = 8
+# then = "from matrix-vector to matrix-matrix kernels"
+#
+# [[tool.harness.kernel_changes]]
+# longest = 32
+# then = "to dequantizing the weights to 16 bits for cuBLAS"
+#
 # [[tool.harness.tune]]
 # settings = [{ flash_attn = false }, { flash_attn = true }]
 #

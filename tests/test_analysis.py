@@ -64,8 +64,19 @@ def test_the_golden_record_stands():
             {"conditions__worker_pressure": {"memory_stall_us": 10**9}},
             "memory pressure stalled it for 1000.00",
         ),
-        (THROTTLED | {"done__cpu_wait_ns": 10**6}, "the CPU quota throttled it for 1.00 s"),
-        (THROTTLED | {"done__cpu_wait_ns": None}, "the CPU quota throttled it for 1.00 s"),
+        (
+            THROTTLED | {"done__cpu_wait_ns": 10**6},
+            "the CPU quota throttled it for 1.00 s over all CPUs",
+        ),
+        (THROTTLED | {"done__cpu_wait_ns": None}, "the CPU quota throttled it for 1.00 s over all CPUs"),
+        (
+            {
+                "conditions__cpu_quota": 1.5,
+                "conditions__pressure": {"cgroup_throttled_us": 10**6, "cgroup_throttled_periods": 15},
+                "done__cpu_wait_ns": 10**9,
+            },
+            "the CPU quota of 1.50 CPUs throttled it in 15 periods, for 1.00 s over all CPUs (0.0",
+        ),
     ],
 )
 def test_every_known_lie_makes_a_record_invalid_with_its_reason(changes, reason):
@@ -145,7 +156,10 @@ def test_weights_that_came_into_memory_while_timing_are_caught_and_rows_of_an_em
         ({"workingset_refault_file": 10**5}, "410 MB of evicted file pages were read again"),
         ({"pswpin": 9}, "9 pages swapped in"),
         ({"memory_stall_us": 10**9}, "memory pressure stalled it for 1000.00 s of 0.00"),
-        ({"cgroup_throttled_us": 10**6}, "the CPU quota throttled the cgroup around it for 1.00 s of 0.00"),
+        (
+            {"cgroup_throttled_us": 10**6},
+            "the CPU quota throttled the cgroups around it for 1.00 s over all CPUs (0.00 s timed)",
+        ),
     ],
 )
 def test_what_rose_on_the_whole_machine_is_a_remark_and_never_a_reason(pressure, said):
@@ -157,6 +171,18 @@ def test_what_rose_on_the_whole_machine_is_a_remark_and_never_a_reason(pressure,
     assert invalid_because(record(conditions__pressure=pressure, done__major_faults=1), None) == [
         "1 major page fault while timing"
     ]
+
+
+def test_waiting_for_the_quota_is_no_waiting_for_other_processes_and_what_is_left_is():
+    def waited(ms: int) -> list[str]:
+        throttled = {"cgroup_throttled_us": 10**6, "cgroup_throttled_periods": 15}
+        of = {"conditions__pressure": throttled, "done__cpu_wait_ns": ms * 10**6}
+        return [reason for reason in invalid_because(record(**of), None) if "waited for a CPU" in reason]
+
+    assert waited(1000) == []
+    assert waited(1040) == []
+    (left,) = waited(1060)
+    assert "other processes were running" in left
 
 
 def test_of_an_older_record_within_a_budget_its_cgroups_counters_decide():
@@ -186,6 +212,9 @@ def test_remarks_tell_what_to_know_and_spoil_nothing():
         "beyond_trained_context": "the context grows to 65 tokens, but the model was trained on at most 64",
         "stack_warning": "values decide the speed",
     }
+    stopped = {"workload__kind": "grow", "workload__new_tokens": 5000, "done__stopped": "out of memory"}
+    assert flags_of(**stopped, loaded__trained_context=65) == {}  # it held 65 tokens
+    assert list(flags_of(**stopped, loaded__trained_context=64)) == ["beyond_trained_context"]
     assert flags_of(done__counters__allocator_retries=[[30, 1], [41, 2]]) == {
         "allocator_retries": "3 times the allocator had to free memory and try again, at n = 30, 41"
     }

@@ -19,7 +19,7 @@ from harness.results.kinds.searched import Probe
 
 Ends = list[float | None]
 """Low and high end of an interval; null: open."""
-Disturbance = Literal["cpu", "memory", "heat", "warmup", "suspend"]
+Disturbance = Literal["cpu", "quota", "memory", "heat", "warmup", "suspend"]
 
 
 class FlagRow(TypedDict):
@@ -237,6 +237,8 @@ class Search(Result):
     limit_bytes: int | None
     limit_stated: bool | None
     not_filled: str | None
+    trained_context: int | None
+    flags: list[FlagRow]
     granule: int | None
     need: dict[str, float] | None
     predicted_from: str | None

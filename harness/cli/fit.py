@@ -13,6 +13,7 @@ from harness.analysis.rows import Figures
 from harness.analysis.series import latency
 from harness.analysis.series.latency import Analysis, Unusable
 from harness.analysis.series.line import Floats
+from harness.cli import machines
 from harness.cli.exits import NOT_OK, OK, Mistake, say
 from harness.cli.inputs import add_json
 from harness.cli.names import unknown
@@ -258,7 +259,7 @@ def _theory(model: str | None, machine: str | None, units: Units) -> Theory | No
     except NotUnderstood as why:
         raise Mistake(why.sentence("model", shortened(model))) from why
     try:
-        return Theory(shape, machine_names.one(machine, any_size=True), units)
+        return Theory(shape, machine_names.one(machine, any_size=True, known=machines.known()), units)
     except NotUnderstood as why:
         raise Mistake(why.sentence("machine", shortened(machine))) from why
 

@@ -118,6 +118,7 @@ def _traits(
         expert_bytes=experts,
         expert_share=needs.experts_used / needs.experts if needs and needs.experts else 1.0,
         of_types=_of_types(record, quant, read),
+        waits=kinds.waits(header, group),
         **model,
     )
 

@@ -137,7 +137,7 @@ def failures(study: Study) -> list[tuple[str, list[str]]]:
 def flagged(study: Study) -> list[tuple[str, list[tuple[str, str]]]]:
     """Code of a flag -> the cells that have it, each with the detail."""
     found: dict[str, list[tuple[str, str]]] = {}
-    for row in study.cells:
+    for row in (*study.cells, *study.searches):
         for flag in row.get("flags") or []:
             found.setdefault(str(flag.get("code")), []).append(
                 (str(row["name"]), str(flag.get("detail", "")))

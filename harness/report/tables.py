@@ -93,17 +93,18 @@ def searches(rows: Sequence[Search]) -> Table:
     whole = partial(formatted, form="{:.0f}")
     lines = [
         [
-            *(row["name"], row["status"], whole(row["verified_n_ctx"]), row["verified_by"] or NONE),
-            *(whole(row["predicted_n_ctx"]), whole(row["limit_bytes"], unit=1e6), str(row["live_probes"])),
+            *(row["name"], row["status"], whole(row["verified_n_ctx"]), whole(row["trained_context"])),
+            *(row["verified_by"] or NONE, whole(row["predicted_n_ctx"])),
+            *(whole(row["limit_bytes"], unit=1e6), str(row["live_probes"])),
             *(whole(row["search_s"]), whole(row["fill_s"])),
         ]
         for row in rows
     ]
     headings = [
-        *("cell", "status", "longest n_ctx", "verified by", "predicted", "limit MB", "probes"),
-        *("search s", "filling s"),
+        *("cell", "status", "longest n_ctx", "trained n_ctx", "verified by", "predicted", "limit MB"),
+        *("probes", "search s", "filling s"),
     ]
-    return Table(headings, lines, [False, False, *[True] * 7], not_ok(rows))
+    return Table(headings, lines, [False, False, *[True] * 8], not_ok(rows))
 
 
 def not_ok(rows: Sequence[Row]) -> list[bool]:

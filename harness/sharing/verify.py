@@ -17,7 +17,7 @@ from harness.sharing import bundle, figures
 from harness.sharing.anonymous import Anonymizer
 from harness.sharing.archive import RECORD, Tampered, folder_of
 from harness.sharing.bundle import Bundle
-from harness.sharing.checks import clocks, facts, noise, samples, together
+from harness.sharing.checks import facts, together
 from harness.sharing.checks.evidence import Evidence
 from harness.system.endings import FAULTS
 from harness.system.wording import plural, shortened
@@ -146,10 +146,4 @@ def _figures(
         yield from (Reason(name, text) for text in figures.differences(claim, of))
 
 
-CHECKS: tuple[Check, ...] = (
-    _anonymous,
-    facts.check,
-    clocks.check,
-    samples.check,
-    noise.check,
-)
+CHECKS: tuple[Check, ...] = (_anonymous, facts.check)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import shipped
-from harness.models import checkpoint, gguf_decoder, gguf_header, layout
+from harness.models import checkpoint, gguf_decoder, gguf_header, gguf_split, layout
 from harness.models.checkpoint import FLOATS, INDEX, SINGLE, Checkpoint, CheckpointError
 from harness.models.config_json import PACKING_FILES
 from harness.models.gguf_shape import is_mixture
@@ -120,19 +120,19 @@ def _unknown_mixture(path: Path, architecture: str) -> WeightsRefused:
 
 
 def _gguf(path: Path) -> Ready:
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+    if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
         raise WeightsError(f"{path}: is not a regular file")
-    header = gguf_header.read(path)
-    if header.metadata.get("split.count", 0) > 1:
-        raise WeightsError(f"{path}: is one part of a split model; merge it first (llama-gguf-split --merge)")
+    header = gguf_split.read_whole(path)
+    files = gguf_split.files_of(path, header)
+    statuses = [each.stat() for each in files]
+    path, size = files[0], sum(status.st_size for status in statuses)  # llama.cpp finds the rest by the first
     made = _not_dense(gguf_decoder.decoder_of(header))
     if made is None and is_mixture(header):
         raise _unknown_mixture(path, header.architecture)
     return Ready(
         path=path,
         format="gguf",
-        fingerprint=f"{header.digest}-{status.st_size}-{status.st_mtime_ns}-{sampled([path])}",
+        fingerprint=f"{header.digest}-{size}-{sum(s.st_mtime_ns for s in statuses)}-{sampled(files)}",
         architecture=header.architecture,
         quant=header.quant,
         synthetic=header.synthetic,
@@ -141,7 +141,8 @@ def _gguf(path: Path) -> Ready:
         sizes=header.weights(),
         attention=None if made else header.attention(),
         header=header,
-        file_bytes=status.st_size,
+        shards=len(files),
+        file_bytes=size,
         decoder=made,
     )
 

@@ -240,7 +240,10 @@ def _weights(record: Record) -> list[str]:
     if header:
         cast = weights.get("format") == "hf" and len(header.get("bytes_by_type") or ()) != 1
         cast = cast or bool(stored and found and stored != found)
-        sizes = [("parameters", loaded.get("parameters"), header["parameters"])]
+        sizes = [
+            ("parameters", loaded.get("parameters"), header["parameters"]),
+            ("draft_bytes", loaded.get("draft_bytes"), header.get("draft_bytes", 0)),
+        ]
         if not cast:
             sizes.insert(0, ("model_bytes", loaded.get("model_bytes"), header["model_bytes"]))
         reasons += [

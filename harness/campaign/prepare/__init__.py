@@ -45,6 +45,10 @@ class NotReady(RuntimeError):
         self.outcome = outcome
 
 
+class NoVocabulary(NotReady):
+    """A text has no token ids: llama.cpp does not read the vocabulary of a GGUF."""
+
+
 @contextmanager
 def _not_ready() -> Iterator[None]:
     """Turn a WeightsError into NotReady."""
@@ -193,7 +197,10 @@ class Preparation:
         if ready is None:
             return _fixed_ids(FAKE_VOCABULARY, count), FIXED
         if ready.tokenizer is not None:
-            ids, source = self._tokenize(cell, ready, ready.tokenizer, count), TOKENIZED
+            try:
+                ids, source = self._tokenize(cell, ready, ready.tokenizer, count), TOKENIZED
+            except NoVocabulary:
+                return self.prompt(cell, replace(ready, tokenizer=None))
         elif ready.vocab_size:
             ids, source = _fixed_ids(ready.vocab_size, count), FIXED
         else:
@@ -230,7 +237,10 @@ class Preparation:
             if source == ready.path:  # a GGUF: only llama.cpp can read its vocabulary
                 job = self._producer.request(cell, "tokenize", source, workloads=[{"text": text}])
                 answer = self._producer.run(cell, job)
-                found = Tokenized(list(answer["ids"] or [])[:count], answer["bos"])
+                if answer["ids"] is None:
+                    why = f"{source}: llama.cpp does not read its vocabulary, so a text has no token ids"
+                    raise NoVocabulary("refused", why)
+                found = Tokenized(list(answer["ids"])[:count], answer["bos"])
             else:
                 found = tokenizer.tokenized(source, text, count)
         except WeightsError as failure:

@@ -130,6 +130,8 @@ class Header(TypedDict):
     """of all experts"""
     table_bytes: NotRequired[Count]
     """of other tables with a row for each token"""
+    draft_bytes: NotRequired[Count]
+    """of layers that only draft tokens, which plain decode does not read"""
     bytes_by_type: NotRequired[dict[str, Count]]
     """of GPTQ and AWQ by `qweight`, `qzeros`, `scales`, `g_idx` and the types of the rest"""
 
@@ -264,6 +266,7 @@ class StackFacts(TypedDict):
     tied: NotRequired[Switch]
     expert_bytes: NotRequired[Count]
     table_bytes: NotRequired[Count]
+    draft_bytes: NotRequired[Count]
     versions: NotRequired[dict[str, Text]]
     """exact versions"""
     quant: NotRequired[Text | None]

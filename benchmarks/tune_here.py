@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--busy", action="store_true", help="use repeats that other processes disturbed")
     given = parser.parse_args()
-    logical = machine.facts()["usable_cpus"] or machine.physical_cores()
+    logical = machine.facts()["usable_cpus"]
     counts = sorted({1, machine.physical_cores(), logical, 2 * logical})
     best = {start: tuned(given, start, counts) for start in (1, 2 * logical)}
     for start, threads in best.items():

@@ -17,13 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import cli, shipped
+from harness import cli, data, shipped
 from harness.known import Known
 from harness.published import TABLES, llama_arithmetic, rtx4090_qwen15
 from harness.results.kinds import schema
 from harness.theory import decoder, demand, floors, gguf_types, passes
 from harness.theory.families import SHAPES
 from harness.theory.machines import MACHINES
+from harness.theory.shapes import parameters
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,7 +33,10 @@ else:
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-PAGES = [DOCS / name for name in ("theory.md", "models.md", "cli.md", "architecture.md", "record.md")]
+PAGES = [
+    DOCS / name
+    for name in ("theory.md", "models.md", "machines.md", "cli.md", "architecture.md", "record.md")
+]
 PUBLIC = ROOT / "tests" / "models"
 SCHEMA = DOCS / "record.schema.json"
 WORDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
@@ -48,6 +52,9 @@ def refreshed(page: str) -> str:
         "every_record": lambda: keys(schema.bases(schema.KINDS["reported"])[0]),
         "own_records": lambda: keys(schema.bases(schema.KINDS["measured"])[1]),
         "parts": parts,
+        "machines": machines,
+        "words_of_machines": words_of_machines,
+        "dense_models": dense_models,
         "published_models": published_models,
         "published_files": published_files,
         **{name: partial(_own_keys, kind) for name, kind in schema.KINDS.items()},
@@ -59,6 +66,57 @@ def refreshed(page: str) -> str:
         return f"<!-- {name} -->\n{block}<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", made, page, flags=re.DOTALL)
+
+
+def dense_models() -> str:
+    """The shapes of the dense models."""
+    rows = [
+        {
+            "model": name,
+            "layers": shape.layers,
+            "hidden": f"{shape.hidden_size:,}",
+            "heads (KV)": f"{shape.heads} ({shape.kv_heads})",
+            "FFN": f"{shape.intermediate_size:,}",
+            "vocabulary": f"{shape.vocab_size:,}" + (", tied" if shape.tied else ""),
+            "context": f"{shape.context:,}" + (f", window {shape.window:,}" if shape.window else ""),
+            "parameters": f"{parameters(shape) / 1e9:.3g}B",
+        }
+        for name, shape in SHAPES.items()
+    ]
+    return markdown(rows)
+
+
+def machines() -> str:
+    """A table of the shipped machines for each family."""
+    sections = []
+    for family in dict.fromkeys(machine.family for machine in MACHINES.values()):
+        rows = [
+            {
+                "machine": f"`{key}`",
+                "name": machine.name,
+                "GiB": ", ".join(f"{gib:g}" for gib in machine.sold_gib or (machine.memory.value / 2**30,)),
+                "GB/s": f"{machine.bandwidth.value / 1e9:,g}",
+                "rates": ", ".join(f"{of} {rate.value / 1e12:,.4g}" for of, rate in machine.rates.items()),
+            }
+            for key, machine in MACHINES.items()
+            if machine.family == family
+        ]
+        sections.append(f"\n### {family}\n\n{markdown(rows)}")
+    return "".join(sections)
+
+
+def words_of_machines() -> str:
+    """What names of machines may leave out and add."""
+    words = data.table("aliases.toml")["machines"]["words"]
+    rows = [
+        {
+            "machine": f"`{key}`",
+            "may leave out": ", ".join(row.get("optional", ())),
+            "may add": ", ".join(row.get("also", ())),
+        }
+        for key, row in words.items()
+    ]
+    return markdown(rows)
 
 
 def published_models() -> str:

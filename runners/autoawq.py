@@ -11,6 +11,7 @@
 # scratch = { kernel = "exllamav2" }
 # uncut = [{ fuse_layers = true }]
 # unfused = { fuse_layers = false }
+# fused = ["fused", "fuse_layers=true"]
 # offers = [{ kernel = ["gemm", "exllama", "exllamav2"], fuse_layers = [false, true] }]
 #
 # [[tool.harness.context]]
@@ -18,6 +19,17 @@
 # option = "max_seq_len"
 # granule = 256
 # dry = false
+#
+# # ExLlamaV2: MAX_Q_GEMM_ROWS (q_gemm.cu). gemm: WQLinear_GEMM.forward.
+# [[tool.harness.kernel_changes]]
+# variant = "exllamav2"
+# longest = 50
+# then = "to dequantizing the weights to 16 bits for cuBLAS"
+#
+# [[tool.harness.kernel_changes]]
+# variant = "gemm"
+# longest = 1024
+# then = "to dequantizing the weights to 16 bits for cuBLAS"
 #
 # [tool.harness.published]
 # "gemm-fuse_layers=true" = "gemm-fused"

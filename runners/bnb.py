@@ -15,6 +15,13 @@
 # applies = { bitsandbytes = ["quant", "double_quant"] }
 # published = { int8-dynamic = "int8", nf4-dynamic = "int4" }
 # offers = [{ quant = ["int8", "nf4"] }]
+# waits = ["int8"]
+#
+# # matmul_4bit, which has a GEMV for one token.
+# [[tool.harness.kernel_changes]]
+# variant = "int4"
+# longest = 1
+# then = "from a matrix-vector kernel to dequantizing the weights to 16 bits"
 #
 # [[tool.harness.limits]]
 # when = { quant = "int8", double_quant = true }
@@ -51,6 +58,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,9 +70,9 @@ from bitsandbytes.functional import dequantize_4bit
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 
-from runners import hf, hf_loaded
+from runners import hf, hf_checked, hf_loaded
 from runners.hf_session import DOES_NOT_FIT, HfSession
-from runners.protocol import Request, Say
+from runners.protocol import Refused, Request, Say
 from runners.safetensors_folder import (
     SHARD_BYTES,
     Entry,
@@ -74,6 +82,7 @@ from runners.safetensors_folder import (
     narrowed,
     new_folder,
     put_made,
+    stored_in,
     write_pieces,
 )
 from runners.torch_device import DTYPES
@@ -95,7 +104,8 @@ INT8_ON_RANDOM_WEIGHTS = (
 
 
 def load(request: Request) -> HfSession:
-    """Load a checkpoint, quantizing its linear layers. Raises the errors of transformers and bitsandbytes."""
+    """Load a checkpoint, quantizing its linear layers unless it holds them quantized. Raises the errors of
+    transformers and bitsandbytes, Refused for a checkpoint of another type."""
     model, quant = _quantized(request), request.options["quant"]
     session = HfSession(request, model, lambda: _facts(model, quant))
     session.settle()
@@ -142,8 +152,8 @@ def _in_half(name: str, layer: nn.Module | None, tensor: Tensor) -> np.ndarray:
 def _quantized(request: Request) -> nn.Module:
     # int8 writes a line for every product of 16-bit activations that are not fp16: 168 a token at 0.5B.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    options = request.options
-    quant, double = options["quant"], options["double_quant"]
+    options, path = request.options, Path(request.model["path"])
+    quant, double, dtype = options["quant"], options["double_quant"], DTYPES[options["dtype"]]
     if quant == "int8":
         if double:
             raise ValueError("double_quant is of nf4 and fp4; int8 has no scales to quantize")
@@ -153,9 +163,57 @@ def _quantized(request: Request) -> nn.Module:
             load_in_4bit=True,
             bnb_4bit_quant_type=quant,
             bnb_4bit_use_double_quant=double,
-            bnb_4bit_compute_dtype=DTYPES[options["dtype"]],
+            bnb_4bit_compute_dtype=dtype,
         )
-    return hf.load_model(request, quantization_config=quantization)
+    if stored := _stored_as(path):
+        _check_type(path, {stored}, quant, double)
+    else:
+        hf_checked.check_unquantized(path, stored_in(path), request.stack)
+    model = hf.load_model(request, quantization_config=quantization)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, _LAYERS)}
+    _check_type(path, {_type_of(layer) for layer in layers.values()}, quant, double)
+    hf_checked.check_types(path, model, dtype, _LAYERS)
+    for name, layer in layers.items():
+        weight = layer.weight
+        held = weight.shape if quant == "int8" else weight.quant_state.shape
+        if tuple(held) != (layer.out_features, layer.in_features):  # quantizing, transformers does not look
+            raise ValueError(f"{path}: its {name}.weight has another size than in its config.json")
+        if quant != "int8":
+            layer.compute_dtype = dtype  # a checkpoint that bitsandbytes wrote names one of its own
+    return model
+
+
+def _stored_as(source: Path) -> tuple[str, bool] | None:
+    """The type of a checkpoint that bitsandbytes wrote, and whether its scales are quantized; null for any
+    other checkpoint. The defaults are those of BitsAndBytesConfig."""
+    given = hf_checked.quantization_in(source)
+    if given.get("quant_method") != "bitsandbytes":
+        return None
+    if given.get("load_in_8bit"):
+        return "int8", False
+    return given.get("bnb_4bit_quant_type", "fp4"), bool(given.get("bnb_4bit_use_double_quant"))
+
+
+def _type_of(layer: nn.Module) -> tuple[str, bool]:
+    """The type that a layer's weights have, and whether its scales are quantized."""
+    if isinstance(layer, bitsandbytes.nn.Linear8bitLt):
+        return str(layer.weight.dtype).removeprefix("torch."), False
+    state = layer.weight.quant_state
+    return state.quant_type, state.nested
+
+
+def _check_type(source: Path, found: Collection[tuple[str, bool]], quant: str, double: bool) -> None:
+    """Raises Refused for other types than the requested one; those of quantized layers, or of their file."""
+    if found != {(quant, double)}:
+        has = " and ".join(_named(*each) for each in sorted(found)) or "no quantized layer"
+        raise Refused(
+            f"{source}: holds {has}, and {_named(quant, double)} was requested: request what it holds, or"
+            " name the 16-bit checkpoint that it was made of"
+        )
+
+
+def _named(quant: str, double: bool) -> str:
+    return quant + (" with double_quant" if double else "")
 
 
 def _facts(model: nn.Module, quant: str) -> dict[str, Any]:

@@ -366,7 +366,7 @@ def model_bytes(options: dict[str, Any]) -> int:
 
 def tokenize(request: Request, say: Say) -> dict[str, Any]:
     """The fake has no tokenizer."""
-    return {"ids": None}
+    return {"ids": None, "bos": None}
 
 
 class FakeSession:

@@ -12,6 +12,12 @@
 # published = { exllamav2-4 = "int4-exllamav2", marlin-4 = "int4-marlin" }
 # offers = [{ kernel = ["exllamav2", "marlin"] }]
 #
+# # ExLlamaV2: MAX_Q_GEMM_ROWS (q_gemm.cu).
+# [[tool.harness.kernel_changes]]
+# variant = "exllamav2"
+# longest = 50
+# then = "to dequantizing the weights to 16 bits for cuBLAS"
+#
 # # auto-gptq would choose silently: exllamav2 if it loads, else any other kernel.
 # [tool.harness.options.kernel]
 # type = "string"
@@ -123,7 +129,7 @@ from torch import nn
 
 from runners import hf_loaded, torch_device
 from runners.hf_session import DOES_NOT_FIT, HfSession
-from runners.packed_loaded import UNPACKS, check_whole, kernel_facts, lacks
+from runners.packed_loaded import UNPACKS, check_bits, check_whole, kernel_facts, lacks
 from runners.protocol import Request, Say
 from runners.safetensors_folder import json_object, staged
 from runners.torch_probe import probe as torch_probe
@@ -161,6 +167,7 @@ def load(request: Request) -> HfSession:
             trust_remote_code=options["trust_remote_code"],
         )
     model, bits = wrapped.model, wrapped.quantize_config.bits
+    check_bits(source, model, _name, bits)
     if kernel == "torch":
         for module in model.modules():
             if hasattr(module, "autogptq_cuda_available"):

@@ -156,7 +156,7 @@ from torch import nn
 
 from runners import hf_loaded, torch_device
 from runners.hf_session import DOES_NOT_FIT, HfSession
-from runners.packed_loaded import UNPACKS, check_whole, kernel_facts
+from runners.packed_loaded import UNPACKS, check_bits, check_whole, kernel_facts
 from runners.protocol import Request, Say
 from runners.safetensors_folder import staged
 from runners.torch_device import DTYPES
@@ -207,6 +207,7 @@ def load(request: Request) -> HfSession:
             str(folder), backend=backend, device=str(device), dtype=dtype, trust_remote_code=trusted
         )
     model, bits = wrapped.model, wrapped.quantize_config.bits
+    check_bits(source, model, _name, bits)
     model.set_attn_implementation(options["attn"])
     hf_loaded.hold(model, options["mmap"])
     expected = get_kernel_for_backend(backend, *STORED_AS[format]).__name__

@@ -90,6 +90,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +100,10 @@ import torch
 import transformers.modeling_utils  # now: 85 MB of modules that a model load would import otherwise
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from runners import hf_loaded, torch_device
+from runners import hf_checked, hf_loaded, torch_device
 from runners.hf_session import DOES_NOT_FIT, HfSession
 from runners.protocol import Request
-from runners.safetensors_folder import staged
+from runners.safetensors_folder import staged, stored_in
 from runners.torch_device import DTYPES
 from runners.torch_probe import probe
 
@@ -108,11 +111,15 @@ __all__ = ["DOES_NOT_FIT", "load", "load_model", "probe"]
 
 QUANTS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}  # as weights of these types are named elsewhere
 TRUSTED = "trust_remote_code: true"
+_LACKING = re.compile(r"not found in your environment: (.+?)\. Run")
 
 
 def load(request: Request) -> HfSession:
-    """Load a checkpoint on one device. Raises the errors of transformers, MemoryError."""
+    """Load a checkpoint on one device. Raises the errors of load_model, Refused if it is quantized."""
+    path = Path(request.model["path"])
+    hf_checked.check_unquantized(path, stored_in(path), request.stack)
     model = load_model(request)
+    hf_checked.check_types(path, model, DTYPES[request.options["dtype"]])
     facts = {"quant": QUANTS[request.options["dtype"]], "kernel_asked": "Linear"}
     session = HfSession(request, model, lambda: hf_loaded.model_facts(model) | facts)
     session.settle()
@@ -121,16 +128,17 @@ def load(request: Request) -> HfSession:
 
 @torch_device.memory_errors()
 def load_model(request: Request, **more: Any) -> torch.nn.Module:
-    """The model in evaluation mode, every weight of it from the checkpoint. `more`: for from_pretrained.
+    """The model in evaluation mode, with every tensor of the checkpoint and no other weight. `more`: for
+    from_pretrained.
 
-    Raises ValueError: a type the device lacks, or weights that the checkpoint lacks.
+    Raises ValueError: a type the device lacks, or see hf_checked.check_whole; RuntimeError, MemoryError.
     """
     options, device = request.options, torch_device.of(request.device)
     dtype = DTYPES[options["dtype"]]
     torch_device.prepare(device, dtype, options["threads"], options.get("expandable_segments", False))
     transformers.utils.logging.disable_progress_bar()
     path, trusted = Path(request.model["path"]), options["trust_remote_code"]
-    with staged(path) as folder:
+    with staged(path) as folder, _explained(path):
         try:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted, local_files_only=True)
         except ValueError as refusal:
@@ -148,6 +156,7 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
                 local_files_only=True,
                 trust_remote_code=trusted,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # else its error refers to a table in its log
                 **more,
             )
         except ValueError as refusal:
@@ -155,9 +164,28 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
                 raise
             kind = config.model_type
             raise ValueError(f"{path}: transformers has no sdpa for {kind}; set attn: eager") from refusal
-    if missing := sorted(found["missing_keys"]):
-        raise ValueError(f"{path}: has no {missing[0]}, which its config.json requires")
-    if odd := sorted(str(key[0]) for key in found["mismatched_keys"]):
-        raise ValueError(f"{path}: its {odd[0]} has another size than in its config.json")
+    hf_checked.check_whole(path, model, found)
     hf_loaded.hold(model, options["mmap"])
     return model.eval()
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raises ValueError for errors of transformers that say what to install, or refer to a table in its log.
+    Its own words are in the worker's log."""
+    try:
+        yield
+    except ImportError as lack:
+        found = _LACKING.search(str(lack))
+        needed = found[1] if found else lack.name or str(lack).strip().splitlines()[0]
+        raise ValueError(
+            f"{path}: needs {needed}, which the environment of the stack lacks: run it in an interpreter of"
+            " your own that has it (harness env use)"
+        ) from lack
+    except RuntimeError as failure:
+        if "the above report" not in str(failure):
+            raise
+        raise ValueError(
+            f"{path}: transformers cannot make the model of its config.json from its tensors; a table of them"
+            " is in the worker's log"
+        ) from failure

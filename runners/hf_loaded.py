@@ -100,7 +100,7 @@ def model_facts(
             in_file = tensor.device.type == "cpu" and _lies_in(tensor, mapped)
             by_device[f"{tensor.device}{' mapped' if in_file else ''}"] += tensor.nbytes
     experts = sum(p.nbytes for name, p in model.named_parameters() if _EXPERTS.search(name))
-    tied = head.weight.data_ptr() == embedding.weight.data_ptr()
+    tied = is_tied(model)
     return {
         "kernels": dict(Counter(name(module) or type(module).__name__ for module in _leaves(model))),
         "leftovers": [],
@@ -116,7 +116,7 @@ def model_facts(
         "bytes_by_type": dict(by_type),
         "memory": {"model": dict(by_device)},
         # auto-gptq separates tied matrices for Marlin: two in memory, one in the model.
-        "parameters": _parameters(model, tied or _ties(model.config), weights),
+        "parameters": _parameters(model, tied or ties(model.config), weights),
         "input_embedding_bytes": embedding.weight.nbytes,
         "tied": tied,
         **({"expert_bytes": experts} if experts else {}),
@@ -125,7 +125,14 @@ def model_facts(
     }
 
 
-def _ties(config: Any) -> bool:
+def is_tied(model: nn.Module) -> bool:
+    """Whether the lm_head is the input embedding."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    return bool(head.weight.data_ptr() == embedding.weight.data_ptr())
+
+
+def ties(config: Any) -> bool:
+    """Whether a config.json says so."""
     return bool(config.get_text_config(decoder=True).tie_word_embeddings)
 
 

@@ -17,6 +17,15 @@
 # ]
 # program = "llama-server --model {}"
 #
+# # MMVQ_MAX_BATCH_SIZE, MMQ_MAX_BATCH_SIZE (ggml-cuda, spring of 2024).
+# [[tool.harness.kernel_changes]]
+# longest = 8
+# then = "from matrix-vector to matrix-matrix kernels"
+#
+# [[tool.harness.kernel_changes]]
+# longest = 32
+# then = "to dequantizing the weights to 16 bits for cuBLAS"
+#
 # [[tool.harness.tune]]
 # settings = [{ flash_attn = false }, { flash_attn = true }]
 #
@@ -265,19 +274,21 @@ def _heard(model: int, request: Request) -> llamacpp_routing.LlamaHeard | None:
 
 
 def tokenize(request: Request, say: Say) -> dict[str, Any]:
-    """The ids of workloads[0]["text"], nothing added; null ids for a model without a vocabulary."""
+    """The ids of workloads[0]["text"], nothing added, and the BOS that the vocabulary puts in front of a text
+    (null: none); null ids for a model without a vocabulary."""
     text = request.workloads[0]["text"].encode()
     with opened(Path(request.model["path"]), vocab_only=True) as model:
         vocab = lib.llama_model_get_vocab(model)
         size = lib.llama_vocab_n_tokens(vocab)
         if lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_NONE:
-            return {"ids": None, "vocab_size": size}
+            return {"ids": None, "bos": None, "vocab_size": size}
+        bos = lib.llama_vocab_bos(vocab) if lib.llama_vocab_get_add_bos(vocab) else -1
         room = len(text) + 16  # a token is at least a byte; some tokenizers put a space in front
         ids = (lib.llama_token * room)()
         count = lib.llama_tokenize(vocab, text, len(text), ids, room, False, False)
     if count < 0:
         raise RuntimeError(f"{len(text)} bytes of text are more than {room} tokens")
-    return {"ids": list(ids[:count]), "vocab_size": size}
+    return {"ids": list(ids[:count]), "bos": bos if bos >= 0 else None, "vocab_size": size}
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:

@@ -6,6 +6,7 @@ rounding to float16 is 2^-12 of a value, far below what the arithmetic of any qu
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -38,20 +39,17 @@ def dequantize(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> di
     The model is that of its `layout`, else of files["config"], else of the request's shape. Raises ValueError
     if the GGUF does not have the tensors of that model.
     """
-    import gguf  # not at the top: a process that measures should not hold it in memory
-
     began = time.monotonic()
     source, target = Path(request.files["source"]), Path(request.files["target"])
+    keys, held = _read(source)
     if layout := request.model.get("layout"):
-        return _laid(gguf.GGUFReader(source), source, target, layout, request, say, shard_bytes) | {
+        return _laid(held, source, target, layout, request, say, shard_bytes) | {
             "seconds": time.monotonic() - began
         }
     given = request.files.get("config")
     config = json_object(Path(given)) if given else _config_of(request.model["shape"])
     shape, _ = shape_of(config, Path(given) if given else source)
-    reader = gguf.GGUFReader(source)
-    held = {tensor.name: tensor for tensor in reader.tensors}
-    scaling = reader.fields.get(f"{shape['arch']}.rope.scaling.type")
+    scaling = keys.get(f"{shape['arch']}.rope.scaling.type")
     scaled = "rope_freqs.weight" in held or (scaling and scaling.contents() != "none")
     if scaled and not given:
         raise ValueError(f"{source}: has rope scaling, which needs the model's config.json")
@@ -78,8 +76,21 @@ def dequantize(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> di
     }
 
 
+def _read(source: Path) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """The keys of a GGUF, and its tensors by name: of all parts, if it is the first part of a split model."""
+    import gguf  # not at the top: a process that measures should not hold it in memory
+
+    reader = gguf.GGUFReader(source)
+    tensors = list(reader.tensors)
+    count = reader.fields.get("split.count")
+    for number in range(2, count.contents() + 1 if count else 2):
+        name = re.sub(r"-00001-of-(\d+\.gguf)$", rf"-{number:05d}-of-\1", source.name)
+        tensors += gguf.GGUFReader(source.with_name(name)).tensors
+    return reader.fields, {tensor.name: tensor for tensor in tensors}
+
+
 def _laid(
-    reader: Any,
+    held: Mapping[str, Any],
     source: Path,
     target: Path,
     layout: Mapping[str, Any],
@@ -88,7 +99,7 @@ def _laid(
     shard_bytes: int,
 ) -> dict[str, Any]:
     """A model that is not dense."""
-    rows, held = rows_of(layout), {tensor.name: tensor for tensor in reader.tensors}
+    rows = rows_of(layout)
     _check(held, [(row.name, row.dims) for row in rows], source)
     written = [Entry(name, "F16", row.stored_dims) for name, row in stored(rows).items()]
     files = {"config.json": in_float16(layout["config"])}

@@ -55,6 +55,9 @@ _FLASH = re.compile(r"llama_context: flash_attn += (\w+)")
 _UNIFIED = re.compile(r"kv_unified += (\w+)")
 _ROTATED = re.compile(r"attn_rot_([kv]) = (\d)")
 _SPLITS = re.compile(r"sched_reserve: graph.* splits = (\d+)(?: / (\d+))?,")
+_UNUSED = re.compile(r"model has unused tensor (\S+) \(size = (\d+) bytes\)")
+_ARCHITECTURE = re.compile(r"general\.architecture +str += (\S+)")
+_TOKENS_IN_FILE = re.compile(r"tokenizer\.ggml\.tokens +arr\[str,(\d+)\]")
 _CONVERTED = re.compile(r"no FlashAttention vector kernel compiled for K/V types (\w+)-(\w+)")
 _NO_ROOM = re.compile(
     r"(unable|failed) to (allocate|reserve)|could not reserve|[Oo]ut of memory|bad_alloc|[Cc]annot allocate"
@@ -87,6 +90,9 @@ class Log:
         self.tensors: dict[str, int] = {}
         self.repacked: Counter[str] = Counter()
         self.overridden: dict[str, str] = {}  # by tensor, the buffer type that an override gave it
+        self.unused: dict[str, int] = {}  # bytes by tensor that is not loaded: of layers that draft a token
+        self.architecture = ""
+        self.tokens_in_file = 0
         self.forget_context()
 
     def forget_context(self) -> None:
@@ -115,6 +121,11 @@ class Log:
         cause = re.sub(r"^\w+: (error loading model: )?", "", errors[0])
         out_of_memory = any(_NO_ROOM.search(line) for line in errors)
         return (DoesNotFit if out_of_memory else RuntimeError)(f"{what}: {cause}")
+
+    def vocabulary_error(self) -> str | None:
+        """What llama.cpp does not read in the model's vocabulary; null: that is not why it failed."""
+        found = (line.partition("error loading model vocabulary: ")[2] for line in self._errors)
+        return next(filter(None, found), None)
 
     @contextmanager
     def listening(self, on_line: Callable[[str], None]) -> Iterator[None]:
@@ -151,6 +162,12 @@ class Log:
         elif self._level == _WARN and (found := _CONVERTED.search(line)):
             types = f"K of type {found[1]} with V of type {found[2]}"
             self.warnings.append(f"no FlashAttention kernel for {types}: each step converts both to f16")
+        elif found := _UNUSED.search(line):
+            self.unused[found[1]] = int(found[2])
+        elif found := _ARCHITECTURE.search(line):
+            self.architecture = found[1]
+        elif found := _TOKENS_IN_FILE.search(line):
+            self.tokens_in_file = int(found[1])
         elif found := _REPACKED.search(line):
             self.repacked[found[1]] += 1
         elif "sched_reserve: reserving" in line:
@@ -203,9 +220,26 @@ def load_model(path: Path, device: str, **params: Any) -> int:
         setattr(given, name, value)
     LOG.forget()
     model = lib.llama_model_load_from_file(os.fsencode(path), given)
+    if not model and (why := LOG.vocabulary_error()):
+        LOG.warnings.append(f"llama.cpp does not read its vocabulary ({why}): it runs without, on fixed ids")
+        _KEPT.append(_without_vocabulary(LOG.architecture, LOG.tokens_in_file))
+        given.kv_overrides = _KEPT[-1]
+        LOG.forget()
+        model = lib.llama_model_load_from_file(os.fsencode(path), given)
     if not model:
         raise LOG.failure(path.name)
     return model
+
+
+def _without_vocabulary(architecture: str, tokens: int) -> Any:
+    """Overrides of a file's metadata, which has so many tokens: no tokenizer, and a model of that size."""
+    found = (lib.llama_model_kv_override * 3)()  # the last one's empty key ends them
+    found[0].tag, found[0].key = lib.LLAMA_KV_OVERRIDE_TYPE_STR, b"tokenizer.ggml.model"
+    found[0].value.val_str = b"none"
+    if tokens:
+        found[1].tag, found[1].key = lib.LLAMA_KV_OVERRIDE_TYPE_INT, f"{architecture}.vocab_size".encode()
+        found[1].value.val_i64 = tokens
+    return found
 
 
 def model_params(request: Request) -> dict[str, Any]:

@@ -263,6 +263,7 @@ class LlamaSession(LlamaContext):
             "parameters": lib.llama_model_n_params(model),
             "vocab_size": self._vocab_size,
             "trained_context": lib.llama_model_n_ctx_train(model),
+            **({"draft_bytes": drafts} if (drafts := sum(LOG.unused.values())) else {}),
         }
 
     def close(self) -> None:

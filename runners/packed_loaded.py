@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from runners import hf_loaded
+from runners import hf_checked, hf_loaded
+from runners.protocol import Refused
 from runners.safetensors_folder import stored_in
 
 Named = Callable[[nn.Module], str | None]
@@ -29,8 +30,8 @@ UNPACKS = (
 def check_whole(source: Path, trusted: bool) -> set[str]:
     """The names of all tensors that a model of this config.json has, before it is packed.
 
-    Raises ValueError for a checkpoint that lacks one, or in which only some linear layers are packed, or the
-    lm_head too: auto-gptq and autoawq would silently leave such a layer uninitialized.
+    Raises ValueError for a checkpoint that lacks one or has others, or in which only some linear layers are
+    packed, or the lm_head too: auto-gptq and autoawq would silently leave such a layer uninitialized.
     """
     stored = stored_in(source)
     config = AutoConfig.from_pretrained(source, trust_remote_code=trusted, local_files_only=True)
@@ -45,7 +46,21 @@ def check_whole(source: Path, trusted: bool) -> set[str]:
             raise ValueError(f"{source}: has no {name}, which its config.json requires")
         if ".layers." in name and name in stored and tensor.dim() == 2:
             raise ValueError(f"{source}: has {name} unpacked besides packed layers, which is not supported")
-    return set(model.state_dict())
+    places = set(model.state_dict())
+    layers = {name.removesuffix("qweight") for name in stored if name.endswith(".qweight")}
+    layers &= {name.removesuffix("weight") for name in places}
+    packed_places = {layer + part for layer in layers for part in KINDS}
+    hf_checked.check_none_left(source, stored.keys() - places - packed_places)
+    return places
+
+
+def check_bits(source: Path, model: nn.Module, name: Named, bits: int) -> None:
+    """Raises Refused if a packed layer has another number of bits, as rules by layer (`dynamic`) give it. A
+    kernel that knows one number alone does not name it."""
+    found = {getattr(module, "bits", bits) for module in model.modules() if name(module)}
+    if others := sorted(found - {bits}):
+        more = " and ".join(map(str, others))
+        raise Refused(f"{source}: has layers of {more} bits beside {bits}, and is none of {bits} bits")
 
 
 def kernel_facts(

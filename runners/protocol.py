@@ -123,9 +123,16 @@ class Done:
     facts: dict[str, Any]
 
 
+class Refused(ValueError):
+    """These weights would be measured as what they are not; the message is one sentence."""
+
+
+FAILURES = ("oom", "refused", "error")
+
+
 @dataclass(frozen=True)
 class Failed:
-    """The worker failed in a controlled way. `outcome` is oom or error; `reason` is one line."""
+    """The worker failed in a controlled way. `outcome` is one of FAILURES; `reason` is one line."""
 
     outcome: str
     reason: str
@@ -185,7 +192,7 @@ def decode(line: bytes) -> Event:
     elif isinstance(event, Phase):
         if not isinstance(event.name, str) or type(event.t_ns) is not int:
             raise NonsenseError("a Phase event without a name or a time")
-    elif event.outcome not in ("oom", "error") or not isinstance(event.reason, str):
+    elif event.outcome not in FAILURES or not isinstance(event.reason, str):
         raise NonsenseError("a Failed event without an outcome or a reason")
     return event
 

@@ -20,7 +20,18 @@ from runners import depth, filling, heap, prefill, protocol, routing, teacher_fo
 from runners.accounting import data_bytes, page_faults, peak_rss_bytes
 from runners.clock import Clock, Emit, cpu_wait_ns, stamp, stamping_cost_ns, suspended_ns
 from runners.growth import Growth
-from runners.protocol import Done, Event, Failed, Instruments, Loaded, Phase, Request, Session, reason_of
+from runners.protocol import (
+    Done,
+    Event,
+    Failed,
+    Instruments,
+    Loaded,
+    Phase,
+    Refused,
+    Request,
+    Session,
+    reason_of,
+)
 
 # Jobs on files alone, by the module that does them under the interpreter of any stack.
 MODULES = {"synthesize": "synthetic", "pack": "packed", "unpack": "packed", "differences": "differences"}
@@ -62,7 +73,9 @@ def main(request_path: Path, events_fd: int, go_on_fd: int, alive_fd: int) -> in
             emit(Done({**answer_of(request, runner, emit), "peak_rss_bytes": peak_rss_bytes()}))
     except BaseException as failure:
         traceback.print_exc()
-        emit(Failed("oom" if isinstance(failure, does_not_fit) else "error", reason_of(failure)))
+        refused = isinstance(failure, Refused)
+        outcome = "oom" if isinstance(failure, does_not_fit) else "refused" if refused else "error"
+        emit(Failed(outcome, reason_of(failure)))
         return 1
     return 0
 

@@ -64,8 +64,19 @@ def test_the_golden_record_stands():
             {"conditions__worker_pressure": {"memory_stall_us": 10**9}},
             "memory pressure stalled it for 1000.00",
         ),
-        (THROTTLED | {"done__cpu_wait_ns": 10**6}, "the CPU quota throttled it for 1.00 s"),
-        (THROTTLED | {"done__cpu_wait_ns": None}, "the CPU quota throttled it for 1.00 s"),
+        (
+            THROTTLED | {"done__cpu_wait_ns": 10**6},
+            "the CPU quota throttled it for 1.00 s over all CPUs",
+        ),
+        (THROTTLED | {"done__cpu_wait_ns": None}, "the CPU quota throttled it for 1.00 s over all CPUs"),
+        (
+            {
+                "conditions__cpu_quota": 1.5,
+                "conditions__pressure": {"cgroup_throttled_us": 10**6, "cgroup_throttled_periods": 15},
+                "done__cpu_wait_ns": 10**9,
+            },
+            "the CPU quota of 1.50 CPUs throttled it in 15 periods, for 1.00 s over all CPUs (0.0",
+        ),
     ],
 )
 def test_every_known_lie_makes_a_record_invalid_with_its_reason(changes, reason):
@@ -145,7 +156,10 @@ def test_weights_that_came_into_memory_while_timing_are_caught_and_rows_of_an_em
         ({"workingset_refault_file": 10**5}, "410 MB of evicted file pages were read again"),
         ({"pswpin": 9}, "9 pages swapped in"),
         ({"memory_stall_us": 10**9}, "memory pressure stalled it for 1000.00 s of 0.00"),
-        ({"cgroup_throttled_us": 10**6}, "the CPU quota throttled the cgroup around it for 1.00 s of 0.00"),
+        (
+            {"cgroup_throttled_us": 10**6},
+            "the CPU quota throttled the cgroups around it for 1.00 s over all CPUs (0.00 s timed)",
+        ),
     ],
 )
 def test_what_rose_on_the_whole_machine_is_a_remark_and_never_a_reason(pressure, said):
@@ -157,6 +171,18 @@ def test_what_rose_on_the_whole_machine_is_a_remark_and_never_a_reason(pressure,
     assert invalid_because(record(conditions__pressure=pressure, done__major_faults=1), None) == [
         "1 major page fault while timing"
     ]
+
+
+def test_waiting_for_the_quota_is_no_waiting_for_other_processes_and_what_is_left_is():
+    def waited(ms: int) -> list[str]:
+        throttled = {"cgroup_throttled_us": 10**6, "cgroup_throttled_periods": 15}
+        of = {"conditions__pressure": throttled, "done__cpu_wait_ns": ms * 10**6}
+        return [reason for reason in invalid_because(record(**of), None) if "waited for a CPU" in reason]
+
+    assert waited(1000) == []
+    assert waited(1040) == []
+    (left,) = waited(1060)
+    assert "other processes were running" in left
 
 
 def test_of_an_older_record_within_a_budget_its_cgroups_counters_decide():
@@ -186,6 +212,9 @@ def test_remarks_tell_what_to_know_and_spoil_nothing():
         "beyond_trained_context": "the context grows to 65 tokens, but the model was trained on at most 64",
         "stack_warning": "values decide the speed",
     }
+    stopped = {"workload__kind": "grow", "workload__new_tokens": 5000, "done__stopped": "out of memory"}
+    assert flags_of(**stopped, loaded__trained_context=65) == {}  # it held 65 tokens
+    assert list(flags_of(**stopped, loaded__trained_context=64)) == ["beyond_trained_context"]
     assert flags_of(done__counters__allocator_retries=[[30, 1], [41, 2]]) == {
         "allocator_retries": "3 times the allocator had to free memory and try again, at n = 30, 41"
     }
@@ -239,17 +268,18 @@ def test_kv_bytes_follow_the_types_of_the_cache():
 
 
 def test_a_cell_is_the_median_of_its_ok_repeats_and_tells_of_the_others():
-    lines = [rows.row(record(repeat=k), SERIES, None, None) | {"B_ms": float(k)} for k in (1, 2, 3)]
+    lines = [rows.row(record(repeat=k), SERIES, None, None) | {"B_ms": 2 + k / 100} for k in (-1, 0, 1)]
     lines.append(rows.row(record(repeat=4, outcome="oom", reason="does not fit"), NO_TOKENS, None, None))
     (pooled,) = cells.per_cell(lines)
-    assert (pooled["B_ms"], pooled["repeats_ok"], pooled["repeats"]) == (2.0, 3, 4)
+    assert (pooled["B_ms"], pooled["repeats_ok"], pooled["repeats"]) == (pytest.approx(2), 3, 4)
     assert pooled["reasons"] == ["does not fit"]
 
 
 def test_a_cells_W_is_that_of_its_mean_slope_with_the_interval_of_its_repeats():
     def cell(*slopes):
         lines = [rows.row(record(repeat=k), SERIES, None, None) for k in range(len(slopes))]
-        lines = [line | {"slope_ms": slope} for line, slope in zip(lines, slopes, strict=True)]
+        known = {"W_identifiable": True}
+        lines = [line | known | {"slope_ms": slope} for line, slope in zip(lines, slopes, strict=True)]
         return cells.per_cell(lines)[0]
 
     assert cell(-0.2, -0.1, 0.1)["W_tokens_per_ms"] is None
@@ -260,8 +290,10 @@ def test_a_cells_W_is_that_of_its_mean_slope_with_the_interval_of_its_repeats():
 
 
 def test_other_versions_or_devices_are_other_rows_and_a_repeat_measured_again_counts_once():
-    first = rows.row(record(), SERIES, None, None)
-    again = rows.row(record(started_utc="2099-01-01T00:00:00+00:00"), SERIES, None, None) | {"B_ms": 9.0}
-    other = rows.row(record(content_key="another"), SERIES, None, None)
+    known = {"B_ms": 8.0, "B_ci95_ms": [7.9, 9.1]}
+    first = rows.row(record(), SERIES, None, None) | known
+    again = rows.row(record(started_utc="2099-01-01T00:00:00+00:00"), SERIES, None, None)
+    again |= known | {"B_ms": 9.0}
+    other = rows.row(record(content_key="another"), SERIES, None, None) | known
     pooled = cells.per_cell([first, again, other])
     assert [(row["repeats"], row["B_ms"]) for row in pooled] == [(1, 9.0), (1, other["B_ms"])]

@@ -181,8 +181,8 @@ def test_two_rows_never_share_a_name(harness, config):
     path = config({})
     harness("run", path, "--set", "new_tokens=20")
     harness("run", path, "--set", "new_tokens=30")
-    names = [line.split("  ")[0] for line in harness("list").out.splitlines() if "fake v0" in line]
-    assert len(set(names)) == 2
+    names = [line.split("  ")[0] for line in harness("list").out.splitlines() if "  ok 1/1  " in line]
+    assert len(names) == len(set(names)) == 2
 
 
 def test_only_takes_the_cells_its_glob_matches(harness, config):

@@ -209,6 +209,15 @@ def test_without_16_bit_weights_a_file_is_compared_with_its_own_weights_dequanti
     assert list(cache.rglob("dequantized/*/config.json")) == []
 
 
+def test_dequantized_weights_without_a_tokenizer_get_the_ids_of_the_variant(
+    harness, of, llamacpp_interpreter, hf_interpreter
+):
+    given = of({"weights": "austen-4m"}, {"stack": "llamacpp", "quant": "q8_0"})
+    ran = harness("check-weights", given, "--json")
+    assert verdicts(ran) == {"q8_0": "agrees"}
+    assert ran.json[0]["own"]
+
+
 def test_a_file_that_is_neither_16_bits_nor_can_be_dequantized_is_unchecked(
     harness, of, checkpoint, llamacpp_interpreter, tmp_path
 ):

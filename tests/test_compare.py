@@ -144,14 +144,49 @@ def test_a_cell_that_only_one_side_has_is_said_and_the_exit_is_not_green(harness
     assert "only the baseline has it" in ran.out
 
 
-def test_cells_of_one_name_with_other_options_are_said_to_be_such(harness, runs):
+def test_weights_of_the_same_content_are_the_same_model_wherever_they_lie(harness, runs):
+    """The id of a cell holds their path, and a copy has another time."""
     base, new = runs("base", "a", "b"), runs("new", "a", "b")
-    for path in new.rglob("record.json"):
-        record = json.loads(path.read_text())
+
+    def measured(record: dict, place: str, time: int) -> None:
+        record["model"]["weights"] |= {"file": f"{place}/w.gguf", "fingerprint": f"headers-99-{time}-content"}
+        record["cell"] += str(time) * (record["variant"] == "b")
+
+    rewritten(base, lambda record, _: measured(record, "/here", 1))
+    rewritten(new, lambda record, _: measured(record, "/there", 2))
+    ran = harness("compare", base, new, "--format", "json")
+    assert ran.code == 0, ran.err
+    assert {row["cell"] for row in ran.json} == {"m.llamacpp.a.decode.0", "m.llamacpp.b.decode.01"}
+    assert "the weights have the same content in /here/w.gguf and in /there/w.gguf" in ran.err
+    assert "weights" not in str([row["differs"] for row in ran.json])
+
+
+@pytest.mark.parametrize("cells", [("a", "b"), ("b",)])
+@pytest.mark.parametrize(
+    ("change", "apart"),
+    [
+        (
+            lambda record: record["model"]["weights"].update(fingerprint="a-1-2-b", file="/x.gguf"),
+            "has other weights (",
+        ),
+        (lambda record: record["asked"]["options"].update(n_ctx=64), "has other options (n_ctx: "),
+        (lambda record: record["workload"].update(new_tokens=9), "has another workload (new_tokens: "),
+        (lambda record: record["model"]["weights"].pop("fingerprint"), "has another config: "),
+    ],
+)
+def test_what_cells_of_one_name_have_apart_is_said(harness, runs, cells, change, apart):
+    base, new = runs("base", *cells), runs("new", *cells)
+
+    def another(record: dict, _: int) -> None:
         if record["variant"] == "b":
-            path.write_text(json.dumps(record | {"cell": f"{record['cell']}0"}))
-    said = harness("compare", base, new).out
-    assert said.count("the other side's cell of this name has other options: harness ab compares two") == 2
+            record["cell"] += "0"
+            change(record)
+
+    rewritten(new, another)
+    ran = harness("compare", base, new)
+    assert ran.code == (1 if "a" in cells else 2)
+    assert f"the other side's cell of this name {apart}" in ran.out + ran.err
+    assert "harness ab compares two" in ran.out + ran.err
 
 
 def test_a_cell_that_lost_a_repeat_is_compared_in_part_and_the_exit_is_not_green(harness, runs):

@@ -173,6 +173,22 @@ variants:
     assert (folder.name, folder.weights.kind) == ("Qwen1.5-1.8B", "path")
 
 
+@pytest.mark.parametrize(
+    ("row", "file", "name"),
+    [
+        ("weights: austen-4m", "austen-4m", "austen-4m"),  # the name of a shipped model
+        ("weights: austen", "austen", "austen"),  # nearly that
+        ("{shape: qwen1.5-0.5b, weights: tuned.gguf}", "tuned.gguf", "tuned"),
+        ("{shape: qwen1.5-0.5b, weights: {gguf: tuned.gguf}}", "tuned.gguf", "tuned"),
+        ("{name: given, shape: qwen1.5-0.5b, weights: tuned.gguf}", "tuned.gguf", "given"),
+    ],
+)
+def test_a_file_of_the_users_is_measured_and_goes_by_its_own_name(tmp_path: Path, row, file, name) -> None:
+    (tmp_path / file).touch()
+    [model] = written(tmp_path, f"models:\n  - {row}\nvariants:\n  - {{stack: fake}}\n").models
+    assert (model.name, model.weights.path) == (name, str(tmp_path / file))
+
+
 BY_FORMAT = """\
 models:
   - shape: qwen1.5-7b

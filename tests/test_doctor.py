@@ -315,6 +315,8 @@ def test_a_quota_of_cpu_time_is_a_fault_in_any_cgroup_around_us(tree, files, lev
     root = tree(files)
     finding, found = sharing.quota(root), found.format(root=root)
     assert (finding.level, finding.found[: len(found)]) == (level, found)
+    if level == "warn":  # all of these are of less than 2 CPUs
+        assert finding.found == f"{found}; by default a run uses 1 thread"
 
 
 def test_smt_is_noted_and_windows_is_a_fault(tree):

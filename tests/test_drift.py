@@ -62,13 +62,13 @@ def test_a_drift_is_recorded_shown_and_taken_out_of_W(harness, config, tmp_path)
 
 
 @pytest.mark.parametrize("W", [1000, 8000])
-def test_a_jump_is_judged_by_what_the_line_rises_and_leaves_B_without_an_interval(W):
+def test_a_jump_is_judged_by_what_the_line_rises_and_leaves_no_B(W):
     chance = np.random.default_rng(3)
     n = np.arange(26.0, 10_001.0)
     steady = (20 + (n - 1) / W) * (1 + 0.01 * chance.normal(size=len(n)))
     jumped = steady * np.where(n > 5000, 1.05, 1.0)
-    for ms, codes in ((steady, []), (jumped, ["drift"])):
+    for ms, codes in ((steady, []), (jumped, ["drift", "B_not_identifiable"])):
         (row,) = fit.analysed(Log("csv", {"a": Series(n, ms)}), None, {})
         assert [flag["code"] for flag in row["flags"]] == codes
-        assert (row["B_ci95_ms"] is None) == bool(codes)
+        assert (row["B_ci95_ms"] is None) == (row["B_ms"] is None) == bool(codes)
         assert row["W_identifiable"] is not bool(codes)

@@ -7,10 +7,11 @@ import subprocess
 
 import pytest
 
+from harness.recommend import kinds
 from harness.stacks import build
 from harness.stacks.header import parse, stacks
 from harness.stacks.interpreter import EnvironmentFailed
-from harness.stacks.rules import Context, HeaderError
+from harness.stacks.rules import Context, HeaderError, KernelChange
 from harness.stacks.steps import build_variables
 
 HEADER = """# /// script
@@ -179,3 +180,61 @@ def test_a_local_wheel_of_torch_goes_before_pytorchs_index_if_it_is_for_the_devi
     monkeypatch.setenv("UV_FIND_LINKS", f"{tmp_path},/nowhere")
     given = build_variables({"UV_TORCH_BACKEND": backend})
     assert given.get("UV_TORCH_BACKEND") == asked
+
+
+CHANGES = """\
+# [[tool.harness.kernel_changes]]
+# variant = "nf4"
+# longest = 8
+# then = "to another kernel"
+"""
+
+
+def test_a_stack_says_where_its_kernels_change_with_the_length_of_a_pass():
+    header = parse("x", HEADER.replace("# [tool.harness.env.cpu]\n", CHANGES + "# [tool.harness.env.cpu]\n"))
+    assert header.kernel_changes == (KernelChange(8, "to another kernel", "nf4"),)
+    assert parse("x", HEADER).kernel_changes == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"), [("longest = 8", 'longest = "8"'), ("longest = 8", ""), ("then =", "than =")]
+)
+def test_a_wrong_kernel_change_in_a_header_is_one_sentence(given, wrong):
+    changes = CHANGES.replace(given, wrong)
+    with pytest.raises(HeaderError, match=re.escape("runners/x.py: ")):
+        parse("x", HEADER.replace("# [tool.harness.env.cpu]\n", changes + "# [tool.harness.env.cpu]\n"))
+
+
+@pytest.mark.parametrize(
+    ("stack", "variant", "longest"),
+    [
+        ("llamacpp", "q4_0", [8, 32]),
+        ("gptq", "exllamav2-4", [50]),
+        ("gptq", "marlin-4", []),
+        ("autoawq", "exllamav2-fuse_layers=true", [50]),
+        ("autoawq", "gemm-fused", [1024]),
+        ("bnb", "int4", [1]),
+        ("bnb", "int8", []),
+        ("hf", "bf16", []),
+    ],
+)
+def test_known_changes_of_kernel_are_those_of_the_stack_and_its_variant(stack, variant, longest):
+    changes = stacks()[stack].kernel_changes
+    assert [each.longest for each in changes if each.variant in variant] == longest
+
+
+@pytest.mark.parametrize(
+    ("stack", "variant", "engine", "waits"),
+    [
+        ("autoawq", "gemm", "torch", False),
+        ("autoawq", "gemm-fused", "fused", False),
+        ("autoawq", "exllama-fuse_layers=true", "fused", False),
+        ("bnb", "int8-dynamic", "torch", True),
+        ("bnb", "nf4-dynamic", "torch", False),
+        ("llamacpp", "q4_0", "ggml", False),
+    ],
+)
+def test_fused_layers_and_waiting_products_are_known_by_the_variants_name(stack, variant, engine, waits):
+    header = stacks()[stack]
+    group = kinds.group(header, variant, {})
+    assert (kinds.engine(header, group), kinds.waits(header, group)) == (engine, waits)

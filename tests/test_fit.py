@@ -64,7 +64,8 @@ def test_a_jump_at_the_same_n_in_two_series_is_a_change_of_kernel_and_no_drift(h
     log = {f"{i}": (n, 12 + n * 1e-3 + 3 * (n > jumps[i]) + noise[i]) for i in range(3)}
     rows = harness("fit", write(tmp_path / "log.csv", log), "--json").json
     codes = [[flag["code"] for flag in row["flags"]] for row in rows]
-    assert codes == [["kernel_change"], ["kernel_change"], ["drift"]]
+    no_B = "B_not_identifiable"  # no one line describes them
+    assert codes == [["kernel_change", no_B], ["kernel_change", no_B], ["drift", no_B]]
 
 
 def test_a_variant_that_is_no_series_is_told_and_the_rest_is_analysed(harness, tmp_path):
@@ -340,7 +341,7 @@ def test_llama_server_has_totals_and_in_a_stream_every_token(harness):
     (row,) = ran.json
     assert (row["first_token_ms"], row["n_tokens"], row["last_n"]) == (31.5, 9, 4 + 21 + 9)
     assert row["median_ms"] == pytest.approx(20.1)
-    assert ran.err == ""
+    assert "part of a prompt came from the cache: TTFT is of the rest" in ran.err
 
 
 def test_a_stream_that_lacks_a_chunk_names_how_many_tokens_came_at_once(harness, tmp_path):

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import told
+from stored_again import stored_again
 
 from harness.models import safetensors_header
 from harness.stacks.header import stacks
@@ -217,14 +218,14 @@ def test_a_tensor_that_the_checkpoint_lacks_is_not_made_up(worker, checkpoint, h
     assert "has no model.layers." in last.reason
 
 
+OF_ITS_OWN = {"auto_map": {"AutoConfig": "own.OwnConfig"}, "model_type": "own"}
+
+
 def test_code_that_comes_with_a_checkpoint_runs_only_when_asked_for(
     worker, checkpoint, hf_interpreter, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    path = shutil.copytree(checkpoint("tiny-llama"), tmp_path / "remote")
-    config = json.loads((path / "config.json").read_text())
-    config |= {"auto_map": {"AutoConfig": "own.OwnConfig"}, "model_type": "own"}
-    (path / "config.json").write_text(json.dumps(config))
+    path = stored_again(checkpoint("tiny-llama"), tmp_path / "remote", **OF_ITS_OWN)
     (path / "own.py").write_text(
         f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n"
         "from transformers import LlamaConfig\nclass OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
@@ -235,6 +236,20 @@ def test_code_that_comes_with_a_checkpoint_runs_only_when_asked_for(
     assert not (tmp_path / "ran").exists()
     worker(request_of(path, trust_remote_code=True), hf_interpreter)
     assert (tmp_path / "ran").exists()
+
+
+def test_a_library_that_the_code_of_a_checkpoint_needs_is_named(
+    worker, checkpoint, hf_interpreter, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    path = stored_again(checkpoint("tiny-llama"), tmp_path / "remote", **OF_ITS_OWN)
+    (path / "own.py").write_text("import einops_of_mars\nclass OwnConfig: pass\n")
+    last = worker(request_of(path, trust_remote_code=True), hf_interpreter)[-1]
+    assert last == Failed(
+        "error",
+        f"{path}: needs einops_of_mars, which the environment of the stack lacks: run it in an interpreter of"
+        " your own that has it (harness env use)",
+    )
 
 
 def test_logits_one_by_one_are_those_of_a_batch(worker, checkpoint, hf_interpreter, tmp_path):

@@ -72,7 +72,10 @@ def request_of(path: Path, job: str = "generate", new_tokens: int = 40, **option
     return Request(job, "llamacpp", "cpu", {"name": "m", "path": str(path), "shape": None}, given, [workload])
 
 
-def with_vocabulary(job, target: Path, shape: dict, dtype: str) -> Path:
+BOS = 7
+
+
+def with_vocabulary(job, target: Path, shape: dict, dtype: str, add_bos: bool = False) -> Path:
     """A model of that shape with a byte-level BPE as GPT-2 writes it: 256 bytes, merges of two letters."""
     made, bare = target.with_suffix(".hf"), target.with_suffix(".bare")
     model = {"name": "m", "path": None, "shape": shape}
@@ -101,7 +104,8 @@ def with_vocabulary(job, target: Path, shape: dict, dtype: str) -> Path:
     writer.add_token_types(types)
     writer.add_token_merges([f"{a} {b}" for a, b in pairs])
     writer.add_eos_token_id(len(pairs) + 256)
-    writer.add_add_bos_token(False)
+    writer.add_bos_token_id(BOS)
+    writer.add_add_bos_token(add_bos)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, np.array(tensor.data))
     writer.write_header_to_file()
@@ -253,15 +257,24 @@ def test_a_tokenizer_merges_letters_and_cuts_the_rest_to_bytes(job, tmp_path):
     assert tokens_of(job, path.with_suffix(".bare"), text) is None
 
 
-def test_two_sources_of_a_model_that_tokenize_differently_are_an_error(harness, real, job, tmp_path):
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_vocabulary_says_whether_a_text_begins_with_a_bos(job, tmp_path, asks):
+    path = with_vocabulary(job, tmp_path / "vocab.gguf", vars_of("tiny-qwen2"), "f16", add_bos=asks)
+    model = {"name": "m", "path": str(path), "shape": None}
+    answer = job(job="tokenize", model=model, workloads=[{"text": "text"}])
+    assert answer["bos"] == (BOS if asks else None)
+    assert BOS not in answer["ids"]
+
+
+def test_two_sources_of_a_model_that_tokenize_differently_are_refused(harness, real, job, tmp_path):
     for quant, vocab_size in (("f16", 2000), ("f32", 300)):
         shape = vars_of("tiny-qwen2", vocab_size=vocab_size)
         with_vocabulary(job, tmp_path / f"m-{quant}.gguf", shape, quant)
     weights = str(tmp_path / "m-{quant}.gguf")
     ran = harness("run", real({"quant": ["f16", "f32"]}, model={"name": "m", "weights": weights}), "--json")
     assert ran.code == 1
-    assert sorted(map(settled, ran.json)) == ["error", "ok"], ran.json
-    assert any("tokenize the same text differently" in " ".join(row["reasons"]) for row in ran.json)
+    assert sorted(map(settled, ran.json)) == ["ok", "refused"], ran.json
+    assert any("all stacks of a model need the same token ids" in str(row["reasons"]) for row in ran.json)
 
 
 def test_weights_of_a_path_are_quantized_when_they_are_16_bit_and_refused_when_not(harness, real, made):

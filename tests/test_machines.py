@@ -11,9 +11,9 @@ import pytest
 from harness.theory import machine_names
 from harness.theory.machine import Figure, Machine
 from harness.theory.machines import MACHINES
-from harness.theory.machines.geforce import GEFORCE
-from harness.theory.machines.geforce_laptops import LAPTOPS
 
+LAPTOPS = {name: m for name, m in MACHINES.items() if m.name.startswith("GeForce") and "Laptop" in m.name}
+GEFORCE = {name: m for name, m in MACHINES.items() if m.name.startswith("GeForce") and name not in LAPTOPS}
 # Memory in GiB, bandwidth in GB/s, and the default rate in tera-operations/s: of those that were known first,
 # and of one or two of each kind.
 PUBLISHED = {
@@ -184,7 +184,7 @@ def test_a_laptops_gpu_never_has_the_desktops_figures():
         typed = f"NVIDIA {re.sub(r' [0-9]+ GB', '', machine.name)} GPU"
         found = machine_names.of_gpu(typed, machine.memory_bytes)
         assert found is not None
-        assert replace(found, memory=machine.memory) == machine
+        assert replace(found, memory=machine.memory, sold_gib=machine.sold_gib) == machine
         assert (machine.memory.value, machine.bandwidth.value, machine.flops) not in desktops
         desktop = machine_names.of_gpu(typed.removesuffix(" Laptop GPU"), machine.memory_bytes)
         assert desktop is None or desktop in GEFORCE.values()

@@ -231,6 +231,37 @@ def test_a_run_searches_after_all_that_is_timed(
     assert "longest n_ctx" in shown.out
 
 
+def test_a_length_beyond_the_trained_context_is_said_to_be_that_wherever_it_is_shown(
+    config: Callable[..., Path], harness: Callable[..., Ran], tmp_path: Path
+) -> None:
+    def with_trained(tokens: int | None) -> None:
+        """The record, as of a stack that reports the trained context."""
+        (path,) = (tmp_path / "results").rglob("record.json")
+        record = json.loads(path.read_text())
+        record["loaded"]["trained_context"] = tokens
+        path.write_text(json.dumps(record))
+
+    path = config({"oom_above_n_ctx": 5000})
+    harness("max-ctx", path)
+    with_trained(2048)
+    beyond = "memory holds 4864 tokens, but the model was trained on at most 2048"
+    for shown in (harness("max-ctx", path), harness("list")):
+        assert "4864" in shown.out
+        assert beyond in shown.out
+    (row,) = harness("max-ctx", path, "--json").json
+    assert (row["verified_n_ctx"], row["trained_context"]) == (4864, 2048)
+    assert row["flags"] == [{"code": "beyond_trained_context", "detail": beyond}]
+    harness("report", "results", "-o", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "4,864, past training" in page
+    assert beyond in page
+    for trained in (4864, None):
+        with_trained(trained)
+        (row,) = harness("max-ctx", path, "--json").json
+        assert (row["trained_context"], row["flags"]) == (trained, [])
+        assert "trained on" not in harness("list").out
+
+
 def test_without_a_budget_the_free_memory_less_a_margin_is_the_limit() -> None:
     with headroom_on("cpu", "cpu", None) as headroom:
         assert not headroom.stated

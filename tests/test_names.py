@@ -71,11 +71,11 @@ def test_a_tuned_model_has_the_context_of_its_own_config():
         ("qwen", "ambiguous model qwen; 25 are known: see harness theory --list-models"),
         (
             "gemma-3-12b",
-            "no Gemma is among the dense models",
+            'ambiguous shape "gemma2"; did you mean gemma-2-27b, gemma-2-2b or gemma-2-9b?',
         ),
         (
             "gemma3:12b",
-            "no Gemma is among the dense models",
+            'ambiguous shape "gemma2"; did you mean gemma-2-27b, gemma-2-2b or gemma-2-9b?',
         ),
         (
             "phi4",
@@ -360,7 +360,7 @@ def test_fit_takes_the_same_names(harness, tmp_path):
     ran = harness("fit", log, "--model", "llama3.1:8b", "--machine", "a100")
     assert "ambiguous machine a100; did you mean a100-40gb, a100-80gb-pcie or a100-80gb-sxm?" in ran.err
     assert (
-        "no Gemma is among the dense models"
+        'ambiguous shape "gemma2"; did you mean gemma-2-27b, gemma-2-2b or gemma-2-9b?'
         in harness("fit", log, "--model", "gemma2", "--machine", "4090").err
     )
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import built, settled, told
+from stored_again import Tensors, read, stored_again
 from test_hf import request_of, said
 from test_stacks import written
 
@@ -144,22 +143,14 @@ def test_a_kernel_that_its_library_refuses_fails_in_its_words(worker, packed, st
 
 def changed(whole: Path, target: Path, drop: str = "", **added: tuple[str, list[int]]) -> Path:
     """A copy of a checkpoint without the tensors whose name has `drop`, and with others, of zeros alone."""
-    shutil.copytree(whole, target)
-    data = (whole / "model.safetensors").read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
-    kept, blobs, end = {"__metadata__": header.pop("__metadata__")}, [], 0
-    left = {name: e for name, e in header.items() if not drop or drop not in name}
-    entries = {name: (e["dtype"], e["shape"], body[slice(*e["data_offsets"])]) for name, e in left.items()}
-    for name, (dtype, dims) in added.items():
-        entries[name] = (dtype, dims, bytes(ITEM_BYTES[dtype] * int(np.prod(dims))))
-    for name, (dtype, dims, blob) in entries.items():
-        kept[name] = {"dtype": dtype, "shape": dims, "data_offsets": [end, end + len(blob)]}
-        blobs.append(blob)
-        end += len(blob)
-    text = json.dumps(kept).encode()
-    (target / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
-    return target
+
+    def change(tensors: Tensors) -> None:
+        for name in [name for name in tensors if drop and drop in name]:
+            del tensors[name]
+        for name, (dtype, dims) in added.items():
+            tensors[name] = dtype, dims, bytes(ITEM_BYTES[dtype] * int(np.prod(dims)))
+
+    return stored_again(whole, target, change)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +165,13 @@ def changed(whole: Path, target: Path, drop: str = "", **added: tuple[str, list[
             "has model.layers.1.mlp.down_proj.weight unpacked besides packed layers",
         ),
         ("gptqm", "gptq", "", {"lm_head.qweight": ("I32", [32, 512])}, "its lm_head is packed too"),
+        (
+            "gptqm",
+            "gptq",
+            "",
+            {"model.layers.1.mlp.down_proj.weight_scale": ("F32", [1])},
+            "has model.layers.1.mlp.down_proj.weight_scale, which the model of its config.json does not have",
+        ),
     ],
 )
 def test_a_tensor_that_the_library_would_leave_as_it_came_is_an_error(
@@ -183,6 +181,23 @@ def test_a_tensor_that_the_library_would_leave_as_it_came_is_an_error(
     last = worker(request_of(path, stack, kernel="torch", format=format), built(stack))[-1]
     assert isinstance(last, Failed)
     assert says in last.reason
+
+
+def test_layers_of_other_bits_than_the_name_says_are_refused(worker, packed, gptqm_interpreter, tmp_path):
+    of_8_bits = read(packed("tiny-qwen2", "gptq", 8))
+
+    def change(tensors: Tensors) -> None:
+        tensors.update({name: each for name, each in of_8_bits.items() if ".layers.1." in name})
+
+    path = stored_again(packed("tiny-qwen2", "gptq"), tmp_path / "mixed", change)
+    for file, keys in (("config.json", ("quantization_config",)), ("quantize_config.json", ())):
+        known = settings = json.loads((path / file).read_text())
+        for key in keys:
+            settings = settings[key]
+        settings["dynamic"] = {r"+:.*\.layers\.1\..*": {"bits": 8}}
+        (path / file).write_text(json.dumps(known))
+    last = worker(request_of(path, "gptqm", kernel="torch"), gptqm_interpreter)[-1]
+    assert last == Failed("refused", f"{path}: has layers of 8 bits beside 4, and is none of 4 bits")
 
 
 def test_biases_of_zero_that_auto_gptq_saves_are_none_of_the_models(

@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.results import events_in
+from runners import protocol
 from runners.protocol import Done, Failed, Loaded, NonsenseError, Phase, Request, Rows, Tokens, decode, encode
 
 WHOLE = st.integers(0, (1 << 63) - 1)
@@ -25,7 +26,7 @@ EVENTS = st.one_of(
         st.lists(st.tuples(WHOLE, WHOLE), min_size=1),
     ),
     st.builds(Done, FACTS),
-    st.builds(Failed, st.sampled_from(["oom", "error"]), st.text()),
+    st.builds(Failed, st.sampled_from(protocol.FAILURES), st.text()),
 )
 
 

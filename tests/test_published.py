@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import runpy
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden_record import record as measured
 
 from harness import results
 from harness.results import ResultsError, Stored
@@ -292,3 +294,49 @@ def test_a_campaign_takes_no_published_record_for_its_own(harness, config, tmp_p
     assert ran.code == 0
     assert "1 repeat measured already" in ran.err
     assert [row["started_utc"] for row in ran.json] == [measured["started_utc"]]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A folder of one measured record, with a part of the study as a checkout has it."""
+    folder = tmp_path / "results"
+    mine = folder / "machine" / "tiny-qwen2" / "cell" / "20261120T000000.000000Z"
+    mine.mkdir(parents=True)
+    (mine / "record.json").write_text(json.dumps(measured()))
+    shutil.copytree(SHIPPED / "qwen1.5-0.5b", folder / "published" / "study" / "qwen1.5-0.5b")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "shows"),
+    [
+        (["list", "results", "--json"], "tiny-qwen2"),
+        (["memory", "results", "--json"], "tiny-qwen2"),
+        (["report", "results", "--format", "json"], "tiny-qwen2"),
+        (["report", ".", "--format", "csv"], "tiny-qwen2"),
+        (["export", "results", "--to", "csv"], "nothing to export: 1 invalid\n"),
+        (["history", "results"], "tiny-qwen2"),
+        (["bundle", "results", "-o", "mine.tar.zst"], ": 1 record, "),
+    ],
+)
+def test_a_folder_of_results_is_the_users_own(harness, own, command, shows):
+    ran = harness(*command)
+    assert shows in ran.out + ran.err
+    assert "qwen1.5" not in ran.out + ran.err
+
+
+def test_the_published_records_of_a_folder_are_read_where_they_are_named(harness, own):
+    count = len(list((own / "published").rglob("record.json")))
+
+    def kinds(*folders: str) -> Counter[str]:
+        return Counter(row["kind"] for row in harness("report", *folders, "--format", "json").json)
+
+    assert kinds("results/published") == kinds("results/published/study") == {"reported": count}
+    assert kinds("results", "results/published") == {"measured": 1, "reported": count}
+    shutil.rmtree(own / "machine")
+    for command in (["report", "results"], ["bundle", "results", "-o", "none.tar.zst"]):
+        ran = harness(*command)
+        assert ran.code == 2
+        assert ran.err == (
+            "harness: results: no records of your own; to read the published ones, name results/published\n"
+        )

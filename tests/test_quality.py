@@ -60,7 +60,9 @@ def test_the_shipped_model_and_text_are_those_of_its_readme():
 
 
 def test_the_shipped_text_has_windows_enough_for_the_default_workload():
-    ids = tokenizer.ids(shipped.weights(MODEL) / "tokenizer.json", shipped.text().read_text(), 1 << 62)
+    ids = tokenizer.tokenized(
+        shipped.weights(MODEL) / "tokenizer.json", shipped.text().read_text(), 1 << 62
+    ).ids
     assert len(ids) >= Quality().n_ctx * Quality().chunks
 
 
@@ -195,6 +197,31 @@ def test_types_are_scored_against_the_checkpoint_in_order_and_kept(
     assert "PPL" in table
     assert "scored 378 tokens of" in table
     assert len(list(results.records(tmp_path / "results", pytest.fail))) == 4
+
+
+def test_a_bos_begins_each_window_in_every_stack_where_the_tokenizer_asks_for_one(
+    harness, of, tmp_path, hf_interpreter, llamacpp_interpreter
+):
+    folder = tmp_path / "bos"
+    shutil.copytree(shipped.weights(MODEL), folder)
+    settings = {"add_bos_token": True, "bos_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    stacks = {"stack": "hf", "dtype": "fp32"}, {"stack": "llamacpp", "quant": "f32"}
+
+    def scored(weights: str, *variants: dict, **workload: object) -> tuple[object, str, str]:
+        ran = harness("quality", of({"name": "m", "weights": weights}, *variants, **workload), "--json")
+        ((found, ids),) = {(row["bos"], row["ids_sha256"]) for row in ran.json}
+        assert all(row["status"] == "ok" for row in ran.json), ran.out
+        shown = harness("quality", of({"name": "m", "weights": weights}, *variants, **workload))
+        return found, ids, shown.out + shown.err
+
+    bos, behind, said = scored(str(folder), *stacks)
+    assert bos == json.loads((folder / "tokenizer.json").read_text())["added_tokens"][0]["id"]
+    assert f"each begins with the BOS that the tokenizer asks for (id {bos})" in said
+    none, without, said = scored(str(folder), stacks[0], bos=False)
+    assert (none, "no BOS was put in front" in said, without == behind) == (None, True, False)
+    none, asked_by_none, said = scored(MODEL, stacks[0])
+    assert (none, "no BOS: the tokenizer asks for none" in said, asked_by_none) == (None, True, without)
 
 
 def test_a_model_whose_logits_overflow_is_invalid_with_the_position(harness, of, tmp_path, hf_interpreter):

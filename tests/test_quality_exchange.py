@@ -73,6 +73,7 @@ def test_a_reference_of_something_else_is_one_sentence(file):
         "has windows of 16 tokens, 3 of them, not 16 tokens, 4 of them": replace(
             ORIGIN, workload=Quality(n_ctx=16, chunks=4)
         ),
+        "has no BOS in front of each window, and here it is BOS 2": replace(ORIGIN, bos=2),
         "its model's tokenizer makes other tokens of the text": replace(ORIGIN, ids_sha256="other"),
     }
     for sentence, origin in others.items():

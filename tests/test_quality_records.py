@@ -195,6 +195,14 @@ def test_scores_of_other_text_are_not_compared(harness, folder):
     assert "other text, tokens or windows" in ran.json[0]["reason"]
 
 
+def test_a_score_behind_a_bos_is_not_compared_with_one_without(harness, folder):
+    text = GOLDEN["quality"]["text"] | {"ids_sha256": "of ids behind a BOS"}
+    ran = harness("compare", folder("a"), folder("bb", bos=2, text=text))
+    assert ran.code == 2
+    assert "the two scores are of other text, tokens or windows" in ran.err
+    assert "BOS in front of each window none 2" in " ".join(ran.out.split())
+
+
 def test_a_history_has_the_quality_of_each_campaign(folder):
     found = nights.history(results.records(folder("a"), pytest.fail))
     assert [(each.metric.name, len(each.nights)) for each in found.series] == [("perplexity", 1)]

@@ -70,7 +70,7 @@ def test_what_pages_take_from_the_code_is_what_the_code_says():
         text = page.read_text()
         blocks += text.count("<!-- end -->")
         assert made["refreshed"](text) == text, page.name
-    assert blocks == 26
+    assert blocks == 29
     assert made["SCHEMA"].read_text() == made["record_schema"]()
 
 

@@ -222,6 +222,20 @@ def test_the_table_has_intervals_and_says_what_to_run(harness):
     assert "FROM ./qwen1.5-7b-" in ran.out
 
 
+@pytest.mark.parametrize(
+    ("machine", "says"),
+    [
+        ("rtx-3060-12gb", "rest on the published study of GeForce RTX 4090, carried over by bandwidth."),
+        ("apple-m2-16gb", "rest on theory alone, the bytes that a step reads at this bandwidth."),
+        ("rtx-4090", None),  # the study's own card
+    ],
+)
+def test_figures_of_a_machine_without_measurements_say_what_they_rest_on(harness, machine, says):
+    text = " ".join(harness("recommend", "qwen1.5-7b", "--machine", machine).out.split())
+    assert ("nothing was measured on" in text) == bool(says)
+    assert says is None or says in text
+
+
 def test_what_fits_nowhere_is_short_of_so_much(harness):
     ran = harness("recommend", "qwen1.5-110b", "--machine", "rtx-4090")
     assert ran.code == 1

@@ -27,6 +27,7 @@ from harness.results import Stored, TokenTimes
 SLOW = {"B_ms": 10.0, "threads": 1}  # so that 30% of its time is a wait that counts
 MS = 1_000_000
 WAITED = {"done__cpu_wait_ns": 10**9}
+THROTTLED = {"conditions__pressure": {"cgroup_throttled_us": 10**6, "cgroup_throttled_periods": 15}}
 HASHES = """
 import hashlib, os, threading
 def hash_on():
@@ -78,7 +79,9 @@ def records(root: Path) -> list[dict]:
         ({"done__major_faults": 3, "memory_budget": {"bytes": 1, "means": "cgroup v2"}}, None),
         ({"conditions__worker_pressure": {"workingset_refault_file": 10**5}}, "memory"),
         ({"conditions__worker_pressure": {"memory_stall_us": 10**9}}, "memory"),
-        ({"conditions__pressure": {"cgroup_throttled_us": 10**6}, "done__cpu_wait_ns": 10**6}, "cpu"),
+        (THROTTLED | {"done__cpu_wait_ns": 10**6}, "quota"),
+        (THROTTLED | WAITED, "quota"),  # it waited for its quota, and for nobody else
+        (THROTTLED | WAITED | {"done__warmup__agreed": False}, "quota"),
         ({"tokens": 39}, None),
         ({"loaded__kernel_asked": "marlin"}, None),
         (WAITED | {"loaded__kernel_asked": "marlin"}, None),
@@ -185,6 +188,11 @@ def test_the_summary_names_the_process_that_took_the_cpus_and_what_to_do():
     assert str(summary(cells, BusyProcess("idle", 1, 0.01, 2))).startswith(nobody)
     hot = [{"kind": "measured", "repeats": 1, "stayed_disturbed": ["heat"]}]
     assert "let it cool" in str(summary(hot, BusyProcess("chromium", 4242, 1.44, 2)))
+    throttled = [{"kind": "measured", "repeats": 1, "stayed_disturbed": ["quota"]}]
+    assert str(summary(throttled, BusyProcess("chromium", 4242, 1.44, 2))) == (
+        "1 of 1 repeat stayed disturbed: a CPU quota throttled its threads; raise or remove it (--cpus, "
+        "CPUQuota), then run again with --retry-failed"
+    )
     assert summary(cells[1:]) is None
 
 

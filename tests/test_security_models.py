@@ -134,12 +134,12 @@ def changed_tokenizer(folder: Path, **changed: object) -> Path:
 
 
 def test_padding_and_truncation_of_a_tokenizer_are_not_applied(tmp_path):
-    plain = tokenizer.ids(changed_tokenizer(tmp_path), "each waits for every token", 10)
+    plain = tokenizer.tokenized(changed_tokenizer(tmp_path), "each waits for every token", 10).ids
     padding = {"strategy": {"Fixed": 50_000_000}, "direction": "Right", "pad_to_multiple_of": None}
     padding |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
     truncation = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}
     odd = changed_tokenizer(tmp_path, padding=padding, truncation=truncation)
-    assert tokenizer.ids(odd, "each waits for every token", 10) == plain
+    assert tokenizer.tokenized(odd, "each waits for every token", 10).ids == plain
     assert len(plain) > 1
 
 
@@ -149,7 +149,7 @@ def test_a_tokenizer_that_takes_all_memory_is_one_sentence(tmp_path):
     long = {"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * (1 << 20)}
     path = changed_tokenizer(tmp_path, normalizer={"type": "Sequence", "normalizers": [long, long]})
     with pytest.raises(WeightsError, match=r"tokenizer\.json: .*") as told:
-        tokenizer.ids(path, "each waits", 10)
+        tokenizer.tokenized(path, "each waits", 10)
     assert "\n" not in str(told.value)
 
 
@@ -158,7 +158,7 @@ def test_a_tokenizer_that_is_a_pipe_or_a_device_is_not_read(tmp_path):
     (tmp_path / "zeros").symlink_to("/dev/zero")
     for name in ("pipe", "zeros"):
         with pytest.raises(WeightsError, match="is not a regular file"):
-            tokenizer.ids(tmp_path / name, "each waits", 10)
+            tokenizer.tokenized(tmp_path / name, "each waits", 10)
 
 
 # --- locks and the cache ------------------------------------------------------------------------------------

@@ -132,24 +132,29 @@ def test_a_cache_that_rolls_over_is_a_plateau_and_no_W():
     assert not found.W_identifiable
 
 
-def test_spikes_are_counted_and_the_robust_line_does_not_see_them():
+def test_spikes_are_counted_and_do_not_move_the_line():
     n, ms = drawn()
     ms[300::200] += np.linspace(50, 150, len(ms[300::200]))
     found = analyse(n, ms)
     assert found.spikes.count == len(ms[300::200])
     assert found.spikes.period_tokens == 200
     assert found.spikes.size_ms == pytest.approx(100, rel=0.05)
-    assert found.robust.slope_ms == pytest.approx(SLOPE, rel=0.02)
-    assert found.line.slope_ms > 1.02 * SLOPE
+    assert found.line.slope_ms == pytest.approx(SLOPE, rel=0.02)
+    assert found.interval.B_half_ms < 0.2
+    assert found.plain.slope_ms > 1.02 * SLOPE
     assert found.shape.name == "line"
+    published = analyse(n, ms, plain=True)
+    assert published.line == found.plain
+    assert published.robust.slope_ms == pytest.approx(SLOPE, rel=0.02)
     assert analyse(*drawn()).robust is None  # it says nothing new
+    assert analyse(*drawn()).plain is None
 
 
-def test_short_series_have_a_line_and_no_claim():
+def test_short_series_have_a_line_and_no_W():
     found = analyse(*drawn(600))
     assert found.shape.name == "short"
-    assert found.interval is None
     assert not found.W_identifiable
+    assert analyse(*drawn(30)).interval is None
     assert analyse(positions(1), np.array([5.0])).line is None
 
 
@@ -165,8 +170,9 @@ def test_flags_name_what_is_wrong_and_nothing_that_is_not():
     assert codes(n, ms, fair, 9975) == []
     early = ms.copy()
     early[0], early[1] = 5.0, 300.0
-    assert codes(n, early) == ["first_token_unsynchronised"]
-    assert codes(n, early, fair) == ["first_token_unsynchronised", "first_token_faster_than_limit"]
+    unsynchronised = ["first_token_unsynchronised", "late_second_token"]
+    assert codes(n, early) == unsynchronised
+    assert codes(n, early, fair) == [*unsynchronised, "first_token_faster_than_limit"]
     assert codes(n, ms, Limit(25.0, SLOPE)) == ["faster_than_limit"]
     assert codes(n, ms, Limit(13.0, 1.2e-3)) == ["slope_faster_than_limit"]
     assert codes(n, ms, Limit(20.9, 1.04e-3)) == []  # within 5%

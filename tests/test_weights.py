@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +25,11 @@ from test_checkpoint import (
     write_safetensors,
     write_shards,
 )
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from harness.campaign.prepare import PROMPT_TEXT, NotReady, Preparation
 from harness.config import Decode, Model, Variant, Weights
-from harness.models import synthetic, weights
+from harness.models import synthetic, tokenizer, weights
 from harness.models.weights import WeightsError
 from harness.plan import Cell
 from harness.stacks.header import stacks
@@ -241,6 +242,7 @@ def test_one_file_of_a_checkpoint_is_not_the_checkpoint(tmp_path, name):
         (lambda f: (f / "model.safetensors").touch(), True),
         (lambda f: write_config(f, rope_theta=1e6), True),
         (lambda f: write_tokenizer(f), True),
+        (lambda f: (f / "tokenizer_config.json").write_text('{"add_bos_token": true}'), True),
         (lambda f: (f / "modeling_mine.py").write_text("LAYERS = 2"), True),
         (lambda f: (f / "README.md").write_text("said more"), False),
     ],
@@ -249,6 +251,23 @@ def test_a_checkpoints_fingerprint_changes_with_what_is_loaded(tmp_path, changed
     before = weights.local(write_checkpoint(tmp_path)).fingerprint
     changed(tmp_path)
     assert (weights.local(tmp_path).fingerprint != before) == is_another
+
+
+def test_a_copy_has_the_fingerprint_of_the_original_but_for_its_times(tmp_path):
+    folder, file = write_checkpoint(tmp_path / "m"), write_gguf(tmp_path / "m.gguf")
+    write_tokenizer(folder)
+    for original, copied in ((folder, tmp_path / "copy"), (file, tmp_path / "copy.gguf")):
+        (shutil.copytree if original.is_dir() else shutil.copyfile)(original, copied)
+        for path in (copied, *copied.glob("*")):
+            os.utime(path, (1, 1))
+        before, after = (weights.local(path).fingerprint.split("-") for path in (original, copied))
+        assert len(before) == 4
+        assert [ours == theirs for ours, theirs in zip(before, after, strict=True)] == [
+            True,
+            True,
+            False,
+            True,
+        ]
 
 
 def test_a_damaged_folder_of_the_cache_is_made_anew(tmp_path):
@@ -385,6 +404,57 @@ def test_without_a_tokenizer_the_ids_are_fixed_and_within_the_vocabulary(tmp_pat
     assert source == "fixed ids (no tokenizer)"
     assert len(ids) == 25
     assert max(ids) < TINY.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("template", "settings", "bos"),
+    [
+        (None, None, None),
+        ("<s> $A", None, "<s>"),
+        ("<s> $A </s>", {"add_bos_token": "yes"}, "<s>"),  # no bool: llama.cpp's converter passes it over
+        ("$A </s>", None, None),
+        ("<s> $A", {"add_bos_token": False}, None),
+        (None, {"add_bos_token": True, "bos_token": "</s>"}, "</s>"),
+        (None, {"add_bos_token": True, "bos_token": {"content": "<s>", "special": True}}, "<s>"),
+        ("<s> $A", {"add_bos_token": True}, "<s>"),
+        (None, {"bos_token": "<s>"}, None),
+    ],
+)
+def test_a_tokenizer_says_which_token_belongs_in_front_of_a_text(tmp_path, template, settings, bos):
+    made = write_tokenizer(tmp_path)
+    made.add_special_tokens(["<s>", "</s>"])
+    if template:
+        special = [(name, made.token_to_id(name)) for name in ("<s>", "</s>")]
+        made.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+    made.save(str(tmp_path / "tokenizer.json"))
+    if settings:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    found = tokenizer.tokenized(tmp_path / "tokenizer.json", PROMPT_TEXT, 5)
+    assert found.ids == made.encode(PROMPT_TEXT, add_special_tokens=False).ids[:5]
+    assert found.bos == (bos and made.token_to_id(bos))
+
+
+def test_all_sources_of_a_model_get_the_ids_of_its_checkpoint_or_are_refused(tmp_path, preparation):
+    """A GGUF of our own conversion has no vocabulary."""
+    folder = write_checkpoint(tmp_path / "m")
+    write_tokenizer(folder)
+    bare = write_gguf(tmp_path / "bare.gguf")
+
+    def of(**paths: Path) -> Model:
+        given = {form: Weights(kind="path", path=str(path)) for form, path in paths.items()}
+        return Model(name="m", weights=next(iter(given.values())), of_format=given)
+
+    def prompt(stack: str, model: Model) -> list[int]:
+        each = replace(cell(stack), model=model)
+        return preparation.prompt(each, preparation.weights(each))[0]
+
+    both = of(hf=folder, gguf=bare)
+    assert prompt("hf", both) == prompt("llamacpp", both)
+    with pytest.raises(NotReady, match="all stacks of a model need the same token ids") as told:
+        prompt("llamacpp", of(gguf=bare))
+    assert told.value.outcome == "refused"
+    assert str(bare) in str(told.value)
+    assert str(folder) in str(told.value)
 
 
 # --- arithmetic ---------------------------------------------------------------------------------------------

@@ -101,7 +101,9 @@ def planned(path: str) -> Reader:
 
 def tokenized() -> bool:
     try:
-        return bool(tokenizer.ids(Path("tokenizer.json"), "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab some text", 8))
+        return bool(
+            tokenizer.tokenized(Path("tokenizer.json"), "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab some text", 8).ids
+        )
     except weights.WeightsError:
         return False
 

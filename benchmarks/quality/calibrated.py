@@ -61,7 +61,7 @@ def main() -> int:
 def compare(folder: Path, threads: int) -> None:
     text = folder / "calibration.txt"
     text.write_text(behind_the_windows(), encoding="utf-8")
-    count = len(tokenizer.ids(shipped.weights(MODEL) / "tokenizer.json", text.read_text(), 1 << 62))
+    count = len(tokenizer.tokenized(shipped.weights(MODEL) / "tokenizer.json", text.read_text(), 1 << 62).ids)
     print(f"calibrated on {count // N_CTX} windows of {N_CTX} tokens", file=sys.stderr, flush=True)
     missing: Missing = {}
     models = ggufs(folder, text, threads, missing)
@@ -169,7 +169,7 @@ def behind_the_windows() -> str:
     source, paragraphs = shipped.weights(MODEL) / "tokenizer.json", shipped.text().read_text().split("\n\n")
 
     def tokens(count: int) -> int:
-        return len(tokenizer.ids(source, "\n\n".join(paragraphs[:count]), 1 << 62))
+        return len(tokenizer.tokenized(source, "\n\n".join(paragraphs[:count]), 1 << 62).ids)
 
     first = bisect.bisect_left(range(len(paragraphs) + 1), N_CTX * CHUNKS, key=tokens)
     return "\n\n".join(paragraphs[first:])

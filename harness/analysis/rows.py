@@ -19,7 +19,7 @@ from harness.results.kinds.searched import Probe
 
 Ends = list[float | None]
 """Low and high end of an interval; null: open."""
-Disturbance = Literal["cpu", "memory", "heat", "warmup", "suspend"]
+Disturbance = Literal["cpu", "quota", "memory", "heat", "warmup", "suspend"]
 
 
 class FlagRow(TypedDict):
@@ -31,6 +31,16 @@ class Flagged(TypedDict):
     mode_changes_at: int | None
     flags: list[FlagRow]
     B_ci95_ms: Ends | None
+
+
+class Lined(Flagged):
+    """What `records.known` reads of a row with a line."""
+
+    n_tokens: int | None
+    B_ms: float | None
+    W_identifiable: bool
+    median_ms: float | None
+    median_n: int | None
 
 
 class SegmentRow(TypedDict):
@@ -63,11 +73,16 @@ class Figures(TypedDict):
     W_identifiable: bool
     robust_B_ms: float | None
     robust_W_tokens_per_ms: float | None
+    plain_B_ms: float | None
+    """least squares with the spikes that `B_ms` leaves out"""
+    plain_W_tokens_per_ms: float | None
     shape: str | None
     segments: list[SegmentRow]
     mode_changes_at: int | None
     spikes: SpikesRow
     median_ms: float | None
+    median_n: int | None
+    """tokens of context at which it is `median_ms`"""
     tokens_per_s: float | None
     tokens_per_s_ci95: Ends | None
     start_tokens_per_s: float | None
@@ -237,6 +252,8 @@ class Search(Result):
     limit_bytes: int | None
     limit_stated: bool | None
     not_filled: str | None
+    trained_context: int | None
+    flags: list[FlagRow]
     granule: int | None
     need: dict[str, float] | None
     predicted_from: str | None
@@ -281,6 +298,9 @@ class Score(Identity):
     n_ctx: int | None
     windows: int | None
     scored: int | None
+    bos: int | None
+    bos_wanted: bool
+    """`bos`: what each window begins with; wanted: where the tokenizer asks for one"""
     ids_sha256: str | None
     """of the ids of the windows"""
     figures: dict[str, Figure]

@@ -112,6 +112,8 @@ def through_stack(
     Raises ProbeError.
     """
     stack = interpreter.environment.stack
+    if device_id == "cpu":
+        machine.check_quota(threads, "the CPU")
     options = {"measure": list(measures), "threads": threads}
     request = Request("probe", stack, device_id, {"name": "none", "path": None, "shape": None}, options)
     with tempfile.TemporaryDirectory(prefix="harness-probe-") as folder:

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.cli import inputs
 from harness.cli.exits import NOT_OK, OK, Mistake, say
 from harness.machine import owner
-from harness.results import ResultsError
+from harness.results import ResultsError, no_records
 from harness.sharing import bundle, verify
 from harness.sharing.anonymous import Anonymizer
 from harness.sharing.archive import SUFFIX
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ResultsError(f"{target}: exists already; choose another name, or delete it first")
     stored = list(inputs.stored(arguments.dir))
     if not stored:
-        raise ResultsError(f"{arguments.dir}: no records")
+        raise no_records(arguments.dir)
     content = bundle.made(stored, Anonymizer([*owner.names(), *arguments.hide]))
     bundle.write(target, content)
     print(f"{target.absolute()}: {plural(len(stored), 'record')}, {len(content) / 1e6:.2f} MB")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from harness.analysis.records import disturbances
+from harness.analysis.records import disturbances, known
 from harness.analysis.records.disturbances import BusyProcess
 from harness.analysis.records.quality import NOT_SCORED
 from harness.cli import searches_table
@@ -51,6 +51,12 @@ def show(gathered: Gathered, as_json: bool, busiest: BusyProcess | None = None) 
         note(f"quality not scored: {named(unscored, NAMES_SHOWN)}", "yellow")
     if any(row["weights"] == "synthetic" for row in gathered.cells):
         note("synthetic weights: sizes are exact, latencies almost exact")
+    if any(row["slope_ms"] is not None and not row["W_identifiable"] for row in gathered.cells):
+        note("W -: the slope is not distinguishable from zero, or there are fewer than 2,049 tokens")
+    for row in gathered.cells:
+        of_line = {flag["code"]: flag["detail"] for flag in row["flags"] if flag["code"] in known.OF_LINE}
+        for detail in of_line.values():
+            note(f"{row['name']}: {detail}")
     # The reason for disturbed repeats is printed once for all of them.
     disturbed = {why for row in gathered.repeats if row["disturbed"] for why in row["reasons"]}
     for row in gathered.cells:

@@ -11,7 +11,7 @@ from harness.cli.exits import NOT_OK, OK, Mistake, say
 from harness.cli.inputs import add_results, stored
 from harness.export import lines, llama_bench, tokens
 from harness.export.chosen import Chosen
-from harness.results import ResultsError
+from harness.results import ResultsError, no_records
 from harness.results.files import write_output
 
 FITS: dict[str, Callable[[Repeat], str]] = {
@@ -74,7 +74,7 @@ def _summarize(chosen: Chosen, done: bool, folder: Path) -> int:
     for warning in chosen.warnings:
         say(f"{warning}")
     if not chosen.seen and not chosen.left_out:
-        raise ResultsError(f"{folder}: no records")
+        raise no_records(folder)
     left_out = ", ".join(f"{number} {why}" for why, number in chosen.left_out.items())
     if not done:
         say(f"{folder}: nothing to export: {left_out or 'no series'}")

@@ -8,22 +8,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.analysis.records.flags import Flag, Limit, flags, identical
+from harness.analysis.records import known
+from harness.analysis.records.flags import CEILING_TOLERANCE, Flag, Limit, flags, identical
 from harness.analysis.rows import Figures
 from harness.analysis.series import latency
 from harness.analysis.series.latency import Analysis, Unusable
 from harness.analysis.series.line import Floats
-from harness.cli.exits import NOT_OK, OK, Mistake, say
+from harness.cli import machines
+from harness.cli.exits import NOT_OK, OK, REGRESSION, Mistake, say
 from harness.cli.inputs import add_json
 from harness.cli.names import unknown
 from harness.dataset.rows import drop_intervals, flag_kernel_changes
+from harness.known import NoModel, described
 from harness.logs.log import Log, LogError, Request, Series
 from harness.logs.read import read
 from harness.logs.table import Options
 from harness.results import ResultsError
 from harness.system.printing import printable
 from harness.system.wording import shortened
-from harness.theory import demand, floors, machine_names, names
+from harness.theory import demand, floors, machine_names
+from harness.theory.decoder import Decoder
 from harness.theory.machine import Machine
 from harness.theory.names import NotUnderstood
 from harness.theory.shapes import Shape
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
     from harness.report.fits import Against, Row, RowAgainst
 
 LEAST_TOKENS = 3  # the first token, and two for a line
+OF_WEIGHTS = ("faster_than_limit", "first_token_faster_than_limit")
+FAILING = (*OF_WEIGHTS, "slope_faster_than_limit", "identical_series", "early_stop", "died", "drift")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +47,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "log",
         type=Path,
         metavar="LOG",
-        help="CSV or JSON, one row per token, or a log of vLLM, llama-server, GuideLLM, AIPerf; also gzipped",
+        help="CSV or JSON, one row per token, or a log of vLLM, SGLang, llama.cpp, Ollama or others (see "
+        "docs/fit.md); also gzipped",
     )
     values = parser.add_mutually_exclusive_group()
     values.add_argument(
@@ -63,13 +70,23 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write an HTML page")
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw latency against position")
     parser.add_argument(
-        "--model", metavar="NAME", help="with --machine: compare with the limits of the hardware"
+        "--model",
+        metavar="NAME",
+        help="known model or config.json; with --machine: compare with the limits of the hardware",
     )
     parser.add_argument("--machine", metavar="NAME", help="machine for --model")
     parser.add_argument(
         "--bpw", nargs="+", default=[], metavar="VARIANT=X", help="bits per weight, e.g. q4_0.gguf=4.62"
     )
     parser.add_argument("--units", choices=["si", "published"], default="si", help="as in `harness theory`")
+    parser.add_argument(
+        "--fail-on",
+        action="append",
+        default=[],
+        choices=FAILING,
+        metavar="FLAG",
+        help=f"exit with 3 if a series has this flag: {', '.join(FAILING)}; repeatable",
+    )
     add_json(parser, "one object per variant")
 
 
@@ -83,8 +100,9 @@ def run(arguments: argparse.Namespace) -> int:
     bpw = _bpw(arguments.bpw)
     theory = _theory(arguments.model, arguments.machine, UNITS[arguments.units])
     log = _read(path, options)
-    if unmatched := bpw.keys() - log.series.keys():
-        raise Mistake(unknown("variant", min(unmatched), log.series))
+    if unmatched := bpw.keys() - log.series.keys() - log.requests.keys():
+        raise Mistake(unknown("variant", min(unmatched), [*log.series, *log.requests]))
+    _check_gate(arguments.fail_on, log, theory, bpw)
     rows = analysed(log, theory, bpw)
     notes = [printable(note) for note in log.notes]
     if arguments.json:
@@ -96,9 +114,24 @@ def run(arguments: argparse.Namespace) -> int:
 
         fits.show(rows, notes)
     usable = any(row["unusable"] is None for row in rows)
+    code = OK if usable else NOT_OK
     if usable and (arguments.output or arguments.png):
-        return _draw(path, log, rows, arguments.output, arguments.png)
-    return OK if usable else NOT_OK
+        code = _draw(path, log, rows, arguments.output, arguments.png)
+    raised = {flag["code"] for row in rows for flag in row["flags"]}
+    return REGRESSION if code == OK and raised.intersection(arguments.fail_on) else code
+
+
+def _check_gate(fail_on: Sequence[str], log: Log, theory: Theory | None, bpw: dict[str, float]) -> None:
+    """Raises Mistake where a flag of --fail-on could not be raised for want of another option."""
+    of_speed = [*log.series, *(name for name, each in log.requests.items() if each.tokens_per_s)]
+    without = [name for name in of_speed if name not in bpw]
+    for code in fail_on:
+        if code.endswith("faster_than_limit") and theory is None:
+            raise Mistake(f"--fail-on {code} needs --model and --machine")
+        if code in OF_WEIGHTS and without:
+            raise Mistake(
+                f'--fail-on {code} needs --bpw "{shortened(without[0])}=BITS", and so for every variant'
+            )
 
 
 def study(path: Path) -> Study:
@@ -145,14 +178,17 @@ def _draw(path: Path, log: Log, rows: list[Row], page: Path | None, picture: Pat
 class Theory:
     """A model on a machine: the limit of B and W at some bits per weight."""
 
-    def __init__(self, shape: Shape, machine: Machine, units: Units) -> None:
-        self._shape, self._units = shape, units
+    def __init__(self, model: Shape | Decoder, machine: Machine, units: Units) -> None:
+        self._model, self._units = model, units
         self._ceiling = floors.Ceiling(machine.bandwidth_bytes_per_s * units.giga / 1e9, machine.flops)
 
-    def limit(self, bpw: float | None) -> Limit:
-        """The limit; B is 0 if the bits per weight are unknown."""
-        required = demand.of_bits(self._shape, bpw or 16, norms=self._units.norms)
-        W = floors.W_tokens_per_s(required, self._ceiling)
+    def limit(self, bpw: float | None, last_n: float) -> Limit:
+        """The limit; B is 0 if the bits per weight are unknown.
+
+        The slope is that at `last_n`, the least of a series: past its window a layer reads no more.
+        """
+        required = demand.of_bits(self._model, bpw or 16, norms=self._units.norms)
+        W = floors.W_tokens_per_s(required, self._ceiling, n=int(last_n))
         slope_ms = 1e3 / W if W else None
         B_ms = floors.B_s(required, self._ceiling) * 1e3 if bpw else 0.0
         return Limit(B_ms + (slope_ms or 0) * self._units.first_token_in_B * bool(bpw), slope_ms)
@@ -167,10 +203,10 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
     rows = []
     for name, each in found.items():
         bits = bpw.get(name)
-        limit = theory.limit(bits) if theory else None
         if isinstance(each, str):
             rows.append(_empty(name, bits, theory is not None) | {"unusable": printable(each)})
             continue
+        limit = theory.limit(bits, float(cut[name][0][-1])) if theory else None
         raised = flags(each, limit, longest)
         died = cut[name][2]
         if died is not None:
@@ -182,7 +218,9 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
         rows.append(_row(name, bits, figures, raised, _against(figures, bits, limit) if limit else None))
     flag_kernel_changes(rows)
     drop_intervals(rows)
-    return rows + [_totals(name, each, theory is not None) for name, each in log.requests.items()]
+    for row in rows:
+        known.withhold(row)
+    return rows + [_totals(name, each, bpw.get(name), theory) for name, each in log.requests.items()]
 
 
 def _analysis(read: Series, n: Floats, ms: Floats) -> Analysis | str:
@@ -199,13 +237,20 @@ def _analysis(read: Series, n: Floats, ms: Floats) -> Analysis | str:
     return found
 
 
-def _totals(name: str, request: Request, with_theory: bool) -> Row:
-    return _empty(name, None, with_theory) | {
+def _totals(name: str, request: Request, bpw: float | None, theory: Theory | None) -> Row:
+    row = _empty(name, bpw, theory is not None) | {
         "per_token": False,
         "n_tokens": request.new_tokens,
+        "prompt_tokens": request.prompt_tokens,
         "first_token_ms": request.first_token_ms,
         "tokens_per_s": request.tokens_per_s,
     }
+    if theory and bpw and request.tokens_per_s:
+        limit, mean_ms = theory.limit(bpw, 1), 1e3 / request.tokens_per_s
+        if mean_ms < limit.B_ms / CEILING_TOLERANCE:
+            detail = f"{mean_ms:.2f} ms a token, but reading the weights takes {limit.B_ms:.2f}"
+            row["flags"] = [Flag("faster_than_limit", detail).row()]
+    return row
 
 
 def _row(
@@ -216,6 +261,7 @@ def _row(
         "per_token": True,
         "unusable": None,
         "bpw": bpw,
+        "prompt_tokens": None,
         **figures,
         "flags": [flag.row() for flag in raised],
     }
@@ -254,11 +300,12 @@ def _theory(model: str | None, machine: str | None, units: Units) -> Theory | No
     if model is None or machine is None:
         raise Mistake("--model and --machine go together")
     try:
-        shape = names.model(model).shape
-    except NotUnderstood as why:
-        raise Mistake(why.sentence("model", shortened(model))) from why
+        found = described(model, Path(), otherwise="give its config.json")[1]
+    except NoModel as why:
+        raise Mistake(f"--model: {why}") from why
+    made = found if isinstance(found, Shape) else found.decoder
     try:
-        return Theory(shape, machine_names.one(machine, any_size=True), units)
+        return Theory(made, machine_names.one(machine, any_size=True, known=machines.known()), units)
     except NotUnderstood as why:
         raise Mistake(why.sentence("machine", shortened(machine))) from why
 

@@ -8,6 +8,7 @@ from harness.cli import cells_table
 from harness.cli.exits import OK, say
 from harness.cli.inputs import add_json, add_results, stored
 from harness.dataset.gather import Gathered
+from harness.results import no_records
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,6 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         say(f"{arguments.dir}: its {len(every)} records are published figures: see harness report")
     if not every:
-        say(f"{arguments.dir}: no records")
+        say(no_records(arguments.dir))
     cells_table.show(gathered, arguments.json)
     return OK

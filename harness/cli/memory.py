@@ -12,6 +12,7 @@ from harness.cli.exits import OK, say
 from harness.cli.inputs import add_json, add_results, stored
 from harness.dataset.gather import Gathered
 from harness.report.table import NONE, Table, formatted, note
+from harness.results import no_records
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
     if there is no such folder."""
     every = list(stored(arguments.dir))
     measured = [each for each in every if each.record["kind"] != "reported"]
+    if not every:
+        say(no_records(arguments.dir))
     gathered = Gathered(measured or every)
     rows = gathered.memory
     for warning in gathered.warnings:

@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 
-from harness.analysis.records import surface
+from harness.analysis.records import searches, surface
 from harness.analysis.records.disturbances import BusyProcess
 from harness.analysis.records.verdicts import USABLE, Verdict, attempts_left, status
 from harness.plan import Cell
@@ -113,6 +113,7 @@ class Progress:
         if found.get("verified_n_ctx") and (way := found["verified_by"]):
             by = {"decode": "filled and decoding", "allocation": "allocated"}[way]
             line += f"  {found['verified_n_ctx']} tokens, {by}"
+        reasons = [*reasons, *(flag.detail for flag in searches.notes(stored.record))]
         self.clear()
         print(line + (f": {'; '.join(reasons)}" if reasons else ""), file=sys.stderr, flush=True)
 

@@ -109,7 +109,7 @@ def _gathered(folders: list[Path]) -> Gathered:
     if not stored:
         for damage in damages:
             say(damage)
-        raise ResultsError(f"{', '.join(map(str, folders))}: no records")
+        raise results.no_records(*folders)
     gathered = Gathered(stored)
     gathered.warnings = [*damages, *gathered.warnings]
     return gathered

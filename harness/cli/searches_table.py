@@ -10,9 +10,9 @@ from harness.report.table import note
 
 
 def show(searches: Sequence[Search]) -> None:
-    """Print the table, then why each search ended."""
+    """Print the table, then why each search ended, and what its length does not mean."""
     tables.searches(searches).show()
     for row in searches:
         reasons = row["reasons"] if row["reasons"] else [row["not_filled"], row["limit_reason"]]
-        for reason in filter(None, reasons):
+        for reason in filter(None, [*reasons, *(flag["detail"] for flag in row["flags"])]):
             note(f"{row['name']}: {reason}")

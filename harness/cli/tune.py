@@ -19,6 +19,7 @@ from harness.cli.progress import Progress
 from harness.config import Decode, Experiment, Prefill, Workload
 from harness.config.experiment import Scalar
 from harness.config.variants import given_values
+from harness.machine.limits import usable_cpus
 from harness.plan import Cell
 from harness.report import tuned as text
 from harness.stacks.candidates import candidates, without_effect
@@ -152,8 +153,7 @@ def _options(tuned: Tuned, arguments: argparse.Namespace, threads: int) -> list[
     family = tuned.experiment.device.partition(":")[0]
     stack, header = tuned.variant.stack, tuned.cell(DEFAULTS).header
     if not arguments.option:
-        logical = machine.facts()["usable_cpus"] or machine.physical_cores()
-        cores = machine.physical_cores()
+        logical, cores = usable_cpus(), machine.physical_cores()
         derived = candidates(header, family, arguments.purpose, cores, logical, machine.cpu_range())
         return [[each for each in values if not _refused(tuned, each, threads)] for values in derived]
     found: list[Sequence[Changes]] = []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.analysis.records.metrics import FAMILIES
 from harness.analysis.records.surroundings import changed
-from harness.compare import sides
+from harness.compare import matched, sides
 from harness.compare.cells import NAMES_SHOWN, Cells
 from harness.compare.judge import INVALID, WORSE, Runs, judged
 from harness.compare.sides import Key, Side
@@ -63,6 +63,8 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
     DEFAULT_THRESHOLD and never fail.
     """
     before, after = Cells(base), Cells(new)
+    moved = matched.same_weights(before.examples(), after.examples())
+    after.rename(moved)
     names = before.names() | after.names()
     common = [key for key in before if key in after]
     if not common:
@@ -96,6 +98,7 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
             *new.notes,
             *([f"{plural(copies, 'record')} of the baseline also on the new side"] if copies else []),
             *(f"{name}: in the baseline {was}" for name, (was, _) in lost.items() if was),
+            *_moved(before, after, moved.values(), names),
         ],
     )
 
@@ -122,18 +125,28 @@ def _why_not(before: Cells, after: Cells, key: Key) -> str | None:
     return None
 
 
+def _moved(before: Cells, after: Cells, keys: Iterable[Key], names: Mapping[Key, str]) -> Iterator[str]:
+    was, now = before.examples(), after.examples()
+    for key in keys:
+        paths = matched.path(was[key]), matched.path(now[key])
+        if paths[0] != paths[1]:
+            yield f"{names[key]}: the weights have the same content in {paths[0]} and in {paths[1]}"
+
+
 def _alone(cells: Cells, others: Cells, where: str, names: Mapping[Key, str]) -> dict[Key, str]:
     """The cells that only one side has, with the reason."""
     found = {}
-    theirs = {(machine, device, names[machine, device, cell]) for machine, device, cell in others}
+    mine, theirs = cells.examples(), others.examples()
+    named = {(*key[:2], names[key]): key for key in others}
     for key in cells:
         if key in others:
             continue
         machine, device, cell = key
         elsewhere = [f"{m} ({d})" for m, d, c in others if c == cell]
         found[key] = f"only the {where} it on this machine and device"
-        if (machine, device, names[key]) in theirs:
-            found[key] += "; the other side's cell of this name has other options: harness ab compares two"
+        if other := named.get((machine, device, names[key])):
+            apart = matched.difference(mine[key], theirs[other])
+            found[key] += f"; the other side's cell of this name has {apart}: harness ab compares two"
         if elsewhere:
             found[key] = (
                 f"measured on {machine} ({device}) and on {', '.join(elsewhere)}: not the same machine"
@@ -151,7 +164,9 @@ def _nothing_in_common(base: Side, before: Cells, new: Side, after: Cells, names
         f"{side.name} has {len(list(cells))} ({', '.join(names[key] for key in [*cells][:NAMES_SHOWN])})"
         for side, cells in ((base, before), (new, after))
     ]
-    return f"no cell in common: {', '.join(words)}; the ids of cells are in `harness list --json`"
+    why = next(iter(_alone(after, before, "new runs have", names).values())).partition("; ")[2]
+    hint = why or "the ids of cells are in `harness list --json`"
+    return f"no cell in common: {', '.join(words)}; {hint}"
 
 
 def _environment(before: Cells, after: Cells, of: Mapping[str, Key]) -> Iterator[Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from harness.analysis.records import quality, searches
 from harness.analysis.records.verdicts import USABLE
@@ -43,6 +43,11 @@ class Cells:
     def __contains__(self, key: Key) -> bool:
         return key in self._rows
 
+    def rename(self, keys: Mapping[Key, Key]) -> None:
+        """Give cells the keys of those that they are compared with."""
+        for mine, theirs in keys.items():
+            self._rows[theirs], self._records[theirs] = self._rows.pop(mine), self._records.pop(mine)
+
     def runs(self, key: Key) -> Runs:
         """The usable rows by campaign, oldest first."""
         usable = {
@@ -52,6 +57,10 @@ class Cells:
 
     def records(self, key: Key) -> list[Record]:
         return self._records[key]
+
+    def examples(self) -> dict[Key, Record]:
+        """A record of each cell: of those that got ready to run, if there are any."""
+        return {key: max(found, key=_got_ready) for key, found in self._records.items()}
 
     def lacks(self, key: Key) -> str | None:
         """Why a cell has no figure at all, as a clause; null where it has one."""
@@ -83,6 +92,10 @@ class Cells:
             words = " max_ctx" if searched else ""
             found |= {key: row["name"] + words for key, row in zip(of_kind, named, strict=True)}
         return found
+
+
+def _got_ready(record: Record) -> bool:
+    return "environment" in record
 
 
 def _statuses(rows: Sequence[Row]) -> str:

@@ -188,6 +188,8 @@ def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, A
         if not count and metric.name == "W_tokens_per_ms":
             # Noise decides whether a slope is distinguishable from zero, so this is not a fault.
             return row | {"verdict": UNCLEAR, "reason": f"slope not distinguishable from zero in {where}"}
+        if not count and metric.name == "B_ms":
+            return row | {"verdict": UNCLEAR, "reason": f"B not known to 10% in {where}"}
         if not count:
             return row | {"verdict": INVALID, "reason": f"{metric.name} is not known in {where}"}
     return row

@@ -202,8 +202,9 @@ def _read(folder: Path) -> _Folder:
             raise ResultsError(f"{folder}: {notes[0]}")
         if others:
             raise ResultsError(f"{folder}: no measurements: {others} records hold published figures alone")
-        why = f" that can be read ({damages[0]})" if damages else ""
-        raise ResultsError(f"{folder}: no records{why}")
+        if damages:
+            raise ResultsError(f"{folder}: no records that can be read ({damages[0]})")
+        raise results.no_records(folder)
     return _Folder(found, checks, damages, notes)
 
 

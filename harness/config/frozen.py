@@ -1,14 +1,17 @@
-"""The base of all models of a config, and the type of a count of tokens."""
+"""The base of all models of a config, and the types of a count of tokens and of a share."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from harness.system.wording import shortened
 from harness.theory import counts
 
 MOST_TOKENS = 10_000_000
+PERCENT = r"^[0-9]{1,2}(\.[0-9]{1,4})?%$"
 
 
 def tokens_of(given: object) -> object:
@@ -30,6 +33,30 @@ Tokens = Annotated[
     ),
 ]
 """A count of tokens; 32k is 32,768."""
+
+
+def _share(given: Any) -> Any:
+    """0.5% as 0.005."""
+    if not isinstance(given, str):
+        return given
+    if not re.match(PERCENT, given):
+        raise ValueError(f'expected a share such as 0.5% or 0.005, got "{shortened(given)}"')
+    return float(given[:-1]) / 100
+
+
+Share = Annotated[
+    float,
+    BeforeValidator(_share),
+    Field(gt=0, lt=1),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+                {"type": "string", "pattern": PERCENT},
+            ]
+        }
+    ),
+]
 
 
 class Frozen(BaseModel):

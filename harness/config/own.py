@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from harness.config import yaml_text
+from harness.config import own_machines, yaml_text
 from harness.config.forms import InlineShape
 from harness.config.frozen import Frozen, Tokens
 from harness.config.mistakes import Loc, Mistakes, expected, shown
@@ -113,7 +113,7 @@ def _machine(name: str, given: Any, path: Path, mistakes: Mistakes) -> Machine |
             return None
         return Machine(name, memory, bandwidth, rates, rate="own")
     try:
-        base = machine_names.one(row.like, row.memory_gib)
+        base = machine_names.one(row.like, row.memory_gib, known=own_machines.known())
     except NotUnderstood as why:
         mistakes.add((*loc, "like"), why.sentence("machine", shown(row.like)))
         return None

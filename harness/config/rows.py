@@ -46,7 +46,8 @@ def model_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Model | 
     if made is None and any(given.kind == "synthetic" for given in (weights, *of_format.values())):
         mistakes.add(loc, "synthetic weights need a shape; harness theory --list-models has them")
         return None
-    name = row.name or known or _name_of(weights)
+    # A file of the user's goes by its own name: the shape alone does not make it the model of that name.
+    name = row.name or (_name_of(weights) if weights.kind == "path" else known or _name_of(weights))
     if name is None:
         mistakes.add(loc, "an inline shape needs a name; add the key name")
         return None
@@ -107,10 +108,11 @@ def _weights(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Weights 
     if isinstance(given, str):
         if given == "synthetic":
             return Weights()
-        if given in shipped.weights_names():
+        if given in shipped.weights_names() and not (folder / given).exists():  # the user's own goes first
             return Weights(kind="path", path=str(shipped.weights(given)))
         named = ["synthetic", *shipped.weights_names()]
-        if not re.search(r"[./~{]", given) and "did you mean" in (hint := suggestion(given, named)):
+        is_misspelt = not re.search(r"[./~{]", given) and "did you mean" in (hint := suggestion(given, named))
+        if is_misspelt and not (folder / given).exists():
             mistakes.add(loc, f"unknown weights {shown(given)}{hint}")
             return None
         return _weights({"path": given}, loc, folder, mistakes)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_serializer,
+)
 
-from harness.config.frozen import MOST_TOKENS, Frozen, Tokens, tokens_of
+from harness.config.frozen import MOST_TOKENS, Frozen, Share, Tokens, tokens_of
 from harness.system.wording import shortened
-
-PERCENT = r"^[0-9]{1,2}(\.[0-9]{1,4})?%$"
 
 _Self = TypeVar("_Self", bound="_Workload")
 
@@ -101,30 +106,6 @@ Depth = Annotated[
     WithJsonSchema({"type": ["integer", "string"], "minimum": 0, "maximum": MOST_TOKENS}),
 ]
 """Tokens in the KV cache before; 4k is 4,096."""
-
-
-def _share(given: Any) -> Any:
-    """0.5% as 0.005."""
-    if not isinstance(given, str):
-        return given
-    if not re.match(PERCENT, given):
-        raise ValueError(f'expected a share such as 0.5% or 0.005, got "{shortened(given)}"')
-    return float(given[:-1]) / 100
-
-
-Share = Annotated[
-    float,
-    BeforeValidator(_share),
-    Field(gt=0, lt=1),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-                {"type": "string", "pattern": PERCENT},
-            ]
-        }
-    ),
-]
 
 
 def _each_once(given: list[int]) -> list[int]:
@@ -273,6 +254,8 @@ class Quality(_Workload):
     """Windows, from the start of the text."""
     depths: list[Annotated[Tokens, Field(ge=8, le=MOST_SCORED)]] = Field(default=[], max_length=20)
     """Besides, as many windows of each of these lengths; as many of their last tokens are scored."""
+    bos: bool = True
+    """Begin each window with a BOS, as llama-perplexity does, if the model's tokenizer asks for one."""
     reference: Literal["auto"] = "auto"
     """The model's 16-bit weights, in transformers if they are a checkpoint."""
 
@@ -285,6 +268,12 @@ class Quality(_Workload):
         if short := [depth for depth in given if depth <= n_ctx]:
             raise ValueError(f"{min(short)} is not deeper than the windows of n_ctx {n_ctx}")
         return _each_once(given)
+
+    @model_serializer(mode="wrap")
+    def _plain(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The default is left out: ids of cells are made of this, and without a BOS in question they stay."""
+        found: dict[str, Any] = values(self)
+        return {name: value for name, value in found.items() if name != "bos" or not value}
 
     def repeated(self, repeats: int) -> int:
         """Once: it has an interval from its windows."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
-from harness.analysis.records import surface
+from harness.analysis.records import known, surface
 from harness.analysis.records.disturbances import counting
 from harness.analysis.records.verdicts import USABLE
 from harness.analysis.rows import Cell, Repeat, TimeSplit
@@ -32,6 +32,8 @@ Median = Literal[
     "loaded_bytes",
     "robust_B_ms",
     "robust_W_tokens_per_ms",
+    "plain_B_ms",
+    "plain_W_tokens_per_ms",
     "slow_from_n",
     "drift",
     "median_ms",
@@ -76,11 +78,14 @@ def per_cell(rows: Sequence[Repeat], tables: Tables | None = None) -> list[Cell]
     grouped: dict[str, list[Repeat]] = {}
     for each in counted(rows):
         grouped.setdefault(each["content_key"], []).append(each)
-    lines = intervals.of_cells([_shown(repeats) for repeats in grouped.values()])
-    return [
+    shown = [_shown(repeats) for repeats in grouped.values()]
+    found: list[Cell] = [
         {**_pooled(repeats, disturbed[key], tables or {}), **line}
-        for (key, repeats), line in zip(grouped.items(), lines, strict=True)
+        for (key, repeats), line in zip(grouped.items(), intervals.of_cells(shown), strict=True)
     ]
+    for cell, repeats in zip(found, shown, strict=True):
+        known.withhold(cell, repeats)
+    return found
 
 
 def _shown(repeats: list[Repeat]) -> list[Repeat]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from harness import results
-from harness.analysis.records import agreement, attribution, quality, searches, traffic
+from harness.analysis.records import agreement, attribution, known, quality, searches, traffic
 from harness.analysis.records import prefill as prefills
 from harness.analysis.rows import Attribution, Cell, Check, Repeat, Score, Search
 from harness.analysis.series import budget
@@ -24,7 +24,8 @@ from harness.system.wording import plural
 
 
 class Gathered:
-    """All rows of some records, one per repeat, and their series; each file is read once.
+    """All rows of some records, one per repeat, and their series; each file is read once. `fitted`: B and W
+    of each repeat as bundles of every version claim them.
 
     Records that cannot be analysed are left out, with a warning each."""
 
@@ -82,6 +83,9 @@ class Gathered:
         agreement.apply_checks(self.repeats, self.checks)
         quality.apply(self.repeats, self.scores)
         self.cells: list[Cell] = names.named(budget.split_time(cells.per_cell(self.repeats, tables)))
+        self.fitted = [_fitted(row) for row in self.repeats]
+        for row in self.repeats:  # cells pool what a repeat alone does not know
+            known.withhold(row)
 
     @cached_property
     def swept(self) -> list[Cell]:
@@ -186,6 +190,13 @@ class Gathered:
     def _warn(self, damage: ResultsError) -> None:
         if str(damage) not in self.warnings:
             self.warnings.append(str(damage))
+
+
+def _fitted(row: Repeat) -> dict[str, float | None]:
+    """B and W by least squares through all steps, known or not."""
+    if row["plain_B_ms"] is not None:
+        return {"B_ms": row["plain_B_ms"], "W_tokens_per_ms": row["plain_W_tokens_per_ms"]}
+    return {"B_ms": row["B_ms"], "W_tokens_per_ms": row["W_tokens_per_ms"]}
 
 
 def _by_size(model: str) -> list[tuple[float, str]]:

@@ -48,7 +48,9 @@ def row(
     state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
     # A `grow` run that ran out of memory gives a length; its latencies are not valid.
     ended = grow_results.ended_by_memory(record)
-    found, drift, unusable = _analysis(NO_TOKENS if ended else times, _control_ms(record))
+    found, drift, unusable = _analysis(
+        NO_TOKENS if ended else times, _control_ms(record), plain=record["kind"] == "reported"
+    )
     if unusable:
         state, reasons, disturbed = "invalid", [*reasons, f"its series is unusable: {unusable}"], None
     of_depths = surface.figures(table) if tables.name_of(record) == "windows" else None
@@ -167,12 +169,14 @@ def _sizes(loaded: StackFacts, reported: Reported | None) -> Sizes:
     return found
 
 
-def _analysis(times: TokenTimes, control_ms: Floats) -> tuple[Analysis, Drift | None, str | None]:
+def _analysis(
+    times: TokenTimes, control_ms: Floats, plain: bool
+) -> tuple[Analysis, Drift | None, str | None]:
     if not times:
         return Analysis(n_tokens=0), None, None
     n, ms, _ = latency.without_end(times.n.astype(float), times.ms)
     try:
-        return *drifts.analyse(n, ms, control_ms), None
+        return *drifts.analyse(n, ms, control_ms, plain), None
     except Unusable as reason:
         return Analysis(n_tokens=0), None, str(reason)
 

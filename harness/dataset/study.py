@@ -22,10 +22,15 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class Curve:
     """Latency in ms against `n`, a token's position or a prompt's length. At full resolution: only display is
-    thinned."""
+    thinned. `prefill`: its first point is the first token, which is not drawn."""
 
     n: Floats
     ms: Floats
+    prefill: bool = True
+
+    @property
+    def decode(self) -> Curve:
+        return Curve(self.n[1:], self.ms[1:], prefill=False) if self.prefill else self
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ FIELDS = (
         "end_tokens_per_s",
     ),
     *("median_ms", "B_ms", "B_ci95_ms", "W_tokens_per_ms", "W_ci95", "W_identifiable", "robust_B_ms"),
+    "plain_B_ms",
     *("robust_W_tokens_per_ms", "shape", "slow_from_n", "B_theory_ms", "B_ratio", "B_measured_ratio"),
     *("W_theory_tokens_per_ms", "W_ratio", "W_measured_ratio", "bandwidth_share", "bandwidth_bytes_per_s"),
     *("model_bytes", "weight_bytes_per_token", "kv_bytes_per_token", "loaded_bytes", "peak_rss_bytes"),

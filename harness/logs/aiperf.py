@@ -10,58 +10,53 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.logs import units
-from harness.logs.log import SHARED, Log, LogError, Request, Series, generation, left_out, overlapping
+from harness.logs.chunks import Requests
+from harness.logs.log import SHARED, Log, LogError, Reader, Request, of_objects, overlapping
+from harness.system.wording import plural
 
 FORMAT = "AIPerf export"
 
 
-def is_one(document: Any) -> bool:
-    if not isinstance(document, dict):
-        return False
-    return {"metadata", "metrics"} <= document.keys() or is_summary(document)
+def _is_one(document: Mapping[str, Any]) -> bool:
+    return {"metadata", "metrics"} <= document.keys() or _is_summary(document)
 
 
-def is_summary(document: Mapping[str, Any]) -> bool:
+def _is_summary(document: Mapping[str, Any]) -> bool:
     """profile_export_aiperf.json: statistics over all requests."""
     latency = document.get("request_latency")
     return isinstance(latency, dict) and "unit" in latency and "avg" in latency
 
 
-def read(records: Sequence[Mapping[str, Any]]) -> Log:
+def _read(records: Sequence[Mapping[str, Any]]) -> Log:
     """The requests of an export. Raises LogError."""
-    if any(is_summary(record) for record in records):
+    if any(_is_summary(record) for record in records):
         raise LogError(
             f"an {FORMAT} with statistics over all requests; use profile_export.jsonl from the same folder"
         )
-    series: dict[str, Series] = {}
-    requests: dict[str, Request] = {}
+    found = Requests(FORMAT)
     spans = []
-    failed = 0
+    totals = 0
     for number, record in enumerate(records, 1):
         metrics, metadata = record.get("metrics") or {}, record.get("metadata") or {}
         if record.get("error") or ("time_to_first_token" not in metrics and "request_latency" not in metrics):
-            failed += 1
+            found.add_failed()
             continue
         name = f"request {number}"
         prompt = int(_value(metrics, "input_sequence_length") or 0)
         length = _value(metrics, "output_sequence_length")
+        tokens = None if length is None else int(length)
         first_ms, gaps = _ms(metrics, "time_to_first_token"), _ms(metrics, "inter_chunk_latency")
         if "request_start_ns" in metadata and "request_end_ns" in metadata:
             spans.append((metadata["request_start_ns"], metadata["request_end_ns"]))
         if isinstance(gaps, list) and first_ms is not None:
-            series[name] = generation(prompt, first_ms, gaps, None if length is None else int(length))
+            found.add(name, prompt, first_ms, gaps, tokens)
         else:
+            totals += 1
             tpot = _ms(metrics, "inter_token_latency")
-            requests[name] = Request(int(length or 0), first_ms, 1e3 / tpot if tpot else None)
-    notes = left_out(failed, len(records))
-    if requests:
-        notes.append(
-            f"{len(requests)} requests have totals only: inter_chunk_latency needs streamed requests"
-        )
-    notes += [SHARED] if overlapping(spans) else []
-    if not series and not requests:
-        raise LogError(f"an {FORMAT} without a successful request")
-    return Log(FORMAT, series, requests, notes)
+            rate = 1e3 / tpot if tpot else None
+            found.add_totals(name, Request(tokens, first_ms, rate, prompt or None))
+    notes = [f"{plural(totals, 'request')}: totals only: inter_chunk_latency needs streamed requests"]
+    return found.log([*(notes if totals else []), *([SHARED] if overlapping(spans) else [])])
 
 
 def _value(metrics: Mapping[str, Any], name: str) -> Any:
@@ -78,3 +73,6 @@ def _ms(metrics: Mapping[str, Any], name: str) -> Any:
         raise LogError(f"an {FORMAT} with {name} in {unit}, which is not a unit of time")
     scale = units.MS[units.NAMES[unit]]
     return [each * scale for each in value] if isinstance(value, list) else value * scale
+
+
+READERS: tuple[Reader, ...] = (of_objects(FORMAT, _is_one, _read),)

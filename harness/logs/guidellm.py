@@ -6,27 +6,29 @@ benchmark has requests by outcome, with `time_to_first_token_ms` and the mean `i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.logs.log import SHARED, Log, LogError, Request, left_out, overlapping
+from harness.logs.log import SHARED, Log, LogError, Reader, Request, left_out, of_objects, overlapping
 
 FORMAT = "GuideLLM report"
 MEANS = "GuideLLM stores the mean inter-token latency per request, not per-token times: no B, W or shape"
 
 
-def is_one(document: Any) -> bool:
-    if not isinstance(document, dict) or not isinstance(document.get("benchmarks"), list):
-        return False
-    return all(isinstance(each, dict) and "requests" in each for each in document["benchmarks"])
+def _is_one(document: Mapping[str, Any]) -> bool:
+    benchmarks = document.get("benchmarks")
+    return isinstance(benchmarks, list) and all(
+        isinstance(each, dict) and "requests" in each for each in benchmarks
+    )
 
 
-def read(report: Mapping[str, Any]) -> Log:
-    """The requests of all benchmarks of a report. Raises LogError."""
+def _read(reports: Sequence[Mapping[str, Any]]) -> Log:
+    """The requests of all benchmarks of all reports. Raises LogError."""
     requests: dict[str, Request] = {}
     failed, spans = 0, []
-    several = len(report["benchmarks"]) > 1
-    for number, benchmark in enumerate(report["benchmarks"], 1):
+    benchmarks = [each for report in reports for each in report["benchmarks"]]
+    several = len(benchmarks) > 1
+    for number, benchmark in enumerate(benchmarks, 1):
         outcomes = benchmark["requests"] or {}
         failed += sum(len(outcomes.get(outcome) or []) for outcome in ("incomplete", "errored"))
         for at, request in enumerate(outcomes.get("successful") or [], 1):
@@ -47,3 +49,6 @@ def read(report: Mapping[str, Any]) -> Log:
         raise LogError(f"a {FORMAT} without a successful request")
     notes = [MEANS, *left_out(failed, failed + len(requests)), *([SHARED] if overlapping(spans) else [])]
     return Log(FORMAT, requests=requests, notes=notes)
+
+
+READERS: tuple[Reader, ...] = (of_objects(FORMAT, _is_one, _read),)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,11 +44,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Request:
-    """Totals of one request, from a log without per-token latencies; null: not known. Raises TypeError."""
+    """Totals of one request or test, from a log without per-token latencies; null: not known. Raises
+    TypeError."""
 
-    new_tokens: int
+    new_tokens: int | None
     first_token_ms: float | None
     tokens_per_s: float | None
+    prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for each in vars(self).values():
@@ -65,17 +69,38 @@ class Log:
     notes: Sequence[str] = ()
 
 
-def generation(prompt_tokens: int, first_ms: float, gaps_ms: Sequence[float], tokens: int | None) -> Series:
-    """A request as a series. `tokens`: how many it generated, by the tool's own count; null: not known.
+@dataclass(frozen=True)
+class Content:
+    """A log's text, and the JSON objects in it: of one document, one a line, or either behind lines of
+    standard error; empty: it is not JSON objects."""
 
-    A client counts the chunks of a stream. With fewer chunks than tokens a gap spans several tokens and is
-    not one token's latency. One chunk less is normal: the last token may end the stream without text.
-    """
-    n = prompt_tokens + 1 + np.arange(len(gaps_ms) + 1, dtype=float)
-    fault = None
-    if tokens is not None and tokens > len(n) + 1:
-        fault = f"its {tokens} tokens came in {len(n)} chunks, so a gap is not one token's latency"
-    return Series(n, np.asarray([first_ms, *gaps_ms], dtype=float), fault)
+    text: str
+    objects: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One form of log of one tool: `is_one` recognises it by its content, `read` raises LogError."""
+
+    format: str
+    is_one: Callable[[Content], bool]
+    read: Callable[[Content], Log]
+
+
+def of_objects(
+    form: str, is_one: Callable[[Mapping[str, Any]], bool], read: Callable[[Sequence[Mapping[str, Any]]], Log]
+) -> Reader:
+    """A reader of JSON objects that are all of one form."""
+    return Reader(
+        form,
+        lambda content: bool(content.objects) and all(map(is_one, content.objects)),
+        lambda content: read(content.objects),
+    )
+
+
+def of_text(form: str, is_one: Callable[[str], object], read: Callable[[str], Log]) -> Reader:
+    """A reader of text."""
+    return Reader(form, lambda content: bool(is_one(content.text)), lambda content: read(content.text))
 
 
 def overlapping(spans: Sequence[tuple[float, float]]) -> bool:
@@ -90,3 +115,30 @@ SHARED = "requests ran concurrently: these are latencies of a shared server, not
 def left_out(failed: int, requests: int) -> list[str]:
     """A note on requests without a result; empty where all have one."""
     return [f"{failed} of {requests} requests failed or were cancelled and are left out"] if failed else []
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, with a number where one occurs again: `tg128`, `tg128 #2`."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(f"{name} #{seen[name]}" if seen[name] > 1 else name)
+    return found
+
+
+def numbered(found: Sequence[Request]) -> dict[str, Request]:
+    return {f"request {number}": request for number, request in enumerate(found, 1)}
+
+
+def once(found: Mapping[str, Request]) -> tuple[dict[str, Request], list[str]]:
+    """Each request once, and a note on those printed again: a tool that prints the totals of one request in
+    two places gives the same time of the prompt and the same rate to the last digit."""
+    kept: dict[str, Request] = {}
+    seen: set[Request] = set()
+    for name, request in found.items():
+        if request not in seen or request.first_token_ms is None:
+            kept[name] = request
+        seen.add(request)
+    again = len(found) - len(kept)
+    return kept, [f"requests printed twice, which count once: {again} of {len(found)}"] if again else []

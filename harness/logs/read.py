@@ -5,12 +5,27 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import zlib
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from harness.logs import aiperf, csv, guidellm, llama_server, vllm
-from harness.logs.log import Log, LogError, OptionError
+from harness.logs import (
+    aiperf,
+    csv,
+    guidellm,
+    llama_bench,
+    llama_benchy,
+    llama_server,
+    ollama,
+    optimum,
+    sweep_bench,
+    totals,
+    vllm,
+)
+from harness.logs.log import Content, Log, LogError, OptionError, Reader
 from harness.logs.table import Options
 from harness.system.endings import FAULTS
 from harness.system.files import read_regular
@@ -18,6 +33,20 @@ from harness.system.files import read_regular
 GZIP = b"\x1f\x8b"
 MOST_BYTES = 1 << 25  # decompressed
 MOST_VALUES = 1_500_000  # a column of text, or a number of JSON, takes up to 100 bytes of memory
+MOST_STARTS = 16  # lines that may begin a JSON document behind lines of standard error
+READERS: tuple[Reader, ...] = (  # the first that recognises a file reads it; the most general last
+    *vllm.READERS,
+    *aiperf.READERS,
+    *guidellm.READERS,
+    *llama_server.READERS,
+    *llama_bench.READERS,
+    *llama_benchy.READERS,
+    *sweep_bench.READERS,
+    *ollama.READERS,
+    *optimum.READERS,
+    *totals.READERS,
+)
+_START = re.compile(r"^[\[{]", re.MULTILINE)
 
 
 def read(path: Path, options: Options) -> Log:
@@ -25,16 +54,22 @@ def read(path: Path, options: Options) -> Log:
     text = _text(path)
     if not text.strip():
         raise LogError("it is empty")
-    if text.lstrip()[0] in "{[":
-        return _of_json(_documents(text), options)
-    for is_one, reader in (
-        (llama_server.is_stream, llama_server.read_stream),
-        (llama_server.is_log, llama_server.read_log),
-    ):
-        if is_one(text):
-            _no_columns(options, llama_server.FORMAT)
-            return reader(text)
-    return csv.read(text, options)
+    damage: LogError | None = None
+    documents: list[Any] = []
+    is_json = text.lstrip()[0] in "{["
+    try:
+        documents = _documents(text) if is_json else _behind_others(text)
+    except LogError as why:
+        damage, documents = why, _behind_others(text)
+    of_objects = all(isinstance(each, dict) for each in documents)
+    content = Content(text, documents if of_objects else ())
+    for reader in READERS:
+        if reader.is_one(content):
+            _no_columns(options, reader.format)
+            return _guarded(reader.read, content, reader.format)
+    if damage:
+        raise damage
+    return _of_json(documents, options) if is_json else csv.read(text, options)
 
 
 def _text(path: Path) -> str:
@@ -66,6 +101,28 @@ def _text(path: Path) -> str:
     return text
 
 
+def _behind_others(text: str) -> list[Any]:
+    """One JSON document, or objects one per line, among lines of standard error; empty: none, or damaged."""
+    try:
+        found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    except (ValueError, RecursionError):  # ValueError: also a number of thousands of digits
+        found = []
+    return found or _embedded(text)
+
+
+def _embedded(text: str) -> list[Any]:
+    """The document that begins and ends among other lines; empty: none, or another may follow."""
+    for start in islice(_START.finditer(text), MOST_STARTS):
+        try:
+            document, end = json.JSONDecoder().raw_decode(text, start.start())
+        except (ValueError, RecursionError):
+            continue
+        if _START.search(text, end):
+            return []
+        return document if isinstance(document, list) else [document]
+    return []
+
+
 def _documents(text: str) -> list[Any]:
     """One JSON document, or one per line. Raises LogError."""
     try:
@@ -85,13 +142,6 @@ def _documents(text: str) -> list[Any]:
 def _of_json(documents: list[Any], options: Options) -> Log:
     if not documents or not all(isinstance(each, dict) for each in documents):
         raise LogError("it is JSON, but not objects")
-    for reader in (vllm, aiperf, llama_server):
-        if all(reader.is_one(each) for each in documents):
-            _no_columns(options, reader.FORMAT)
-            return _guarded(reader.read, documents, reader.FORMAT)
-    if len(documents) == 1 and guidellm.is_one(documents[0]):
-        _no_columns(options, guidellm.FORMAT)
-        return _guarded(guidellm.read, documents[0], guidellm.FORMAT)
     if len(documents) == 1 and (found := csv.of_lists(documents[0], options)):
         return found
     return csv.of_objects(documents, options)
@@ -100,16 +150,16 @@ def _of_json(documents: list[Any], options: Options) -> Log:
 def _no_columns(options: Options, form: str) -> None:
     if options.any:
         raise OptionError(
-            f"it is a {form}, which defines names and units itself: --unit and column options are for tables"
+            f"the {form} defines names and units itself: --unit and column options are for tables"
         )
 
 
-def _guarded(reader: Any, content: Any, form: str) -> Log:
+def _guarded(reader: Callable[[Content], Log], content: Content, form: str) -> Log:
     """Run a reader. A file with unexpected content gives one sentence, not a traceback. Raises LogError."""
     try:
-        log: Log = reader(content)
+        log = reader(content)
     except LogError:
         raise
     except FAULTS as damage:
-        raise LogError(f"it looks like a {form}, but its fields are not as documented") from damage
+        raise LogError(f"its fields are not those of the {form} that it looks like") from damage
     return log

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import platform
 import re
@@ -20,8 +19,10 @@ import psutil
 from typing_extensions import TypedDict
 
 from harness.machine.emulated import emulated
+from harness.machine.limits import known_cpu_quota, usable_cpus
 from harness.system.gpus import VISIBLE, Gpu, nvidia_gpus, visible_gpus
 from harness.system.small_files import text
+from harness.system.wording import plural
 
 if TYPE_CHECKING:
     from harness.machine.bandwidth import ReadRate
@@ -51,7 +52,7 @@ class Facts(TypedDict):
     architecture: str
     physical_cores: int
     logical_cpus: int | None
-    usable_cpus: int | None
+    usable_cpus: int
     last_level_cache_bytes: int | None
     memory_bytes: int
     page_bytes: int
@@ -77,7 +78,7 @@ def facts() -> Facts:
         "architecture": platform.machine(),
         "physical_cores": physical_cores(),
         "logical_cpus": psutil.cpu_count(),
-        "usable_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "usable_cpus": usable_cpus(),
         "last_level_cache_bytes": last_level_cache_bytes(),
         "memory_bytes": memory,
         "page_bytes": os.sysconf("SC_PAGE_SIZE"),  # 16 KiB on a Raspberry Pi 5: refaults are counted in pages
@@ -105,13 +106,14 @@ def slug(cpu: str, cores: int, memory_bytes: int, gpus: Sequence[str]) -> str:
 
 
 def conditions() -> dict[str, object]:
-    """Conditions that may change between runs: governor, turbo, swap, load, free memory."""
+    """Conditions that may change between runs: governor, turbo, CPU quota, swap, load, free memory."""
     swap = psutil.swap_memory()
     return {
         "governor": text(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
         "turbo_off": text(Path("/sys/devices/system/cpu/intel_pstate/no_turbo")),
         "smt": text(Path("/sys/devices/system/cpu/smt/control")),
         "transparent_hugepages": text(Path("/sys/kernel/mm/transparent_hugepage/enabled")),
+        "cpu_quota": known_cpu_quota(),
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
         "load_1min": os.getloadavg()[0],
         "swap_used_bytes": swap.used,
@@ -120,13 +122,10 @@ def conditions() -> dict[str, object]:
 
 
 def physical_cores() -> int:
-    """Physical cores this process may use, by affinity and quota. SMT siblings are not counted: decode is
-    memory-bound and gains nothing from them."""
+    """Physical cores this process may use, by affinity and quota: the threads of a run by default. SMT
+    siblings are not counted: decode is memory-bound and gains nothing from them."""
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    quota, _, period = (text(Path("/sys/fs/cgroup/cpu.max")) or "max").partition(" ")
-    allowed = math.ceil(int(quota) / int(period)) if quota.isdigit() and period.isdigit() else cores
-    return max(1, min(cores, usable, allowed))
+    return min(cores, usable_cpus())
 
 
 def last_level_cache_bytes() -> int | None:
@@ -201,7 +200,15 @@ def matrix_rate(threads: int) -> MatrixRate:
     return found
 
 
+def check_quota(threads: int, what: str) -> None:
+    """Raises ProbeError where a CPU quota would throttle a probe with so many threads: it would be slow."""
+    if (quota := known_cpu_quota()) is not None and quota < threads:
+        throttles = f"a CPU quota of {quota:.2f} CPUs throttles {plural(threads, 'thread')}"
+        raise ProbeError(f"{what} could not be measured: {throttles}; raise or remove it (--cpus, CPUQuota)")
+
+
 def _probe(module: str, threads: int, blas_threads: int, what: str) -> Any:
+    check_quota(threads, what)
     command = [sys.executable, "-m", f"harness.machine.{module}", str(threads), str(os.getpid())]
     variables = os.environ | dict.fromkeys(BLAS_THREADS, str(blas_threads))
     folder = Path(__file__).parent.parent.parent  # `-m` searches this folder first, not the user's files

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import signal
 import sys
 import threading
@@ -22,7 +21,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from harness.machine import last_level_cache_bytes
-from harness.machine.limits import free_memory_bytes
+from harness.machine.limits import free_memory_bytes, usable_cpus
 from harness.stacks.guard import end_with
 
 # With a working set of 8 last-level caches, up to 1/8 is still cached when read again: a kernel measured
@@ -60,8 +59,7 @@ def measure(threads: int) -> ReadRate:
         raise ValueError(f"threads must be at least 1, not {threads}")
     begun = time.monotonic()
     cache = last_level_cache_bytes() or 0
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads
-    most = min(threads, cpus) * MOST_BYTES_A_CPU
+    most = min(threads, usable_cpus()) * MOST_BYTES_A_CPU
     least, free = min(FEWEST_CACHES * cache, most), free_memory_bytes()
     usable_bytes = max(free // SHARE_OF_FREE, min(least, free // 2))
     working_set = min(max(SMALLEST_BYTES, CACHES * cache), usable_bytes, most)

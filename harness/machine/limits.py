@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,8 @@ NAMES = {
 CACHED = {2: ("inactive_file", "active_file"), 1: ("total_inactive_file", "total_active_file")}
 # CPU quota and period: in one file, or in one each.
 CPU_NAMES = {2: ("cpu.max",), 1: ("cpu.cfs_quota_us", "cpu.cfs_period_us")}
+# Time throttled in cpu.stat, and its units per us.
+THROTTLED_TIME = {2: ("throttled_usec", 1), 1: ("throttled_time", 1000)}
 
 
 class Cgroup(NamedTuple):
@@ -67,6 +70,41 @@ def cpu_quota(cgroups: Path = CGROUPS, proc: Path = PROC) -> float | None:
     if not seen:
         raise LookupError("the cgroups of this process cannot be seen")
     return min(quotas, default=None)
+
+
+def whole_cpus(affinity: int, quota: float | None) -> int:
+    """Threads that can run all the time on so many CPUs within a quota, in CPUs: rounded down, as one thread
+    more is throttled in every period; at least 1."""
+    return affinity if quota is None else max(1, min(affinity, int(quota)))
+
+
+def usable_cpus(cgroups: Path = CGROUPS, proc: Path = PROC) -> int:
+    """CPUs that this process may use all the time: by its affinity, which cpusets narrow, and its quota."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    affinity = len(os.sched_getaffinity(0)) if has_affinity else psutil.cpu_count() or 1
+    return whole_cpus(affinity, known_cpu_quota(cgroups, proc))
+
+
+def known_cpu_quota(cgroups: Path = CGROUPS, proc: Path = PROC) -> float | None:
+    """As cpu_quota; null too if it cannot be read, as on a system without cgroups."""
+    try:
+        return cpu_quota(cgroups, proc)
+    except LookupError:
+        return None
+
+
+def throttled(cgroups: Path = CGROUPS, proc: Path = PROC) -> dict[str, int]:
+    """How often, in periods, and how long, over all CPUs, quotas have throttled this process's cgroups: sums
+    over the cgroups, as each counts its own quota alone. Empty if none counts."""
+    found: dict[str, int] = {}
+    for version, folder in cgroups_of("cpu", cgroups, proc):
+        counted = counters(folder / "cpu.stat")
+        name, per_us = THROTTLED_TIME[version]
+        if "nr_throttled" in counted and name in counted:
+            periods, us = counted["nr_throttled"], counted[name] // per_us
+            found["cgroup_throttled_periods"] = found.get("cgroup_throttled_periods", 0) + periods
+            found["cgroup_throttled_us"] = found.get("cgroup_throttled_us", 0) + us
+    return found
 
 
 def cgroups_of(controller: str, cgroups: Path = CGROUPS, proc: Path = PROC) -> Iterator[Cgroup]:

@@ -50,6 +50,12 @@ def read_whole(path: Path) -> GgufHeader:
     return GgufHeader(headers[0].metadata, tensors, digest, headers[0].arrays)
 
 
+def files_of(path: Path, header: GgufHeader) -> list[Path]:
+    """The files of a model that read_whole read, the first part first."""
+    count = header.integer("split.count") or 0
+    return [_sibling(path, number) for number in range(1, count + 1)] if count > 1 else [path]
+
+
 def whole(paths: list[Path]) -> list[Path]:
     """One path for every model among these files: parts of a split one count as one."""
     found: dict[tuple[str, ...], Path] = {}

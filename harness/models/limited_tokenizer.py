@@ -5,6 +5,11 @@ import json
 import resource
 import signal
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 MEMORY_BYTES = 2 << 30  # 33 MB of tokenizer.json, the largest known, take 0.3 GB
 CPU_S = 60  # not of wall time: the machine may be busy
@@ -12,7 +17,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(path: str, count: int) -> None:
-    """Print {"ids": the first `count` of them}, or {"error": a clause}. Past a limit the process dies."""
+    """Print {"ids": the first `count` of them, "bos": as bos_of}, or {"error": a clause}. Past a limit the
+    process dies."""
     for what, most in ((resource.RLIMIT_DATA, MEMORY_BYTES), (resource.RLIMIT_CPU, CPU_S)):
         hard = resource.getrlimit(what)[1]  # -1: none
         resource.setrlimit(what, (most if hard < 0 else min(most, hard), hard))
@@ -26,10 +32,25 @@ def main(path: str, count: int) -> None:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         text = sys.stdin.buffer.read().decode()
-        answer: object = {"ids": tokenizer.encode(text, add_special_tokens=False).ids[:count]}
+        ids = tokenizer.encode(text, add_special_tokens=False).ids[:count]
+        answer: object = {"ids": ids, "bos": bos_of(tokenizer, Path(path).with_name("tokenizer_config.json"))}
     except BaseException as mistake:  # a panic of the library is no Exception
         answer = {"error": (str(mistake).strip() or type(mistake).__name__).splitlines()[0][:200]}
     print(json.dumps(answer))
+
+
+def bos_of(tokenizer: "Tokenizer", settings_path: Path) -> int | None:
+    """The id that belongs in front of a text; null: none. As llama.cpp's converter decides it (gguf-py,
+    vocab.py): tokenizer_config.json, where it says so, before the post-processor of tokenizer.json."""
+    with_special, alone = (tokenizer.encode("a", add_special_tokens=added).ids for added in (True, False))
+    in_front = with_special[0] if with_special and with_special[1 : 1 + len(alone)] == alone else None
+    settings = json.loads(settings_path.read_text("utf-8")) if settings_path.is_file() else {}
+    if not isinstance(wanted := settings.get("add_bos_token"), bool):
+        return in_front
+    named = settings.get("bos_token")
+    named = named.get("content") if isinstance(named, dict) else named
+    by_name = tokenizer.token_to_id(named) if isinstance(named, str) else None
+    return (in_front if by_name is None else by_name) if wanted else None
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.models import limited_tokenizer
@@ -15,8 +16,17 @@ from harness.models.weights import WeightsError
 from harness.system.variables import for_workers
 
 
-def ids(path: Path, text: str, count: int) -> list[int]:
-    """The first `count` ids, or all if they are fewer; without special tokens, padding and truncation.
+@dataclass(frozen=True)
+class Tokenized:
+    """Ids of a text, without special tokens. `bos`: the id that the tokenizer puts in front of a text (the
+    beginning of a sequence); null: none."""
+
+    ids: list[int]
+    bos: int | None
+
+
+def tokenized(path: Path, text: str, count: int) -> Tokenized:
+    """The first `count` ids, or all if they are fewer; without padding and truncation.
 
     In a process with limits: a small file can demand any memory and time. Raises WeightsError.
     """
@@ -32,5 +42,4 @@ def ids(path: Path, text: str, count: int) -> list[int]:
     answer = json.loads(ran.stdout)
     if "error" in answer:
         raise WeightsError(f"{path}: {answer['error']}")
-    found: list[int] = answer["ids"]
-    return found
+    return Tokenized(answer["ids"], answer["bos"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import shipped
-from harness.models import checkpoint, gguf_decoder, gguf_header, layout
+from harness.models import checkpoint, gguf_decoder, gguf_header, gguf_split, layout
 from harness.models.agreement import FLOATS
 from harness.models.checkpoint import INDEX, SINGLE, Checkpoint, CheckpointError
 from harness.models.config_json import PACKING_FILES
@@ -31,7 +31,8 @@ from harness.theory.tensors import Sizes, bytes_by_type, read_in_part
 CONVERSION = 1  # bump when runners/llamacpp_convert.py makes other files of the same checkpoint
 SOURCE_QUANT = "f16"  # checkpoints are converted to it, and every other type is quantized from it
 FULL_TYPES = ("f32", "f16", "bf16")  # weights of these can be converted and quantized to anything
-_TOKENIZER = "tokenizer.json"
+TOKENIZER = "tokenizer.json"
+_TOKENIZER_SETTINGS = "tokenizer_config.json"
 
 
 class WeightsError(RuntimeError):
@@ -127,12 +128,12 @@ def _unknown_mixture(path: Path, architecture: str) -> WeightsRefused:
 
 
 def _gguf(path: Path) -> Ready:
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+    if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
         raise WeightsError(f"{path}: is not a regular file")
-    header = gguf_header.read(path)
-    if header.metadata.get("split.count", 0) > 1:
-        raise WeightsError(f"{path}: is one part of a split model; merge it first (llama-gguf-split --merge)")
+    header = gguf_split.read_whole(path)
+    files = gguf_split.files_of(path, header)
+    statuses = [each.stat() for each in files]
+    path, size = files[0], sum(status.st_size for status in statuses)  # llama.cpp finds the rest by the first
     made = _not_dense(gguf_decoder.decoder_of(header))
     if made is None and is_mixture(header):
         raise _unknown_mixture(path, header.architecture)
@@ -140,7 +141,7 @@ def _gguf(path: Path) -> Ready:
     return Ready(
         path=path,
         format="gguf",
-        fingerprint=f"{header.digest}-{status.st_size}-{status.st_mtime_ns}-{sampled([path])}",
+        fingerprint=f"{header.digest}-{size}-{sum(s.st_mtime_ns for s in statuses)}-{sampled(files)}",
         architecture=header.architecture,
         quant=header.quant,
         synthetic=header.synthetic,
@@ -149,7 +150,8 @@ def _gguf(path: Path) -> Ready:
         sizes=header.weights(),
         attention=None if made else header.attention(),
         header=header,
-        file_bytes=status.st_size,
+        shards=len(files),
+        file_bytes=size,
         decoder=made,
     )
 
@@ -165,7 +167,7 @@ def _checkpoint(found: Checkpoint) -> Ready:
         raise WeightsError(f"{found.path.parent}: has a config.json and no weights")
     if not any((found.path / name).is_file() for name in (SINGLE, INDEX)):
         raise WeightsError(f"{found.path}: has no {SINGLE} and no {INDEX}")
-    made, shape, tokenizer = found.decoder, found.shape, found.path / _TOKENIZER
+    made, shape, tokenizer = found.decoder, found.shape, found.path / TOKENIZER
     embedding = next((t for t in found.tensors if t.part == "embedding" and len(t.dims) == 2), None)
     return Ready(
         path=found.path,
@@ -215,22 +217,27 @@ def _widest_type(found: Checkpoint) -> str | None:
 
 
 def _fingerprint(found: Checkpoint) -> str:
-    """Digest of config.json, of every file's header, and of sizes and times, those of the tokenizer, of
-    separate settings files and of Python code too; then a digest of a sample of all these files. Of a shipped
-    checkpoint without times, so that it is the same in every installation."""
+    """As of a GGUF, headers, size, times and content: a digest of config.json, of the tokenizer's settings,
+    and of every file's header and size; the bytes of all files; a digest of their times; and one of a sample
+    of the weights, the tokenizer, separate settings and Python code. Of a shipped checkpoint without times,
+    so that it is the same in every installation."""
     assert found.config is not None  # checked by the caller
     known = hashlib.sha256(found.config.read_bytes())
+    if (asks_for_bos := found.path / _TOKENIZER_SETTINGS).is_file():
+        known.update(sampled([asks_for_bos]).encode())
     for path in found.files:
         with path.open("rb") as file:
             start = file.read(8)
             known.update(start + file.read(int.from_bytes(start, "little")))
-    settings = (found.path / name for name in (_TOKENIZER, *PACKING_FILES))
+    settings = (found.path / name for name in (TOKENIZER, *PACKING_FILES))
     others = [path for path in (*settings, *sorted(found.path.glob("*.py"))) if path.exists()]
+    every = [(path.name, path.stat()) for path in (*found.files, *others)]
+    for name, status in every:
+        known.update(f"{name} {status.st_size} ".encode())
     timeless = shipped.weights_name(found.path) is not None
-    for path in (*found.files, *others):
-        status = path.stat()
-        known.update(f"{path.name} {status.st_size} {0 if timeless else status.st_mtime_ns} ".encode())
-    return f"{known.hexdigest()[:16]}-{digest([sampled(found.files), sampled(others)])}"
+    times = digest([] if timeless else [status.st_mtime_ns for _, status in every])
+    parts = known.hexdigest()[:16], sum(status.st_size for _, status in every), times
+    return "-".join(map(str, (*parts, digest([sampled(found.files), sampled(others)]))))
 
 
 def quantized_bytes(header: gguf_header.GgufHeader, quant: str) -> int:

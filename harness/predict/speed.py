@@ -41,8 +41,6 @@ Parameters = dict[str, Floats]
 SOFT = 5.0  # p; of 3 to 16 the one with the smallest error when a size is left out
 PLACES = 24  # positions at which a fitted line is compared
 NORMAL_90 = 1.645
-# A matrix product of int8 in bitsandbytes waits for the device, so attention adds to the host's time.
-WAITS = ("bnb int8",)
 _LEAST_MS = 1e-6
 _STEP = 1e-4  # of a derivative
 
@@ -78,7 +76,7 @@ class _Rows:
         self._read_ms = _column((t.multiply_s or t.read_bytes / t.bytes_per_s) * 1e3 for t in rows)
         self._per_byte_ms = _column(1e3 / t.bytes_per_s for t in rows)
         self._static = _column(t.static_tokens or 0 for t in rows)
-        self._waits = _column(t.group.startswith(WAITS) for t in rows) > 0
+        self._waits = _column(t.waits for t in rows) > 0
         self._per_flop_ms = _column(1e3 / t.flops if t.flops else math.nan for t in rows)
         self._pass_flops = _column(t.pass_flops for t in rows)
         self._expert_bytes = _column(t.expert_bytes for t in rows)

@@ -27,7 +27,8 @@ class Traits:
     `expert_bytes`: of all experts, of which a token uses `expert_share`.
     `static_tokens`: of a static cache, all of which each step reads.
     `of_types`: bytes of weights in one step by ggml's type of the tensors, in llama.cpp. `multiply_s`:
-    seconds of a step by the rates measured of each type; null: not measured.
+    seconds of a step by the rates measured of each type; null: not measured. `waits`: a matrix product waits
+    for the device, so that attention adds to the host's time.
     """
 
     group: str
@@ -50,6 +51,10 @@ class Traits:
     expert_share: float = 1.0
     of_types: tuple[tuple[str, float], ...] = ()
     multiply_s: float | None = None
+    waits: bool = False
+
+
+PUBLISHED = "published"  # the source of an example that was not measured here
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ follows from neither form.
 
 from __future__ import annotations
 
+from harness import data
 from harness.theory import demand, floors, passes
 from harness.theory.families import SHAPES
 from harness.theory.machines import MACHINES
@@ -18,47 +19,38 @@ CONTEXT = 2048  # LLaMA's
 
 Table = list[dict[str, float | str | None]]
 
-# Machine, model, parameters as its name has them, tokens per second as published, and as people saw them.
-_SPEEDS = (
-    ("a100-80gb-pcie", "llama-7b", 7e9, 277, None),
-    ("a100-80gb-pcie", "llama-65b", 65e9, 30, None),
-    ("apple-m1", "llama-7b", 7e9, 10, None),
-    ("apple-m1", "llama-65b", 65e9, 1, None),
-    ("apple-m2", "llama-7b", 7e9, None, 16),
-    ("apple-m2-pro", "llama-7b", 7e9, None, None),
-    ("apple-m2-pro", "llama-65b", 65e9, None, None),
-    ("apple-m2-max", "llama-7b", 7e9, None, None),
-    ("apple-m2-max", "llama-65b", 65e9, 6, None),
-    ("rpi-4", "llama-7b", 7e9, 2, 0.1),
-)
 _MODELS = ("llama-7b", "llama-13b", "llama-33b", "llama-65b")
 
 
 def speeds() -> Table:
-    """Tokens per second at 4 bits.
+    """Tokens per second at 4 bits: published, and as people saw them.
 
     `article_formula`: bandwidth / (2 P / 2 bytes), P as in the model's name. `by_memory`: bandwidth / (P / 2
     bytes), P exact. `by_compute`: rate / 2 P. `floor`: ours, the lesser of the two, no input embedding.
     """
     rows: Table = []
-    for machine_name, model, nominal, published, seen in _SPEEDS:
-        machine, shape = MACHINES[machine_name], SHAPES[model]
+    for each in data.rows("llama_speeds.csv"):
+        machine, shape = MACHINES[each["machine"]], SHAPES[each["model"]]
         bandwidth, rate = machine.bandwidth.value, machine.rates[machine.rate].value
         needs = demand.of_bits(shape, BITS)
         step_s = max(needs.weight_bytes_per_token / bandwidth, needs.flops_per_token / rate)
         rows.append(
             {
-                "machine": machine_name,
-                "model": model,
-                "published_tok_s": published,
-                "article_formula_tok_s": bandwidth / (2 * nominal * BITS / 8),
+                "machine": each["machine"],
+                "model": each["model"],
+                "published_tok_s": _number(each["published_tok_s"]),
+                "article_formula_tok_s": bandwidth / (2 * float(each["nominal_parameters"]) * BITS / 8),
                 "by_memory_tok_s": bandwidth / (parameters(shape) * BITS / 8),
                 "by_compute_tok_s": rate / (2 * parameters(shape)),
                 "floor_tok_s": 1 / step_s,
-                "seen_tok_s": seen,
+                "seen_tok_s": _number(each["seen_tok_s"]),
             }
         )
     return rows
+
+
+def _number(cell: str) -> float | None:
+    return None if not cell else float(cell) if "." in cell else int(cell)
 
 
 def memory() -> Table:

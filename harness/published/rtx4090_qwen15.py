@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 
+from harness import data
 from harness.theory import demand, floors, gguf_types, passes
 from harness.theory.families import SHAPES
 from harness.theory.machines import MACHINES
@@ -37,15 +38,9 @@ CEILING = floors.Ceiling(
 )
 
 # (table, row, column): the printed value, and why the formulas give another.
-SLIPS: dict[tuple[str, str, str], tuple[str, str]] = {
-    ("kv_cache", "110B", "kv_params_per_1024_tokens_mi"): (
-        "128",
-        "2 * 80 layers * 8 heads * 128 * 1024 tokens are 160 Mi; its own W of 3303 follows from 160",
-    ),
-    ("model_family", "110B-mha", "intermediate_size"): (
-        "24576",
-        "its own 110.00 Gi layer parameters follow from 49152, which the 110B row below it prints",
-    ),
+SLIPS = {
+    (each["table"], each["row"], each["column"]): (each["printed"], each["why"])
+    for each in data.rows("study_slips.csv")
 }
 
 

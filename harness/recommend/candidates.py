@@ -232,6 +232,7 @@ def _traits(
         expert_bytes=needs.expert_bytes if needs else 0.0,
         expert_share=made.expert_share,
         of_types=types,
+        waits=kinds.waits(cell.header, group),
         **kinds.of_model(made, held.kv_bytes_per_token),
     )
 

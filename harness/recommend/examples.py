@@ -11,7 +11,7 @@ from harness.analysis.records import traffic
 from harness.analysis.rows import Cell
 from harness.analysis.surface_rows import DepthsRow
 from harness.dataset.gather import Gathered
-from harness.predict.traits import GGML, Example, Traits
+from harness.predict.traits import GGML, PUBLISHED, Example, Traits
 from harness.recommend import kinds, splits, type_rates
 from harness.recommend.kinds import OfModel
 from harness.recommend.type_rates import Rates
@@ -44,7 +44,7 @@ def of_published(published: Iterable[Stored]) -> list[Example]:
         last = workload["prompt_tokens"] + workload["new_tokens"]
         line = {1: B, last: B + (last - 1) / W}
         first = _first_token(stored) if traits.flops else {}
-        found.append(Example(traits, line, (workload["prompt_tokens"] + 1, last), first, "published"))
+        found.append(Example(traits, line, (workload["prompt_tokens"] + 1, last), first, PUBLISHED))
     return found
 
 
@@ -118,6 +118,7 @@ def _traits(
         expert_bytes=experts,
         expert_share=needs.experts_used / needs.experts if needs and needs.experts else 1.0,
         of_types=_of_types(record, quant, read),
+        waits=kinds.waits(header, group),
         **model,
     )
 

@@ -76,7 +76,12 @@ def engine(header: Header, of_group: str) -> str:
     """The kind of engine that runs a group."""
     if header.memory == LLAMA_CPP:
         return GGML
-    return FUSED if "fuse" in of_group else TORCH
+    return FUSED if any(part in of_group for part in header.fused) else TORCH
+
+
+def waits(header: Header, of_group: str) -> bool:
+    """Whether a matrix product waits for the device in a group."""
+    return any(part in of_group for part in header.waits)
 
 
 def read_bytes(header: Header, shape: Shape, quant: str | None, bits: float | None) -> float | None:

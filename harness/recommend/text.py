@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from harness.predict.sums import read_s
-from harness.predict.traits import DENSE, EXPERTS, Example, Range
+from harness.predict.traits import DENSE, EXPERTS, PUBLISHED, Example, Range
 from harness.recommend import commands
 from harness.recommend.answer import SHORT_PROMPT, THEORY, Choice, Ranked
 from harness.recommend.commands import Source
@@ -164,16 +164,30 @@ def show_notes(
             "gpu_layers: as many layers as fit are on the GPU, the others on the CPU; each side takes its "
             "time after the other. GB: on the GPU + in main memory. Of such a variant no TTFT is predicted."
         )
-    if place.here and not any(each.traits.device == place.name for each in examples):
-        lines.append(
-            "nothing was measured on this machine: --calibrate measures it, --prove 3 the first three."
-        )
+    if ranking and not any(each.traits.device == place.name for each in examples):
+        lines.append(_elsewhere(bases, examples, place))
     if ranking and (far := _extrapolated(ranking, examples, place.device.family)):
         lines.append(far)
     elif kind == DENSE and place.device.family in KNOWN and bases != {THEORY}:
         lines.append(KNOWN[place.device.family])
     lines += [so_far] if so_far else []
     print("\n" + "\n".join(line for each in lines for line in textwrap.wrap(each, 110)))
+
+
+def _elsewhere(bases: Set[str], examples: Sequence[Example], place: Place) -> str:
+    """On what the figures rest where nothing was measured on this machine or that one."""
+    alike = [each for each in examples if each.traits.family == place.device.family]
+    devices = dict.fromkeys(
+        f"{'the published study' if each.source == PUBLISHED else 'measurements'} of {each.traits.device}"
+        for each in alike
+    )
+    rests = "theory alone, the bytes that a step reads at this bandwidth"
+    if bases != {THEORY} and devices:
+        rests = f"{' and '.join(devices)}, carried over by bandwidth"
+        rests += ", and rows of theory on that alone" * (THEORY in bases)
+    where = "this machine" if place.here else place.name
+    hint = "; --calibrate measures it, --prove 3 the first three" * place.here
+    return f"nothing was measured on {where}: these figures rest on {rests}{hint}."
 
 
 def _extrapolated(ranking: Sequence[Ranked], examples: Sequence[Example], family: str) -> str | None:

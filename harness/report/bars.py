@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from harness.analysis.rows import ShownCell
 from harness.dataset.study import bounds, failure, figure
-from harness.report.cell_text import hidden, interval
+from harness.report.cell_text import B, W, hidden, interval
 from harness.report.drawing import (
     INK,
     NO_COLOUR,
@@ -153,7 +153,8 @@ def _shown(row: ShownCell, key: str) -> float | None:
 
 
 def _why(row: ShownCell, key: str) -> str:
-    return "not identifiable" if key == "W_tokens_per_ms" and hidden(row) else failure(row) or NONE
+    text = (B if key == "B_ms" else W)(row, key)
+    return text if text != NONE else failure(row) or NONE
 
 
 def _over(low: float | None, high: float | None) -> float:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from harness.analysis.records.verdicts import BEYOND_TRAINED
 from harness.dataset.study import Row, bounds, figure, part, parts
 from harness.report.contexts import held
 from harness.report.table import NONE
 
+PAST_TRAINING = ", past training"  # follows a length beyond the trained context
+NOT_IDENTIFIABLE = "not identifiable"
 NOT_HELD = ", not held"  # follows a length that the memory cannot hold
 TOO_FAST = ", too fast"  # follows a TTFT below the time that reading the weights takes
 
@@ -64,12 +67,19 @@ def state(row: Row) -> str:
 
 def hidden(row: Row) -> bool:
     """Whether there is a line whose slope is not distinguishable from zero."""
-    return row.get("W_identifiable") is False and figure(row, "B_ms") is not None
+    has_line = figure(row, "slope_ms") is not None or figure(row, "B_ms") is not None
+    return row.get("W_identifiable") is False and has_line
+
+
+def B(row: Row, key: str) -> str:
+    """Its interval or a flag has the reason where it is not identifiable; see analysis.records.known."""
+    withheld = figure(row, "B_ms") is None and figure(row, "slope_ms") is not None
+    return NOT_IDENTIFIABLE if withheld else number(row, key)
 
 
 def W(row: Row, key: str) -> str:
     if hidden(row):
-        return "not applicable" if row.get("kv_read") == "full" else "not identifiable"
+        return "not applicable" if row.get("kv_read") == "full" else NOT_IDENTIFIABLE
     return number(row, key, "{:,.0f}")
 
 
@@ -106,8 +116,14 @@ def tokens(row: Row, key: str) -> str:
 
 def longest(row: Row, key: str) -> str:
     """`36,076`; `100,000+` where a target was reached and nothing longer was tried; `not held` where
-    the memory cannot hold that many tokens."""
-    return number(row, key, "{:,.0f}") + "+" * bool(row.get("max_ctx_is_target")) + NOT_HELD * (not held(row))
+    the memory cannot hold that many tokens; `past training` where the model was trained on shorter ones."""
+    length = number(row, key, "{:,.0f}") + "+" * bool(row.get("max_ctx_is_target"))
+    return length + NOT_HELD * (not held(row)) + PAST_TRAINING * bool(past_training(row))
+
+
+def past_training(row: Row) -> list[str]:
+    """Why the length of a row is beyond the trained context, in one sentence; empty where it is not."""
+    return [str(flag.get("detail")) for flag in parts(row, "flags") if flag.get("code") == BEYOND_TRAINED]
 
 
 def ttft(row: Row, key: str) -> str:

@@ -8,6 +8,7 @@ from functools import partial
 
 from harness.dataset.study import Row, failure
 from harness.report.cell_text import (
+    B,
     W,
     W_declared_share,
     W_share,
@@ -29,6 +30,7 @@ from harness.report.cell_text import (
 from harness.report.table import NONE
 
 Text = Callable[[Row, str], str]
+B_MEANING = "TPOT extrapolated to zero context; not identifiable: its 95% interval exceeds 10% to each side"
 W_MEANING = (
     "tokens of context per further ms of TPOT; not identifiable: slope not distinguishable from zero, or"
     " fewer than 2,049 tokens; not applicable: every step reads the whole of a static cache"
@@ -98,7 +100,7 @@ SPEED: tuple[Column, ...] = (
         W_declared_share,
         "the same at the bandwidth measured on this machine",
     ),
-    _number("B ms", "B_ms", "{:.2f}", "TPOT extrapolated to zero context", shows_failure=True),
+    Column("B ms", "B_ms", B, B_MEANING, shows_failure=True),
     Column("B 95%", "B_ci95_ms", interval, "95% confidence interval of B"),
     _number(
         "B as 16-bit",

@@ -60,7 +60,7 @@ def latency(
     for place, (label, row) in enumerate(named):
         curve = series.get(row["name"])
         if curve is not None and len(curve.n) > 1:
-            drawn.append(Drawn(place, label, row, Curve(curve.n[1:], curve.ms[1:]), marks[row["name"]]))
+            drawn.append(Drawn(place, label, row, curve.decode, marks[row["name"]]))
     if not drawn:
         return None
     lines, ticks, own = [], [], []

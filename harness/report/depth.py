@@ -76,7 +76,7 @@ def _bent(row: Row, text: str) -> str:
 
 
 def _B(row: Row, key: str) -> str:
-    return _bent(row, cell_text.number(row, key))
+    return _bent(row, cell_text.B(row, key))
 
 
 def _W(row: Row, key: str) -> str:

@@ -48,6 +48,7 @@ FIELDS = (
         "B_ms",
         "B_ci95_ms",
         "robust_B_ms",
+        "plain_B_ms",
         "B_as_w16_ms",
         "B_theory_ms",
         "B_ratio",

@@ -8,6 +8,7 @@ from typing import cast
 from typing_extensions import TypedDict
 
 from harness.analysis.rows import Cell, Ends, Figures, FlagRow
+from harness.analysis.series.latency import SWEEP
 from harness.dataset.study import Curve, Study, figure
 from harness.logs.log import Log
 from harness.report.table import NONE, formatted
@@ -21,6 +22,7 @@ class Row(Figures):
     per_token: bool
     unusable: str | None
     bpw: float | None
+    prompt_tokens: int | None  # of totals; a series begins behind its prompt
     flags: list[FlagRow]
 
 
@@ -61,17 +63,39 @@ def _W(row: Row) -> str:
     return interval(row["W_tokens_per_ms"], row["W_ci95"], 0)
 
 
+def _prefill_rate(row: Row) -> float | None:
+    prompt, first_ms = row["prompt_tokens"], row["first_token_ms"]
+    return 1e3 * prompt / first_ms if prompt and first_ms else None
+
+
+def _tpot(row: Row) -> str:
+    """`13.2 at 8,064`: in the middle of the series, and the tokens of context there."""
+    if row["median_ms"] is None or row["median_n"] is None:
+        return NONE
+    return f"{short(row['median_ms'])} at {row['median_n']:,}"
+
+
 COLUMNS: Columns[Row] = (
     ("variant", lambda row: row["variant"]),
     ("tokens", lambda row: formatted(row["n_tokens"])),
     ("first ms", lambda row: short(row["first_token_ms"])),
     ("B ms", lambda row: interval(row["B_ms"], row["B_ci95_ms"], 2)),
     ("W tok/ms", _W),
+    ("TPOT ms", _tpot),
     ("tok/s", lambda row: short(row["tokens_per_s"])),
     ("shape", lambda row: row["shape"] or NONE),
     ("spikes", lambda row: formatted(row["spikes"]["count"]) if row["per_token"] else NONE),
     ("every", lambda row: short(row["spikes"]["period_tokens"])),
     ("50 ms from n", lambda row: formatted(row["slow_from_n"])),
+)
+TOTALS: Columns[Row] = (
+    ("variant", lambda row: row["variant"]),
+    ("prompt", lambda row: formatted(row["prompt_tokens"])),
+    ("first ms", lambda row: short(row["first_token_ms"])),
+    ("prefill tok/s", lambda row: short(_prefill_rate(row))),
+    ("tokens", lambda row: formatted(row["n_tokens"])),
+    ("tok/s", lambda row: short(row["tokens_per_s"])),
+    ("ms/token", lambda row: short(1e3 / row["tokens_per_s"] if row["tokens_per_s"] else None)),
 )
 AGAINST: Columns[Row] = (
     ("B theory", lambda row: short(figure(row, "B_theory_ms"))),
@@ -82,9 +106,14 @@ AGAINST: Columns[Row] = (
 )
 
 LEGEND = (
-    "first: prefill. B: TPOT extrapolated to zero context. W: tokens of context per further ms of TPOT. In\n"
-    "brackets: 95% confidence interval. every: tokens from spike to spike. 50 ms from n: where TPOT\n"
+    "first: prefill. B: TPOT extrapolated to zero context; - where its interval exceeds 10% to each side.\n"
+    "W: tokens of context per further ms of TPOT. In brackets: 95% confidence interval. TPOT: median, and\n"
+    "the context at the middle of the series. every: tokens from spike to spike. 50 ms from n: where TPOT\n"
     "exceeds 50 ms."
+)
+LEGEND_TOTALS = (
+    "Totals of requests or tests, as their tool gives them. first: TTFT, or the time of the prompt.\n"
+    "prefill tok/s: prompt / first. tok/s: of decode."
 )
 LEGEND_AGAINST = (
     "theory: what the bandwidth allows (harness theory). MBU: the share of it that was reached.\n"
@@ -95,10 +124,13 @@ LEGEND_AGAINST = (
 def show(rows: Sequence[Row], notes: Sequence[str]) -> None:
     """Print the table of usable variants, robust fits that differ, warnings, unusable variants and notes."""
     usable = [row for row in rows if row["unusable"] is None]
-    if usable:
-        against = "B_theory_ms" in usable[0]
-        table((*COLUMNS, *(AGAINST if against else ())), usable)
+    if series := [row for row in usable if row["per_token"]]:
+        against = "B_theory_ms" in series[0]
+        table((*COLUMNS, *(AGAINST if against else ())), series)
         print(LEGEND + ("\n" + LEGEND_AGAINST if against else ""))
+    if totals := [row for row in usable if not row["per_token"]]:
+        table(TOTALS, totals)
+        print(LEGEND_TOTALS)
     for row in usable:
         if row["robust_B_ms"] is not None:
             W = f", W {short(row['robust_W_tokens_per_ms'])}" if row["W_identifiable"] else ""
@@ -147,7 +179,11 @@ def study(title: str, rows: Sequence[Row], log: Log) -> Study:
     return Study(
         title=title,
         cells=cells,
-        series={cell["name"]: Curve(each.n, each.ms) for cell, each in drawn if cell["status"] == "ok"},
+        series={
+            cell["name"]: Curve(each.n, each.ms, prefill=cell["shape"] != SWEEP)
+            for cell, each in drawn
+            if cell["status"] == "ok"
+        },
         methods={"Log": [log.format, *log.notes]},
         warnings=list(log.notes),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from harness.dataset.study import Row, Study, bounds, figure, labels, ok, timed
 from harness.report import columns
+from harness.report.cell_text import PAST_TRAINING, past_training
 from harness.report.contexts import held
 from harness.report.ranking import MEMORY_NOISE, Entry, divergence, entry, perplexity, speed
 
@@ -173,12 +174,17 @@ def longest(named: Named, searched: Named) -> tuple[list[Entry], list[Entry]]:
     for label, row in named:
         if (length := figure(row, "max_ctx")) is None or not held(row):
             continue
-        found = entry(label, length, 0.0, f"{text(row, 'max_ctx')} tokens")
+        found = entry(label, length, 0.0, _tokens(row, length))
         (targets if row.get("max_ctx_is_target") else ended).append(found)
     for label, row in searched:
         if (length := figure(row, "verified_n_ctx")) is not None:
-            ended.append(entry(label, length, 0.0, f"{length:,.0f} tokens"))
+            ended.append(entry(label, length, 0.0, _tokens(row, length)))
     return ended, targets
+
+
+def _tokens(row: Row, length: float) -> str:
+    target = "+" * bool(row.get("max_ctx_is_target"))
+    return f"{length:,.0f}{target} tokens" + PAST_TRAINING * bool(past_training(row))
 
 
 def quality_is_kld(named: Named) -> bool:

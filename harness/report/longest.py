@@ -8,7 +8,7 @@ from functools import partial
 
 from harness.dataset.study import Row, Study, failure, figure, labels, ok
 from harness.report import cell_text, chapters, columns, contexts
-from harness.report.cell_text import NOT_HELD
+from harness.report.cell_text import NOT_HELD, PAST_TRAINING, past_training
 from harness.report.chapters import Chapter
 from harness.report.columns import Column
 from harness.report.drawing import COLOURS, FAINT, INK, Figure, Mark, Trace, layout, named_axis, plain, words
@@ -46,6 +46,7 @@ def notes(model: str, rows: Sequence[Row]) -> list[str]:
             found.append(f"{name}, limit: {row['limit_reason']}")
         if row.get("not_filled"):
             found.append(f"{name}, not filled: {row['not_filled']}")
+        found += [f"{name}: {why}" for why in past_training(row)]
         if _beyond(row, "share") or _beyond(row, "published_share"):
             beyond.append(name)
     if beyond:
@@ -62,7 +63,7 @@ def _here(row: Row, name: str) -> str:
     if figure(row, name) is None:
         return NONE if row.get("kind") == "reported" else failure(row) or NONE
     length = cell_text.number(row, name, "{:,.0f}") + "+" * bool(row.get("is_target"))
-    return length + NOT_HELD * _beyond(row, "share")
+    return length + NOT_HELD * _beyond(row, "share") + PAST_TRAINING * bool(past_training(row))
 
 
 def _published(row: Row, name: str) -> str:
@@ -88,7 +89,12 @@ def _share(row: Row, name: str) -> str:
 _GIB = partial(cell_text.number, unit=2**30)
 _TOKENS = partial(cell_text.number, form="{:,.0f}")
 COLUMNS: tuple[Column, ...] = (
-    Column("longest here", "n_ctx", _here, "tokens of context that fit; +: stopped at a target"),
+    Column(
+        "longest here",
+        "n_ctx",
+        _here,
+        "tokens of context that fit; +: stopped at a target; past training: beyond the trained context",
+    ),
     Column(
         "verified by", "how", cell_text.word, "decoding at its end, allocation, or growing", numeric=False
     ),

@@ -82,7 +82,7 @@ def spark(curve: Curve | None) -> Spark | None:
     """Latency over positions from zero to its highest median, without the first token; null: too short."""
     if curve is None or len(curve.ms) <= BLOCKS:
         return None
-    medians = np.array([np.median(block) for block in np.array_split(curve.ms[1:], BLOCKS)])
+    medians = np.array([np.median(block) for block in np.array_split(curve.decode.ms, BLOCKS)])
     if not np.isfinite(medians).all() or medians.max() <= 0:
         return None
     x = np.linspace(1, WIDTH - 1, BLOCKS)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from harness.dataset.study import Row, bounds, figure
 from harness.report import goals
-from harness.report.cell_text import number
+from harness.report.cell_text import B, number
 from harness.report.comparisons import pareto
 from harness.report.drawing import Mark
 from harness.report.goals import Group
@@ -210,7 +210,7 @@ def _lines(label: str, row: Row, group: Group) -> list[str]:
         "KLD ": number(row, "kld_mean", "{:.5f}"),
         "top-1 ": number(row, "top1", "{:.1%}"),
         "bits ": bits(row)[0].removesuffix(" bits"),
-        "B ms ": number(row, "B_ms"),
+        "B ms ": B(row, "B_ms"),
         "longest context ": goals.text(row, "max_ctx"),
     }
     lines = [

@@ -11,7 +11,8 @@ from harness.results.kinds.scored import Figure
 HEADING = "Quality: perplexity, and divergence from the 16-bit reference"
 MEANING = (
     "Every variant reads the same text as it stands (teacher forcing), in windows; the tokens of the"
-    " second half of each are scored, as llama-perplexity does. PPL: perplexity. ln PPL ratio: its"
+    " second half of each are scored, behind a BOS where the tokenizer asks for one, as llama-perplexity"
+    " does. PPL: perplexity. ln PPL ratio: its"
     " logarithm minus the reference's, from the difference in each window, so that it is known far"
     " better than the PPL. KLD: KL divergence from the distribution of the 16-bit weights, in nats per"
     " token. Top-1: tokens that both rank first; top-5: of the reference's first five, the share among"
@@ -79,7 +80,7 @@ def _shown(figure: Figure | None, form: str, factor: float, with_error: bool) ->
 def _what(row: Score) -> list[str]:
     if not row["scored"]:
         return []
-    windows = f"{row['windows']} windows of {row['n_ctx']} tokens, the second half of each"
+    windows = f"{row['windows']} windows of {row['n_ctx']} tokens, the second half of each; {_bos(row)}"
     found = [
         f"scored {row['scored']:,} tokens of {row['text']}: {windows}; ± is a standard error over windows"
     ]
@@ -89,6 +90,12 @@ def _what(row: Score) -> list[str]:
             f"at a depth: {each}, the last of as many windows of that length; every depth has the same"
         )
     return found
+
+
+def _bos(row: Score) -> str:
+    if row["bos"] is not None:
+        return f"each begins with the BOS that the tokenizer asks for (id {row['bos']})"
+    return "no BOS: the tokenizer asks for none" if row["bos_wanted"] else "no BOS was put in front"
 
 
 def _untrained(row: Score) -> list[str]:

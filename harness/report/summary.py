@@ -15,9 +15,9 @@ from harness.system import wording
 NAMES_SHOWN = 12
 TIES_SHOWN = 4
 LINE = (
-    "latency(n) = B + (n - 1) / W, by ordinary least squares over the decode tokens. The first token is"
-    " prefill and is reported as TTFT. B: TPOT extrapolated to zero context. W: tokens of context per further"
-    " millisecond of TPOT."
+    "latency(n) = B + (n - 1) / W, by ordinary least squares over the decode tokens; the flag"
+    " spikes_left_out marks lines without spikes. The first token is prefill and is reported as TTFT. B: TPOT"
+    " extrapolated to zero context. W: tokens of context per further millisecond of TPOT."
 )
 POOLED = "Figures of a cell are pooled over its ok repeats; each repeat runs in a separate process."
 DRAWN = (
@@ -137,7 +137,7 @@ def failures(study: Study) -> list[tuple[str, list[str]]]:
 def flagged(study: Study) -> list[tuple[str, list[tuple[str, str]]]]:
     """Code of a flag -> the cells that have it, each with the detail."""
     found: dict[str, list[tuple[str, str]]] = {}
-    for row in study.cells:
+    for row in (*study.cells, *study.searches):
         for flag in row.get("flags") or []:
             found.setdefault(str(flag.get("code")), []).append(
                 (str(row["name"]), str(flag.get("detail", "")))

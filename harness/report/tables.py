@@ -39,7 +39,7 @@ def shown(row: Row, key: str, form: str) -> str:
     if key in (each for _, each, _ in QUALITY):
         return quality(row, key, form)
     value = row[key]
-    if key == "W_tokens_per_ms" and row["kv_read"] == "full" and row["B_ms"] is not None:
+    if key == "W_tokens_per_ms" and row["kv_read"] == "full" and row["slope_ms"] is not None:
         return "not applicable"  # a static cache's latency does not depend on n
     if not isinstance(value, (int, float)) or (key == "W_tokens_per_ms" and not row["W_identifiable"]):
         return NONE
@@ -93,17 +93,18 @@ def searches(rows: Sequence[Search]) -> Table:
     whole = partial(formatted, form="{:.0f}")
     lines = [
         [
-            *(row["name"], row["status"], whole(row["verified_n_ctx"]), row["verified_by"] or NONE),
-            *(whole(row["predicted_n_ctx"]), whole(row["limit_bytes"], unit=1e6), str(row["live_probes"])),
+            *(row["name"], row["status"], whole(row["verified_n_ctx"]), whole(row["trained_context"])),
+            *(row["verified_by"] or NONE, whole(row["predicted_n_ctx"])),
+            *(whole(row["limit_bytes"], unit=1e6), str(row["live_probes"])),
             *(whole(row["search_s"]), whole(row["fill_s"])),
         ]
         for row in rows
     ]
     headings = [
-        *("cell", "status", "longest n_ctx", "verified by", "predicted", "limit MB", "probes"),
-        *("search s", "filling s"),
+        *("cell", "status", "longest n_ctx", "trained n_ctx", "verified by", "predicted", "limit MB"),
+        *("probes", "search s", "filling s"),
     ]
-    return Table(headings, lines, [False, False, *[True] * 7], not_ok(rows))
+    return Table(headings, lines, [False, False, *[True] * 8], not_ok(rows))
 
 
 def not_ok(rows: Sequence[Row]) -> list[bool]:

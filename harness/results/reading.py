@@ -16,6 +16,7 @@ from harness.results.files import ResultsError, read_columns
 from harness.results.kinds import Numbered, Record, wrong_with
 from harness.results.kinds.values import clause
 from harness.results.token_times import TokenTimes
+from harness.shipped import PUBLISHED
 from harness.system.files import MOST_RECORD_BYTES, open_regular, read_regular
 from harness.system.wording import shortened
 from runners.protocol import TABLES
@@ -70,8 +71,16 @@ def check_folder(folder: Path) -> None:
         raise ResultsError(f"{folder}: {refusal.strerror}") from refusal
 
 
+def no_records(*folders: Path) -> ResultsError:
+    """The error for folders without records, which names the published ones in them."""
+    inside = [str(each / PUBLISHED) for each in folders if (each / PUBLISHED).is_dir()]
+    hint = f" of your own; to read the published ones, name {' '.join(inside)}" if inside else ""
+    return ResultsError(f"{', '.join(map(str, folders))}: no records{hint}")
+
+
 def records(root: Path, unreadable: Callable[[ResultsError], None]) -> Iterator[Stored]:
-    """All records below root, oldest first within a cell. Calls `unreadable` for each that cannot be read."""
+    """The user's own records below root, oldest first within a cell; published ones in a folder `published`
+    only where root is that folder or inside. Calls `unreadable` for each that cannot be read."""
 
     def no_folder(refusal: OSError) -> None:
         if not isinstance(refusal, FileNotFoundError):  # nothing was measured there yet
@@ -82,9 +91,12 @@ def records(root: Path, unreadable: Callable[[ResultsError], None]) -> Iterator[
         Path(at, "record.json") for at, *held in within if any("record.json" in names for names in held)
     ):
         try:
-            yield Stored(path.parent, read(path))
+            record = read(path)
         except ResultsError as damage:
             unreadable(damage)
+            continue
+        if record["kind"] != "reported" or PUBLISHED not in path.relative_to(root).parts:
+            yield Stored(path.parent, record)
 
 
 def read(path: Path) -> Record:

@@ -25,7 +25,10 @@ Figures = dict[str, Any]
 
 def of(stored: Sequence[Stored], gathered: Gathered) -> list[Figures]:
     """The figures of each record, in order; empty for one that cannot be analysed."""
-    rows = {each.folder: row for row, each in zip(gathered.repeats, gathered.stored, strict=True)}
+    rows = {
+        each.folder: {**row, **fitted}
+        for row, fitted, each in zip(gathered.repeats, gathered.fitted, gathered.stored, strict=True)
+    }
     found = []
     for each in stored:
         try:

@@ -18,7 +18,18 @@ else:
     import tomli as tomllib
 
 from harness.stacks import rules
-from harness.stacks.rules import Context, Given, HeaderError, Limit, Option, Options, Trial, When, holds
+from harness.stacks.rules import (
+    Context,
+    Given,
+    HeaderError,
+    KernelChange,
+    Limit,
+    Option,
+    Options,
+    Trial,
+    When,
+    holds,
+)
 from harness.theory.footprint import MEMORY_MODELS
 
 # The reference pattern of PEP 723.
@@ -89,7 +100,10 @@ class Header:
     variants in the published study, by their names here. `offers`: rows of variants, as in a config, among
     which `harness recommend` chooses; empty: the defaults. `trials`: what `harness tune` tries beside
     threads, in this order. `program`: the stack's own program, `{}` for the path of the weights; its
-    options' flags follow; empty: none. `applies`: methods of quantized checkpoints (quant_method) that it
+    options' flags follow; empty: none. `kernel_changes`: by the length of a pass. `fused` and `waits`: parts
+    of the names of variants with fused layers, and of those in which a matrix product waits for the device,
+    so that attention adds to the host's time.
+    `applies`: methods of quantized checkpoints (quant_method) that it
     loads as they are, each with the options that must name what is stored. `wrappers`: of the model_types
     with a text_config, those that it loads; null: unknown. `converts`: dense model_types that its job
     `convert` takes, each with its scalings of rotary positions.
@@ -114,6 +128,9 @@ class Header:
     offers: tuple[dict[str, Any], ...] = ()
     trials: tuple[Trial, ...] = ()
     program: str = ""
+    kernel_changes: tuple[KernelChange, ...] = ()
+    fused: tuple[str, ...] = ()
+    waits: tuple[str, ...] = ()
     applies: Mapping[str, Sequence[str]] = field(default_factory=dict)
     wrappers: Sequence[str] | None = None
     converts: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -185,6 +202,9 @@ def parse(stack: str, text: str) -> Header:
             tuple(tool.get("offers", ())),
             tuple(rules.trial(stack, given, options) for given in tool.get("tune", ())),
             tool.get("program", ""),
+            tuple(KernelChange(**given) for given in tool.get("kernel_changes", ())),
+            tuple(tool.get("fused", ())),
+            tuple(tool.get("waits", ())),
             applies=tool.get("applies", {}),
             wrappers=tool.get("wrappers", lender.wrappers if lender else None),
             converts=tool.get("converts", {}),
@@ -213,6 +233,9 @@ def _check(header: Header) -> None:
     ):
         if unknown := [name for name in names if name not in header.options]:
             raise wrong(f"{key} has {unknown[0]}, which is no option")
+    for change in header.kernel_changes:
+        if type(change.longest) is not int or not isinstance(change.then, str):
+            raise wrong("has kernel_changes without a whole number `longest` and a text `then`")
     if header.memory not in (None, *MEMORY_MODELS):
         raise wrong(f"has memory = {header.memory!r}; there are {', '.join(MEMORY_MODELS)}")
 

@@ -45,6 +45,16 @@ class Option:
 
 
 @dataclass(frozen=True)
+class KernelChange:
+    """Of variants whose name contains `variant` (empty: of all): a pass of more tokens than `longest` runs
+    other kernels, and `then` says from what to what."""
+
+    longest: int
+    then: str
+    variant: str = ""
+
+
+@dataclass(frozen=True)
 class Limit:
     """A limitation of a stack; `says` is the library's own message. Where every option in `when` has one of
     its values, the given rules must hold: on linear layers, packing of the weights, their files, the device.

@@ -36,7 +36,8 @@ class Machine:
     sheet, if `bandwidth` was measured. `board`: a computer with soldered memory, so that its name implies
     its CPU's bandwidth. `unified`: memory that a GPU shares with its CPU. `gpu_api`: by which models run on
     another maker's GPU than NVIDIA's: metal, hip or vulkan. `memory_bus`: where known; its bandwidth is
-    that of the data sheet, as far as makers do not round.
+    that of the data sheet, as far as makers do not round. `sold_gib`: the memory sizes it is sold with, where
+    there are several.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Machine:
     unified: bool = False
     gpu_api: str | None = None
     memory_bus: Bus | None = None
+    sold_gib: tuple[float, ...] = ()
 
     @property
     def family(self) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
 
+from harness import data
 from harness.theory.decoder import Decoder
 from harness.theory.families import SHAPES
 from harness.theory.gguf_types import ALL_QUANTS
@@ -20,57 +21,8 @@ from harness.theory.shapes import Shape
 LONGEST = 64  # characters; the comparison is quadratic in length, and no known name is that long
 _MOST_LISTED = 12
 
-# Who publishes these models, or copies them unchanged. Any other `folder/name` is a path.
-_OWNERS = (
-    *(
-        "qwen",
-        "meta-llama",
-        "mistralai",
-        "huggyllama",
-        "unsloth",
-        "bartowski",
-        "thebloke",
-        "openai",
-        "google",
-    ),
-    *("deepseek-ai", "microsoft", "ibm-granite", "tiiuae", "allenai", "cohereforai", "coherelabs", "bigcode"),
-    *(
-        "huggingfacetb",
-        "zai-org",
-        "thudm",
-        "moonshotai",
-        "nvidia",
-        "liquidai",
-        "baidu",
-        "minimaxai",
-        "ggml-org",
-    ),
-)
-_SAME_SHAPE = {"base", "chat", "gguf", "hf", "instruct", "it", "latest", "meta", "text"}
-_RELEASED = {"nemo": "2407", "small": "2501"}  # by date, where a size has several shapes
-_ONLY_IF_TYPED = {"mha", "tiny"}
-# max_position_embeddings, where the config.json of the tuned (or base) models differs from the shape's.
-# From memory; not re-checked.
-_CONTEXT = {("2", "instruct"): 32_768, ("2.5", "instruct"): 32_768, ("3", "base"): 32_768}
-
-_NOT_KNOWN_YET = (
-    *("Bloom", "ChatGLM", "CodeLlama", "Codestral", "Command", "DeepSeek", "Devstral", "Ernie", "Exaone"),
-    *(
-        "Falcon",
-        "Gemma",
-        "GLM",
-        "GPT",
-        "Granite",
-        "InternLM",
-        "Kimi",
-        "Ministral",
-        "MiniMax",
-        "Mixtral",
-        "MPT",
-    ),
-    *("Nemotron", "OLMo", "OPT", "Phi", "Pythia", "QwQ", "SmolLM", "StableLM", "StarCoder", "TinyLlama"),
-    *("Vicuna", "Yi"),
-)
+_ALIASES = data.table("aliases.toml")["models"]
+_IGNORED, _ONLY_IF_TYPED = set(_ALIASES["ignored"]), set(_ALIASES["only_if_typed"])
 
 
 class NotUnderstood(ValueError):
@@ -120,9 +72,9 @@ def named(text: str, shapes: Mapping[str, Shape | Decoder], otherwise: str = "")
     if quant := re.search(rf"[-_:. ]({'|'.join(sorted(ALL_QUANTS, key=len, reverse=True))})$", name):
         base = named(name[: quant.start()], shapes, otherwise)
         raise NotUnderstood(f"the shape is {base.name}; {quant[1]} is a quantization, which is named apart")
-    core = words - _SAME_SHAPE
-    core -= {date for word, date in _RELEASED.items() if word in core}
-    of = {known: _words(known) - _SAME_SHAPE for known in shapes}
+    core = words - _IGNORED
+    core -= {date for word, date in _ALIASES["released"].items() if word in core}
+    of = {known: _words(known) - _IGNORED for known in shapes}
     exact = [known for known in shapes if of[known] == core]
     wider = [known for known in shapes if core & _families(shapes) and core < of[known]]
     found = exact or [known for known in wider if not (of[known] - core) & _ONLY_IF_TYPED]
@@ -151,7 +103,7 @@ def _either(first: str, otherwise: str) -> str:
 def _words(name: str) -> set[str]:
     """The words of a name in lower case; none of a path."""
     owner, slash, rest = name.rpartition("/")
-    if slash and owner not in _OWNERS:
+    if slash and owner not in _ALIASES["owners"]:
         return set()
     parts = re.split(r"[\s_:-]+", rest)
     found = [re.fullmatch(r"([a-z]{2,})(\d[\d.]*)", part) for part in parts]
@@ -168,7 +120,8 @@ def _with_context(name: str, shape: Shape | Decoder, words: set[str], tuned: boo
     """Tuned models and base models may differ in context alone. A tag of Ollama's is a tuned model."""
     suffix = "base" if "base" in words else "instruct" if tuned or "instruct" in words else None
     version = next((word for word in ("2", "2.5", "3") if word in words and "qwen" in words), "")
-    context = _CONTEXT.get((version, suffix or ""), shape.context)
+    differs = {(each["qwen"], each["kind"]): each["context"] for each in _ALIASES["contexts"]}
+    context = differs.get((version, suffix or ""), shape.context)
     if context == shape.context or shape is not SHAPES.get(name):
         return Named(name, shape)
     return Named(f"{name}-{suffix}", replace(shape, context=context))
@@ -177,7 +130,7 @@ def _with_context(name: str, shape: Shape | Decoder, words: set[str], tuned: boo
 def _hint(name: str, core: set[str], of: Mapping[str, set[str]], otherwise: str) -> str:
     """A suggestion from the same family, else what to do."""
     starts = {match[0] for word in re.split(r"[\s_:/-]+", name) if (match := re.match("[a-z]+", word))}
-    unknown = (family for family in _NOT_KNOWN_YET if family.lower() not in _families(of))
+    unknown = (family for family in _ALIASES["not_known_yet"] if family.lower() not in _families(of))
     if other := next((family for family in unknown if family.lower() in starts), None):
         which = f"{other} is not known yet"
         if set(of) <= set(SHAPES):

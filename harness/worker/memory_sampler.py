@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from harness.machine.limits import throttled
 from harness.results.kinds.measured import Mark
 from harness.system.small_files import counters
 
@@ -226,9 +227,7 @@ def pressure() -> dict[str, int]:
     with contextlib.suppress(OSError):
         stalled = Path("/proc/pressure/memory").read_text().split("total=")
         found["memory_stall_us"] = int(stalled[1].split()[0])
-    throttled = counters(Path("/sys/fs/cgroup/cpu.stat"))
-    if "throttled_usec" in throttled:
-        found["cgroup_throttled_us"] = throttled["throttled_usec"]
+    found |= throttled()
     with contextlib.suppress(OSError):
         # Steal time: field 8 of the first line, in clock ticks.
         ticks = int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8])

@@ -60,11 +60,11 @@ def reasons(record: Record) -> list[Reason]:
     found = []
     if (suspended_ns := done_of(record).get("suspended_ns") or 0) > SUSPENDED_FLOOR_NS:
         found.append(Reason(f"the machine was suspended for {suspended_ns / 1e9:.1f} s", "suspend"))
+    found += _quota(record)  # before the warm-up, which a quota keeps from settling too
     if not done_of(record)["warmup"]["agreed"]:
         detail = "no window agreed with the one before and the one four before"
         found.append(Reason(f"warm-up never settled: {detail}", "warmup"))
     found += _paging(record)
-    found += _quota(record)
     found += _contention(record)
     return found + [Reason(text, "heat") for text in throttling.invalid_because(record)]
 
@@ -77,8 +77,8 @@ def notes(record: Record) -> list[Flag]:
     details = _memory_was_short(record, machine)
     if machine.get("pswpin"):
         details.append(f"{plural(round(machine['pswpin']), 'page')} swapped in")
-    if not _quota(record) and (stalled := _stalled(record, machine, "cgroup_throttled_us")):
-        details.append(f"the CPU quota throttled the cgroup around it for {stalled}")
+    if not _quota(record) and (throttled := _throttled(record)):
+        details.append(f"the CPU quota throttled the cgroups around it {throttled}")
     if not details:
         return []
     return [
@@ -144,6 +144,17 @@ def _stalled(record: Record, pressure: Pressure, name: str) -> str | None:
     return f"{stalled_us / 1e6:.2f} s of {timed_us / 1e6:.2f}"
 
 
+def _throttled(record: Record) -> str | None:
+    """How often and how long a CPU quota throttled its cgroups; null where too short to matter. The kernel
+    adds up the time of all CPUs, so that it may exceed the time that passed."""
+    _, machine = _pressures(record)
+    if not _stalled(record, machine, "cgroup_throttled_us"):
+        return None
+    periods, us = machine.get("cgroup_throttled_periods"), machine["cgroup_throttled_us"]
+    often = "" if periods is None else f"in {plural(round(periods), 'period')}, "
+    return f"{often}for {us / 1e6:.2f} s over all CPUs ({_timed_ns(record) / 1e9:.2f} s timed)"
+
+
 def _timed_ns(record: Record) -> int:
     surface = done_of(record).get("surface") or Surface()
     return record["timing"].get("last_token_ns") or surface.get("elapsed_ns") or 0
@@ -167,12 +178,12 @@ def _weights_paged_in(record: Record) -> int | None:
 def _quota(record: Record) -> list[Reason]:
     """Throttling by a CPU quota. Other processes may share the cgroup, so the worker's own CPU wait must
     confirm it, where known."""
-    _, machine = _pressures(record)
-    waited_ns = done_of(record).get("cpu_wait_ns")
-    stalled = _stalled(record, machine, "cgroup_throttled_us")
-    if not stalled or (waited_ns is not None and waited_ns <= STALLED_SHARE * _timed_ns(record)):
+    waited_ns, throttled = done_of(record).get("cpu_wait_ns"), _throttled(record)
+    if not throttled or (waited_ns is not None and waited_ns <= STALLED_SHARE * _timed_ns(record)):
         return []
-    return [Reason(f"the CPU quota throttled it for {stalled}", "cpu")]
+    quota = (record.get("conditions") or Conditions()).get("cpu_quota")
+    of = f" of {quota:.2f} CPUs" if quota is not None else ""
+    return [Reason(f"the CPU quota{of} throttled it {throttled}", "quota")]
 
 
 def _contention(record: Record) -> list[Reason]:
@@ -180,6 +191,9 @@ def _contention(record: Record) -> list[Reason]:
     waited_ns, timed_ns = done_of(record).get("cpu_wait_ns"), _timed_ns(record)
     if waited_ns is None or not timed_ns:
         return []
+    if _quota(record):  # its threads waited for the quota too
+        _, machine = _pressures(record)
+        waited_ns -= round(1e3 * machine["cgroup_throttled_us"])
     share = waited_ns / (timed_ns * record["threads"])
     if share <= CONTENTION_TOLERANCE or waited_ns <= CONTENTION_FLOOR_NS:
         return []
@@ -219,6 +233,7 @@ def summary(cells: Iterable[Cell], busiest: BusyProcess | None = None) -> str | 
 
 _CAUSES: dict[Disturbance, tuple[str, str]] = {
     "cpu": ("other processes used the CPUs", "close them, or lower `threads`"),
+    "quota": ("a CPU quota throttled its threads", "raise or remove it (--cpus, CPUQuota)"),
     "memory": ("memory was short and pages were read from disk", "close programs that use memory"),
     "heat": ("the device was throttled", "let it cool (protocol.cool_down)"),
     "warmup": ("warm-up never settled", "close other programs"),

@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.analysis.rows import FlagRow
 from harness.analysis.series.drift import Drift
-from harness.analysis.series.latency import Analysis, jump, plateau
+from harness.analysis.series.latency import LATE_SECOND, SWEEP, Analysis, jump, plateau
 from harness.analysis.series.line import Floats
 from harness.analysis.series.shapes import Segment, is_flat
 from harness.system.wording import named, plural
@@ -23,7 +23,6 @@ NAMED = 8  # of series that are equal
 ONE_LINE = ("line", "staircase", "flat")  # shapes that one line describes
 SAME_N = 3  # tokens: how precisely the position of a change is known
 DRIFTED = 0.01  # share; a drift between the windows below this is no news
-SECOND_TOKEN = 5.0  # times a later step: an unsynchronised first token's time shows up here
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,9 @@ def flags(
     With a sliding window (`window`) latency is flat past the window.
     """
     raised = [*(_first_token(found) if kv_read != "full" else []), *_shape(found, kv_read == "window")]
-    if expected_tokens is not None and found.n_tokens != expected_tokens:
+    raised += _line(found)
+    sweep = found.shape is not None and found.shape.name == SWEEP
+    if expected_tokens is not None and found.n_tokens != expected_tokens and not sweep:
         raised.append(
             Flag("early_stop", f"{plural(found.n_tokens, 'token')} of {expected_tokens}", invalidates=None)
         )
@@ -155,9 +156,31 @@ def _first_token(found: Analysis) -> list[Flag]:
     if first is None or second is None or settled is None or first >= floors.UNSYNCHRONISED * settled:
         return []
     detail = f"the first token took {first:.2f} ms, later steps {settled:.2f}: prefill reads all weights too"
-    if second > SECOND_TOKEN * settled:
+    if second > LATE_SECOND * settled:
         detail += f"; the second took {second:.0f}: the clock was read before the device was done"
     return [Flag("first_token_unsynchronised", detail, invalidates="first token")]
+
+
+def _line(found: Analysis) -> list[Flag]:
+    """What the line leaves out, and why it may have no interval."""
+    raised = []
+    if found.late_ms is not None and found.settled_ms is not None:
+        gap = f"the gap before the second token took {found.late_ms:,.0f} ms"
+        detail = (
+            f"{gap}, later ones {found.settled_ms:.2f}: it belongs to prefill, and no figure of decode has it"
+        )
+        raised.append(Flag("late_second_token", detail, invalidates=None))
+    if found.plain and found.line:
+        W = found.plain.W_tokens_per_ms
+        plain = f"B {found.plain.B_ms:.2f} ms" + (f", W {W:,.0f}" if W and found.W_identifiable else "")
+        detail = "B and W are without spikes; with them least squares gives"
+        raised.append(Flag("spikes_left_out", f"{detail} {plain}", invalidates=None))
+    if found.copied:
+        detail = f"{found.copied:,} of {found.n_tokens:,} latencies repeat earlier ones in blocks"
+        raised.append(Flag("repeated_blocks", f"{detail}: copies give no interval", invalidates=None))
+    if found.bends:
+        raised.append(Flag("bends", "latency bends with depth: no line describes it well", invalidates=None))
+    return raised
 
 
 def _shape(found: Analysis, slides: bool) -> list[Flag]:

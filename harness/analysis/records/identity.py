@@ -32,11 +32,19 @@ def computes(record: Record) -> str | None:
     null where it never got ready to run."""
     if not (environment := record.get("environment")):
         return None
-    fingerprint = str(record["model"]["weights"].get("fingerprint")).split("-")
-    if len(fingerprint) == 4:  # of a GGUF: header, size, time, content; it may have been made again
-        del fingerprint[2]
-    known = [environment.get("lock"), environment.get("runner"), fingerprint]
+    known = [environment.get("lock"), environment.get("runner"), weights_content(record)]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+
+
+def weights_content(record: Record) -> str | None:
+    """The fingerprint of its weights without the times of their files: that of a copy is the same, and of
+    weights that were made again. Null: it has none."""
+    if not (fingerprint := record["model"]["weights"].get("fingerprint")):
+        return None
+    parts = str(fingerprint).split("-")
+    if len(parts) == 4:  # headers, size, times, content; of a checkpoint in earlier records: all, content
+        del parts[2]
+    return "-".join(parts)
 
 
 def device(record: Record) -> str | None:

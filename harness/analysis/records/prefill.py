@@ -14,6 +14,7 @@ from harness.analysis.series import prefill
 from harness.analysis.series.line import Floats
 from harness.analysis.series.prefill import Prefill
 from harness.results.kinds import Record
+from harness.stacks.header import Header, stacks
 from harness.system.wording import plural
 from harness.theory import demand, floors, passes
 from harness.theory.floors import Ceiling, Demand
@@ -21,20 +22,6 @@ from harness.theory.floors import Ceiling, Demand
 Passes = Mapping[int, tuple[Floats, Floats, Floats]]
 """By depth: lengths, ms and rounds."""
 
-CHUNKS = {"llamacpp": 512}  # n_ubatch where the record does not have it: llama.cpp's default
-# Stack, part of the variant's name -> the longest pass of a kernel, and what follows it.
-# llama.cpp: MMVQ_MAX_BATCH_SIZE, MMQ_MAX_BATCH_SIZE (ggml-cuda, spring of 2024); ExLlamaV2: MAX_Q_GEMM_ROWS
-# (q_gemm.cu); AutoAWQ: WQLinear_GEMM.forward; bitsandbytes: matmul_4bit, which has a GEMV for one token.
-SWITCHES: Mapping[tuple[str, str], Sequence[tuple[int, str]]] = {
-    ("llamacpp", ""): (
-        (8, "from matrix-vector to matrix-matrix kernels"),
-        (32, "to dequantizing the weights to 16 bits for cuBLAS"),
-    ),
-    ("gptq", "exllamav2"): ((50, "to dequantizing the weights to 16 bits for cuBLAS"),),
-    ("autoawq", "exllamav2"): ((50, "to dequantizing the weights to 16 bits for cuBLAS"),),
-    ("autoawq", "gemm"): ((1024, "to dequantizing the weights to 16 bits for cuBLAS"),),
-    ("bnb", "int4"): ((1, "from a matrix-vector kernel to dequantizing the weights to 16 bits"),),
-}
 NEAR = 4  # tokens after a known change within which the kernel's start confirms it: half a tile of MMQ
 SAME = 0.1  # ridges that differ by less, or within the interval, agree
 FLOOR_POINTS = 40  # of a line on a logarithmic axis
@@ -61,8 +48,9 @@ def row(record: Record, depths: Passes, bandwidth: float | None) -> PrefillRow |
     if not depths:
         return None
     least = min(depths)
-    chunk = (record.get("options") or {}).get("n_ubatch") or CHUNKS.get(record["stack"])
-    known = _switches(record)
+    header = stacks().get(record["stack"])
+    chunk = _chunk(record, header)
+    known = _kernel_changes(record["variant"], header)
     n, ms, rounds = depths[least]
     longest = float(n.max())
     ahead = min((after for after, _ in known if after >= longest), default=None)
@@ -149,14 +137,17 @@ def _at_depth(depth: int, n: Floats, ms: Floats, found: Prefill) -> PrefillDepth
     }
 
 
-def _switches(record: Record) -> list[tuple[int, str]]:
-    """Known changes of kernel of this stack and variant: the longest pass before, and what follows."""
-    return [
-        each
-        for (stack, part), changes in SWITCHES.items()
-        if record["stack"] == stack and part in record["variant"]
-        for each in changes
-    ]
+def _chunk(record: Record, header: Header | None) -> int | None:
+    """Most tokens in one pass over the weights: the record's, else the stack's default; null: all."""
+    option = header.options.get("n_ubatch") if header else None
+    found = (record.get("options") or {}).get("n_ubatch") or (option and option.default)
+    return found if isinstance(found, int) else None
+
+
+def _kernel_changes(variant: str, header: Header | None) -> list[tuple[int, str]]:
+    """Known changes of kernel of this variant: the longest pass before, and what follows."""
+    changes = header.kernel_changes if header else ()
+    return [(each.longest, each.then) for each in changes if each.variant in variant]
 
 
 def _is_seen(found: Prefill, after: int) -> bool:

@@ -54,6 +54,8 @@ def row(record: Record) -> Score:
         "n_ctx": quality.get("n_ctx"),
         "windows": quality.get("windows"),
         "scored": quality.get("scored"),
+        "bos": quality.get("bos"),
+        "bos_wanted": record["workload"].get("bos", "bos" in quality),
         "ids_sha256": text["ids_sha256"] if text else None,
         "figures": figures,
         "perplexity": figures["ppl"]["value"] if figures else None,

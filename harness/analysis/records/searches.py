@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from harness.analysis.records import traffic
+from harness.analysis.records.flags import Flag
 from harness.analysis.records.identity import identity, weights
-from harness.analysis.records.verdicts import USABLE, status
+from harness.analysis.records.verdicts import USABLE, beyond_trained, status
 from harness.analysis.rows import Identity, Search
-from harness.results.kinds import Record
+from harness.results.kinds import Record, loaded_of
 from harness.results.kinds.searched import Probe
 
 R = TypeVar("R", bound=Identity)
@@ -42,6 +43,8 @@ def row(record: Record) -> Search:
         "limit_bytes": search.get("limit_bytes"),
         "limit_stated": search.get("limit_stated"),
         "not_filled": search.get("not_filled"),
+        "trained_context": loaded_of(record).get("trained_context"),
+        "flags": [flag.row() for flag in notes(record)] if state in USABLE else [],
         "granule": search.get("granule"),
         "need": search.get("need"),
         "predicted_from": search.get("predicted_from"),
@@ -56,6 +59,11 @@ def row(record: Record) -> Search:
         "speed_ratio": _speed_ratio(probes, search.get("verified_n_ctx")),
         "probes": probes,
     }
+
+
+def notes(record: Record) -> list[Flag]:
+    """Notes on the length that a search found."""
+    return beyond_trained(loaded_of(record), record["search"].get("verified_n_ctx"), "memory holds")
 
 
 def latest(rows: Sequence[R]) -> list[R]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
+from harness.analysis.records.identity import weights_content
 from harness.results.kinds import Record, loaded_of
 
 Fact = str | float
@@ -81,9 +82,11 @@ def _facts(record: Record) -> Iterator[tuple[str, Fact]]:
     yield from _as_text("variable", record.get("variables") or {})
     yield from _as_text("protocol", {name: (record.get("protocol") or {}).get(name) for name in PROTOCOL})
     weights = record["model"]["weights"]
-    yield from _as_text(
-        "weights", {name: weights.get(name) for name in ("fingerprint", "synthetic", "revision")}
-    )
+    known = {"content": weights_content(record)}
+    yield from _as_text("weights", known | {name: weights.get(name) for name in ("synthetic", "revision")})
+    if record["kind"] == "scored":
+        bos = record["quality"].get("bos")
+        yield "BOS in front of each window", "none" if bos is None else str(bos)
     if kernels := loaded.get("kernels"):
         yield "kernels", ", ".join(sorted(kernels))
     for finding in record.get("doctor") or []:

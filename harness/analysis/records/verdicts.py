@@ -36,6 +36,7 @@ from harness.system.wording import plural
 
 CEILING_TOLERANCE = 1.05  # a larger share of the measured bandwidth is a measurement error
 
+BEYOND_TRAINED = "beyond_trained_context"
 USABLE = ("ok", "functional")  # it ran as requested, but the speed of a functional one means nothing
 
 
@@ -171,10 +172,8 @@ def notes(record: Record) -> list[Flag]:
     loaded, done = loaded_of(record), done_of(record)
     facts, workload = loaded | done.get("facts_changed", StackFacts()), record["workload"]
     raised = []
-    trained, length = facts.get("trained_context"), workload["prompt_tokens"] + workload["new_tokens"]
-    if trained and length > trained:
-        detail = f"the context grows to {length} tokens, but the model was trained on at most {trained}"
-        raised.append(Flag("beyond_trained_context", detail, invalidates=None))
+    decoded = record["tokens"] if workload["kind"] == "grow" else workload["new_tokens"]
+    raised += beyond_trained(facts, workload["prompt_tokens"] + decoded, "the context grows to")
     if pins := ((record.get("environment") or {}).get("adopted") or {}).get("pins_not_met"):
         raised.append(Flag("not_pinned", f"an adopted interpreter, not pinned: {'; '.join(pins)}", None))
     raised += [Flag("stack_warning", warning, invalidates=None) for warning in facts.get("warnings") or []]
@@ -186,6 +185,15 @@ def notes(record: Record) -> list[Flag]:
         raised.append(Flag("allocator_retries", f"{detail}, at n = {places}{more}", invalidates=None))
     raised += [*routing.notes(record), *rotary.notes(record)]
     return [*raised, *throttling.notes(record), *disturbances.notes(record)]
+
+
+def beyond_trained(facts: StackFacts, length: int | None, reaches: str) -> list[Flag]:
+    """A flag for a context that is longer than any in the model's training; empty where either is unknown."""
+    trained = facts.get("trained_context")
+    if not trained or not length or length <= trained:
+        return []
+    detail = f"{reaches} {length} tokens, but the model was trained on at most {trained}"
+    return [Flag(BEYOND_TRAINED, detail, invalidates=None)]
 
 
 def other_kernels(facts: StackFacts) -> list[str]:
@@ -232,7 +240,10 @@ def _weights(record: Record) -> list[str]:
     if header:
         cast = weights.get("format") == "hf" and len(header.get("bytes_by_type") or ()) != 1
         cast = cast or bool(stored and found and stored != found)
-        sizes = [("parameters", loaded.get("parameters"), header["parameters"])]
+        sizes = [
+            ("parameters", loaded.get("parameters"), header["parameters"]),
+            ("draft_bytes", loaded.get("draft_bytes"), header.get("draft_bytes", 0)),
+        ]
         if not cast:
             sizes.insert(0, ("model_bytes", loaded.get("model_bytes"), header["model_bytes"]))
         reasons += [

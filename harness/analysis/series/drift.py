@@ -51,17 +51,17 @@ def measured(before: Floats, after: Floats) -> Drift | None:
     return Drift(share, (1 + share) * t * float(logs.std(ddof=1)) / math.sqrt(len(logs)))
 
 
-def analyse(n: Floats, ms: Floats, control_ms: Floats) -> tuple[Analysis, Drift | None]:
+def analyse(n: Floats, ms: Floats, control_ms: Floats, plain: bool = False) -> tuple[Analysis, Drift | None]:
     """The analysis of one series with B and W freed of drift, and the drift; see latency.analyse. Without
     enough tokens of `control_ms` the analysis of the series as it is, and null."""
     latency.check(n, ms)
     drift = measured(ms[1:], control_ms) if len(ms) > len(control_ms) else None
     if drift is None:
-        return latency.analyse(n, ms), None
+        return latency.analyse(n, ms, plain=plain), None
     x, passed = n[1:] - 1, _passed(ms[1:], len(control_ms), float(ms[1:].mean()))
     steady = ms.copy()
     steady[1:] /= 1 + drift.share * passed
-    found = latency.analyse(n, ms, steady)
+    found = latency.analyse(n, ms, steady, plain)
     if found.interval is None:
         return found, drift
     known = _allowing(found.interval, x, steady[1:] * passed, drift.half)

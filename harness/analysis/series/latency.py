@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.analysis.rows import Ends, Figures
+from harness.analysis.series.copies import copies
 from harness.analysis.series.line import (
     BLOCK,
     Floats,
@@ -20,11 +22,13 @@ from harness.analysis.series.line import (
     blocks,
     differing_halves,
     interval,
+    interval_of_points,
     least_squares,
     robust,
 )
 from harness.analysis.series.shapes import FLAT, Segment, Shape, is_flat, shape_of
-from harness.analysis.series.spikes import Spikes, running_median, spikes_of
+from harness.analysis.series.spikes import Spikes, running_median, spike_places, spikes_of
+from harness.analysis.series.windows import bends
 
 EDGE_TOKENS = 128  # tokens averaged at the start and at the end, as in llama-bench's tg128
 SLOW_MS = 50.0  # 20 tokens/s; slower feels slow to a reader
@@ -33,6 +37,9 @@ SETTLED = slice(1, 65)  # the 64 tokens after the second
 JUMP, JUMP_OF_RISE, SAME_SLOPE = 0.02, 0.1, 0.2
 BENT = 2.0  # standard errors by which a curvature is significant
 LONGEST_MS = 1e9  # 12 days a token
+LATE_SECOND = 5.0  # times a later step: such a gap, the longest of all, is not a decode step's
+FEWEST_LATER = 8  # steps to know that by
+SWEEP, MOST_POINTS = "sweep", 512  # the shape of points at some positions only
 # The robust line is reported where it differs from the plain one by these shares.
 DIFFERS_W, DIFFERS_B = 0.02, 0.01
 
@@ -45,8 +52,11 @@ class Unusable(ValueError):
 class Analysis:
     """`W_identifiable`: the slope is distinguishable from zero, and not caused by a jump or a plateau.
     `interval`: within the series. `robust`: a line insensitive to spikes, where it differs from `line`.
-    `bends_up`: the slope grows along the series. `halves`: the lines through its halves, where they differ
-    beyond noise and by as much as `robust` does.
+    `plain`: least squares through all steps, where `line` is without spikes and differs from it. `late_ms`:
+    the gap before the second token, where it belongs to prefill: no other figure includes it. `copied`:
+    latencies that repeat earlier ones in blocks. `bends`: no line describes a sweep. `bends_up`: the slope
+    grows along the series. `halves`: the lines through its halves, where they differ beyond noise and by as
+    much as `robust` does. `median_n`: tokens of context at which `median_ms` was measured.
     """
 
     n_tokens: int
@@ -56,6 +66,10 @@ class Analysis:
     line: Line | None = None
     interval: Interval | None = None
     robust: Line | None = None
+    plain: Line | None = None
+    late_ms: float | None = None
+    copied: int = 0
+    bends: bool = False
     shape: Shape | None = None
     W_identifiable: bool = False
     bends_up: bool = False
@@ -67,6 +81,7 @@ class Analysis:
     slow_from_n: int | None = None
     last_n: int | None = None
     median_ms: float | None = None
+    median_n: int | None = None
     fastest_ms: float | None = None
 
 
@@ -96,6 +111,8 @@ def row(found: Analysis) -> Figures:
         "W_identifiable": found.W_identifiable,
         "robust_B_ms": steady.B_ms if steady else None,
         "robust_W_tokens_per_ms": steady.W_tokens_per_ms if steady else None,
+        "plain_B_ms": found.plain.B_ms if found.plain else None,
+        "plain_W_tokens_per_ms": found.plain.W_tokens_per_ms if found.plain else None,
         "shape": shape.name if shape else None,
         "segments": [
             {
@@ -114,6 +131,7 @@ def row(found: Analysis) -> Figures:
             "period_tokens": found.spikes.period_tokens,
         },
         "median_ms": found.median_ms,
+        "median_n": found.median_n,
         "tokens_per_s": found.tokens_per_s,
         "tokens_per_s_ci95": _rates(found),
         "start_tokens_per_s": found.start_tokens_per_s,
@@ -141,31 +159,45 @@ def inverse(slope: Sequence[float]) -> Ends | None:
     return None if high <= 0 else [1 / high, 1 / low if low > 0 else None]
 
 
-def analyse(n: Floats, ms: Floats, steady_ms: Floats | None = None) -> Analysis:
-    """Analyse one series including its first token, whose latency may be NaN (unknown). Raises Unusable.
+def analyse(n: Floats, ms: Floats, steady_ms: Floats | None = None, plain: bool = False) -> Analysis:
+    """Analyse one series including its first token, whose latency may be NaN (unknown), or the points of a
+    sweep. Raises Unusable.
 
     `steady_ms`: the same latencies without the machine's drift, for the line and its shape; null: as `ms`.
+    `plain`: the line is least squares through all steps, spikes and a late second token included.
     """
     check(n, ms)
+    if _is_sweep(n):
+        return _sweep(n, ms)
     steady_ms = ms if steady_ms is None else steady_ms
     first = None if np.isnan(ms[0]) else float(ms[0])
     n, ms, freed = (np.asarray(each[1:], dtype=float) for each in (n, ms, steady_ms))
     if len(ms) < 2:
         return Analysis(n_tokens=len(ms) + 1, first_token_ms=first)
+    count, second, settled = len(ms) + 1, float(ms[0]), float(np.median(ms[SETTLED]))
+    late = not plain and len(ms) > FEWEST_LATER and second > max(LATE_SECOND * settled, float(ms[1:].max()))
+    if late:
+        n, ms, freed = n[1:], ms[1:], freed[1:]
     x = n - 1
-    line, known, steady = least_squares(x, freed), interval(x, freed), robust(x, freed)
+    usual, level = running_median(ms), float(np.median(ms))
+    every = least_squares(x, freed)
+    line, freed = (every, freed) if plain or usual is None else _without_spikes(x, ms, usual, freed, every)
+    copied = copies(ms)
+    known, steady = None if copied else interval(x, freed), robust(x, freed)
     shape = shape_of(n, freed, known)
     edge = min(EDGE_TOKENS, len(ms))
-    halves = differing_halves(x, freed)
-    usual, level = running_median(ms), float(np.median(ms))
+    halves = None if copied else differing_halves(x, freed)
     return Analysis(
-        n_tokens=len(ms) + 1,
+        n_tokens=count,
         first_token_ms=first,
-        second_ms=float(ms[0]),
-        settled_ms=float(np.median(ms[SETTLED])),
+        second_ms=second,
+        settled_ms=settled,
         line=line,
         interval=known,
         robust=steady if steady and _differ(line, steady) else None,
+        plain=every if line is not every else None,
+        late_ms=second if late else None,
+        copied=copied,
         shape=shape,
         W_identifiable=_identifiable(known, shape, level),
         bends_up=_bends_up(x, freed),
@@ -177,8 +209,58 @@ def analyse(n: Floats, ms: Floats, steady_ms: Floats | None = None) -> Analysis:
         slow_from_n=_lasting(n, ms if usual is None else usual),
         last_n=int(n[-1]),
         median_ms=level,
+        median_n=int(np.median(x)),
         fastest_ms=level if usual is None else float(usual.min()),
     )
+
+
+def _is_sweep(n: Floats) -> bool:
+    """Whether most positions between the first and the last are missing. Not of so many points that their
+    noise may be correlated: these are a series."""
+    sparse = len(n) > 1 and float(np.ptp(n)) + 1 > 2 * len(n)
+    return sparse and len(_starts(n)) <= MOST_POINTS
+
+
+def _starts(n: Floats) -> NDArray[np.intp]:
+    """Where each run of neighbouring positions begins."""
+    return np.flatnonzero(np.diff(n, prepend=-np.inf) > 1)
+
+
+def _sweep(n: Floats, ms: Floats) -> Analysis:
+    """Points at some positions; neighbouring tokens are one point. None of them is a first token."""
+    known = np.isfinite(ms)
+    n, ms = n[known], ms[known]
+    starts = _starts(n)
+    sizes = np.diff(starts, append=len(n))
+    x, y = np.add.reduceat(n - 1, starts) / sizes, np.add.reduceat(ms, starts) / sizes
+    if len(x) < 2:
+        return Analysis(n_tokens=len(ms))
+    line, around = least_squares(x, y), interval_of_points(x, y)
+    return Analysis(
+        n_tokens=len(ms),
+        line=line,
+        interval=around,
+        bends=bends(x, y),
+        shape=Shape(SWEEP, (Segment(int(n[0]), int(n[-1]), line),)),
+        W_identifiable=around is not None and line.slope_ms > around.slope_half_ms,
+        slow_from_n=_lasting(n, ms),
+        last_n=int(n[-1]),
+        median_ms=float(np.median(y)),
+        median_n=int(np.median(x)),
+        fastest_ms=float(y.min()),
+    )
+
+
+def _without_spikes(x: Floats, ms: Floats, usual: Floats, freed: Floats, every: Line) -> tuple[Line, Floats]:
+    """The line and its latencies with the median of their neighbours in place of spikes; as given, where that
+    hardly moves the line. `usual`: the running median of `ms`."""
+    at = spike_places(ms, usual)
+    if not len(at):
+        return every, freed
+    calm = freed.copy()
+    calm[at] *= usual[at] / ms[at]
+    line = least_squares(x, calm)
+    return (line, calm) if _differ(every, line) else (every, freed)
 
 
 def without_end(n: Floats, ms: Floats) -> tuple[Floats, Floats, int | None]:

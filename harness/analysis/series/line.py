@@ -5,7 +5,8 @@ B is TPOT extrapolated to zero context; W is tokens of context per added ms.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -19,8 +20,11 @@ Floats = NDArray[np.float64]
 Numbers = TypeVar("Numbers", float, Floats)
 
 BLOCK = 256  # tokens that share a stair of llama.cpp's staircase
-FEWEST_BLOCKS = 3  # of an interval
+FEWEST_BLOCKS = 3  # from which on an interval knows the staircase
 SHORTEST_MEAN, MOST_MEANS = 16, 160  # tokens of a mean; means of a series, which cost their number cubed
+SHORT_MEAN, FEWEST_MEANS, SHORT_MEANS = 4, 8, 16  # the same of fewer blocks: 32 tokens at least
+FEWEST_POINTS = 3  # of a sweep's interval
+FAR = 5  # times the range of positions; B from further away says nothing of zero context
 ROBUST_BLOCK = 64  # a median of this many tokens ignores spikes
 CONFIDENCE = 0.95
 HALVES_DIFFER = 0.01  # p-value below which the halves of a series differ
@@ -69,21 +73,47 @@ class Interval:
 
 def interval(x: Floats, ms: Floats) -> Interval | None:
     """Least squares through means of some tokens, with an interval for correlated noise (see
-    autocorrelation.py); null for fewer than 768 tokens.
+    autocorrelation.py); null for fewer than 32 tokens.
 
-    What recurs every 256 tokens is fitted too: a partial last stair does not tilt the line.
+    From 768 tokens on, what recurs every 256 tokens is fitted too: a partial last stair does not tilt the
+    line.
     """
-    if len(ms) < FEWEST_BLOCKS * BLOCK:
-        return None
     size = _mean_tokens(len(ms))
+    if len(ms) // size < FEWEST_MEANS:
+        return None
     centres, means = blocks(x, size).mean(axis=1), blocks(ms, size).mean(axis=1)
     length = float(np.ptp(centres))
-    terms = np.column_stack([np.ones(len(centres)), centres / length, _recurring(len(centres), size)])
+    recurring = _recurring(len(centres), _places(len(ms), size))
+    terms = np.column_stack([np.ones(len(centres)), centres / length, recurring])
     fitted = np.linalg.pinv(terms)
     figures = np.stack([fitted[0], fitted[1] / length, np.full(len(means), 1 / len(means))])
     B_ms, slope_ms, _ = map(float, figures @ means)
     halves = map(float, half_widths(means, terms, figures, size, CONFIDENCE))
-    return Interval(Line(B_ms, slope_ms), *halves)
+    centre = Line(B_ms, slope_ms) if recurring.size else least_squares(x, ms)
+    return _reaching(x, ms, Interval(centre, *halves))
+
+
+def interval_of_points(x: Floats, ms: Floats) -> Interval | None:
+    """Of least squares through a few independent points, by Student's t of their residuals; null for fewer
+    than three."""
+    if len(ms) < FEWEST_POINTS:
+        return None
+    line, freedom = least_squares(x, ms), len(ms) - 2
+    residuals = ms - line.at(x)
+    error = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(float(residuals @ residuals) / freedom)
+    slope_half = error / math.sqrt(float(((x - x.mean()) ** 2).sum()))
+    mean_half = error / math.sqrt(len(ms))
+    return _reaching(
+        x, ms, Interval(line, math.hypot(mean_half, slope_half * x.mean()), slope_half, mean_half)
+    )
+
+
+def _reaching(x: Floats, ms: Floats, known: Interval) -> Interval:
+    """The interval; where zero context is far from all positions, with any B up to the latency measured."""
+    if x[0] <= FAR * np.ptp(x):
+        return known
+    B_half = max(known.B_half_ms, float(ms.mean()), abs(known.centre.B_ms))
+    return replace(known, B_half_ms=B_half)
 
 
 def differing_halves(x: Floats, ms: Floats) -> tuple[Line, Line] | None:
@@ -110,15 +140,20 @@ def differing_halves(x: Floats, ms: Floats) -> tuple[Line, Line] | None:
 
 def _mean_tokens(count: int) -> int:
     """Tokens of each mean in a series of `count`."""
-    size = SHORTEST_MEAN
-    while count // size > MOST_MEANS:
+    short = count < FEWEST_BLOCKS * BLOCK
+    size, most = (SHORT_MEAN, SHORT_MEANS) if short else (SHORTEST_MEAN, MOST_MEANS)
+    while count // size > most:
         size *= 2
     return size
 
 
-def _recurring(count: int, size: int) -> Floats:
-    """Terms of a pattern of 256 tokens that adds nothing on average: [mean, place in the pattern]."""
-    places = max(BLOCK // size, 1)
+def _places(count: int, size: int) -> int:
+    """Means of a pattern of 256 tokens that are told apart in a series of `count`; 1: none."""
+    return max(BLOCK // size, 1) if count >= FEWEST_BLOCKS * BLOCK else 1
+
+
+def _recurring(count: int, places: int) -> Floats:
+    """Terms of a pattern that adds nothing on average: [mean, place in the pattern]."""
     return np.equal.outer(np.arange(count) % places, np.arange(1, places)) - 1 / places
 
 
@@ -131,8 +166,8 @@ def robust(x: Floats, ms: Floats) -> Line | None:
 def block_spread(half_width: float, n_tokens: int) -> Spread | None:
     """The spread behind a half-width of `interval`; null where a series of so many tokens has none."""
     decoded = n_tokens - 1
-    if decoded < FEWEST_BLOCKS * BLOCK:
-        return None
     size = _mean_tokens(decoded)
-    freedom = decoded // size - 1 - max(BLOCK // size, 1)
+    if decoded // size < FEWEST_MEANS:
+        return None
+    freedom = decoded // size - 1 - _places(decoded, size)
     return Spread((half_width / float(stdtrit(freedom, (1 + CONFIDENCE) / 2))) ** 2, freedom)

@@ -93,6 +93,12 @@ def _fitted(x: Floats, y: Floats, degree: int) -> tuple[Floats, Floats, int]:
     return found / powers, errors / powers, max(freedom, 1)
 
 
+def bends(x: Floats, y: Floats) -> bool:
+    """Whether a quadratic term is significant: no line describes the points."""
+    p = _curved(x, y)
+    return p is not None and p < CURVED
+
+
 def _curved(x: Floats, y: Floats) -> float | None:
     if len(x) < FEWEST + 2:
         return None

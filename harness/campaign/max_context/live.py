@@ -23,7 +23,7 @@ from runners.protocol import Died, Done, Event, Failed, Loaded, Phase
 
 FILL_SHARE = 0.9  # of a probe's time that filling may take; the rest is loading
 SAMPLE_MS = 100  # denser than in timed runs, to catch the peak
-TROUBLE = ("error", "interrupted")  # not caused by memory; any other failure counts as "does not fit"
+TROUBLE = ("error", "refused", "interrupted")  # not by memory; any other failure means "does not fit"
 BEFORE_LOADING = ("start", "import")
 Found = dict[str, Any]
 

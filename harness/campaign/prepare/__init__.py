@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from harness.campaign.prepare.produce import Producer, synthetic_name
 from harness.config import Weights
 from harness.models import packed, tokenizer, weights
 from harness.models.hub_weights import from_hub
+from harness.models.tokenizer import Tokenized
 from harness.models.weights import Ready, WeightsError, WeightsRefused, WeightsUnavailable
 from harness.plan import Cell
 from harness.results import Record
@@ -28,7 +30,10 @@ PROMPT_TEXT = (
     "A harness compares what several stacks make of one model on one machine: it sends the same words to "
     "each, waits for every token, and writes down when it came. "
 )
-TOKENIZED = "the harness's fixed text, by the model's own tokenizer"  # the source of a prompt
+# The sources of a prompt.
+NO_PROMPT = "no prompt"
+TOKENIZED = "the harness's fixed text, by the model's own tokenizer"
+FIXED = "fixed ids (no tokenizer)"
 FAKE_VOCABULARY = 512  # for a stack that loads no weights
 
 
@@ -38,6 +43,10 @@ class NotReady(RuntimeError):
     def __init__(self, outcome: str, reason: str) -> None:
         super().__init__(reason)
         self.outcome = outcome
+
+
+class NoVocabulary(NotReady):
+    """A text has no token ids: llama.cpp does not read the vocabulary of a GGUF."""
 
 
 @contextmanager
@@ -69,7 +78,7 @@ class Preparation:
         self._interpreters: dict[str, Interpreter | NotReady] = {}
         self._from_hub: dict[Weights, Ready | WeightsError] = {}
         self._tokenized: dict[tuple[Path, int], list[int]] = {}
-        self._prompts: dict[tuple[str, int], tuple[str, list[int]]] = {}
+        self._prompts: dict[tuple[str, int], tuple[str, list[int], str]] = {}
 
     def interpreter(self, header: Header) -> Interpreter:
         """The stack's interpreter for the requested device, built if missing. Raises NotReady."""
@@ -116,17 +125,22 @@ class Preparation:
     def weights(self, cell: Cell) -> Ready | None:
         """The weights of a cell, made or downloaded if missing; null if its stack loads none.
 
-        Raises NotReady.
+        Those without a tokenizer get that of the model's checkpoint: all stacks need the same ids. Raises
+        NotReady.
         """
         if cell.weights_format == "none":
             return None
         with _not_ready():
-            given = self._given(cell)
-            if cell.weights_format == "gguf":
-                return self._producer.gguf(cell, given)
-            if cell.packing and not (given and given.packing):
-                return self._producer.packed(cell, cell.packing, given)
-            return given or self._producer.checkpoint(cell)
+            ready = self._loaded(cell, self._given(cell))
+        return ready if ready.tokenizer else replace(ready, tokenizer=_tokenizer_of(cell))
+
+    def _loaded(self, cell: Cell, given: Ready | None) -> Ready:
+        """Raises WeightsError."""
+        if cell.weights_format == "gguf":
+            return self._producer.gguf(cell, given)
+        if cell.packing and not (given and given.packing):
+            return self._producer.packed(cell, cell.packing, given)
+        return given or self._producer.checkpoint(cell)
 
     def checkpoint(self, cell: Cell) -> Ready:
         """The synthetic checkpoint of a cell's model, for any stack. Raises NotReady."""
@@ -167,36 +181,42 @@ class Preparation:
     def know_prompts(self, records: Iterable[Record]) -> None:
         """Remember the prompts of kept records: every source of a model must tokenize the same."""
         for record in records:
-            workload = record["workload"]
-            if workload.get("prompt_source") == TOKENIZED:
-                known = (str(record["model"]["weights"]["file"]), workload["prompt"])
+            workload, file = record["workload"], record["model"]["weights"].get("file")
+            if file and (source := workload.get("prompt_source")) in (TOKENIZED, FIXED):
+                known = (str(file), workload["prompt"], str(source))
                 self._prompts.setdefault((record["model"]["name"], workload["prompt_tokens"]), known)
 
     def prompt(self, cell: Cell, ready: Ready | None) -> tuple[list[int], str]:
         """The prompt's token ids, the same for every stack and variant of a model, and their source.
 
-        Raises NotReady: the tokenizer returns too few ids, or two sources of the model tokenize differently.
+        Raises NotReady: the tokenizer returns too few ids, or another source of the model has other ids.
         """
         count = int(cell.workload.prompt_tokens or 0)
         if not count:
-            return [], "no prompt"
-        if ready is None or ready.tokenizer is None:
-            vocabulary = ready.vocab_size if ready else FAKE_VOCABULARY
-            if not vocabulary:
-                raise NotReady(
-                    "error",
-                    f"{ready and ready.path}: has no input embedding, so its vocabulary is unknown",
-                )
-            return [(1013 + 7919 * i) % vocabulary for i in range(count)], "fixed ids (no tokenizer)"
-        ids = self._tokenize(cell, ready, ready.tokenizer, count)
-        first_source, first_ids = self._prompts.setdefault((cell.model.name, count), (str(ready.path), ids))
-        if ids != first_ids:
-            raise NotReady("error", f"{ready.path} and {first_source} tokenize the same text differently")
-        return ids, TOKENIZED
+            return [], NO_PROMPT
+        if ready is None:
+            return _fixed_ids(FAKE_VOCABULARY, count), FIXED
+        if ready.tokenizer is not None:
+            try:
+                ids, source = self._tokenize(cell, ready, ready.tokenizer, count), TOKENIZED
+            except NoVocabulary:
+                return self.prompt(cell, replace(ready, tokenizer=None))
+        elif ready.vocab_size:
+            ids, source = _fixed_ids(ready.vocab_size, count), FIXED
+        else:
+            raise NotReady("error", f"{ready.path}: has no input embedding, so its vocabulary is unknown")
+        known = self._prompts.setdefault((cell.model.name, count), (str(ready.path), ids, source))
+        if ids != known[1]:
+            raise NotReady(
+                "refused",
+                f"{ready.path} and {known[0]} would get different prompts ({source}; {known[2]}): all stacks"
+                " of a model need the same token ids; give both one tokenizer, or name them as two models",
+            )
+        return ids, source
 
     def _tokenize(self, cell: Cell, ready: Ready, source: Path, count: int) -> list[int]:
         if (source, count) not in self._tokenized:
-            ids = self.ids_of(cell, ready, PROMPT_TEXT * (1 + count // 20), count)
+            ids = self.tokenized(cell, ready, PROMPT_TEXT * (1 + count // 20), count).ids
             if len(ids) < count:
                 raise NotReady(
                     "error",
@@ -205,7 +225,7 @@ class Preparation:
             self._tokenized[source, count] = ids
         return self._tokenized[source, count]
 
-    def ids_of(self, cell: Cell, ready: Ready, text: str, count: int) -> list[int]:
+    def tokenized(self, cell: Cell, ready: Ready, text: str, count: int) -> Tokenized:
         """The first `count` ids of a text by the weights' own tokenizer, or all if they are fewer.
 
         Raises NotReady: there is no tokenizer, it fails, or the model has no such ids.
@@ -216,15 +236,20 @@ class Preparation:
         try:
             if source == ready.path:  # a GGUF: only llama.cpp can read its vocabulary
                 job = self._producer.request(cell, "tokenize", source, workloads=[{"text": text}])
-                ids = list(self._producer.run(cell, job)["ids"] or [])[:count]
+                answer = self._producer.run(cell, job)
+                if answer["ids"] is None:
+                    why = f"{source}: llama.cpp does not read its vocabulary, so a text has no token ids"
+                    raise NoVocabulary("refused", why)
+                found = Tokenized(list(answer["ids"])[:count], answer["bos"])
             else:
-                ids = tokenizer.ids(source, text, count)
+                found = tokenizer.tokenized(source, text, count)
         except WeightsError as failure:
             raise NotReady("error", f"{ready.path}: cannot tokenize: {failure}") from failure
-        if ready.vocab_size is not None and max(ids, default=0) >= ready.vocab_size:
-            reason = f"its tokenizer returns id {max(ids)}, but the model has {ready.vocab_size}"
+        largest = max([*found.ids, found.bos or 0])
+        if ready.vocab_size is not None and largest >= ready.vocab_size:
+            reason = f"its tokenizer returns id {largest}, but the model has {ready.vocab_size}"
             raise NotReady("error", f"{source}: {reason}")
-        return ids
+        return found
 
     def _given(self, cell: Cell) -> Ready | None:
         """Weights from a local path or the hub, in a format the stack loads; null for synthetic weights.
@@ -262,3 +287,15 @@ class Preparation:
         if isinstance(found, WeightsError):
             raise found
         return found
+
+
+def _tokenizer_of(cell: Cell) -> Path | None:
+    """That of the checkpoint on this machine which the config names beside the cell's own weights; null:
+    none."""
+    checkpoint = cell.model.of_format.get("hf")
+    path = checkpoint and checkpoint.path and Path(checkpoint.path) / weights.TOKENIZER
+    return path if path and path.is_file() else None
+
+
+def _fixed_ids(vocabulary: int, count: int) -> list[int]:
+    return [(1013 + 7919 * i) % vocabulary for i in range(count)]

@@ -43,11 +43,13 @@ class BadReference(NotStarted):
 
 @dataclass(frozen=True)
 class Origin:
-    """What a reference was computed from: the text, the windows, their ids."""
+    """What a reference was computed from: the text, the windows, their ids. `bos`: the first of each; null:
+    none."""
 
     text_sha256: str
     workload: Quality
     ids_sha256: str
+    bos: int | None = None
 
     @property
     def windows(self) -> dict[str, object]:
@@ -67,6 +69,7 @@ def write(path: Path, reference: KeptReference, origin: Origin, model: str, weig
         "format": FORMAT,
         "text_sha256": origin.text_sha256,
         "ids_sha256": origin.ids_sha256,
+        "bos": origin.bos,
         "windows": origin.windows,
         "model": {"name": model} | _facts(weights),
         "reference": {key: reference.description.get(key) for key in _KNOWN},
@@ -127,6 +130,9 @@ class GivenReference:
             return f"{self._path}: is the reference of another text"
         if self._windows != origin.windows:
             return f"{self._path}: has windows of {_words(self._windows)}, not {_words(origin.windows)}"
+        if (theirs := self._described.get("bos")) != origin.bos:
+            has, wanted = (f"BOS {each}" if each is not None else "no BOS" for each in (theirs, origin.bos))
+            return f"{self._path}: has {has} in front of each window, and here it is {wanted}"
         if self._described.get("ids_sha256") != origin.ids_sha256:
             return f"{self._path}: its model's tokenizer makes other tokens of the text"
         for ready in weights:

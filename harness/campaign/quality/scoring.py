@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from harness.campaign.quality import exchange, kept
 from harness.campaign.quality.exchange import BadReference, GivenReference, Origin
 from harness.campaign.quality.kept import KeptReference, Made
 from harness.campaign.quality.texts import Text
+from harness.campaign.quality.tokens import Tokens, tokens_of
 from harness.campaign.repeat import Inputs
 from harness.campaign.weights_check.logits import NoLogits, windows_of
 from harness.campaign.weights_check.reference import NoReference, Reference, free_bytes
@@ -34,7 +34,7 @@ from harness.stacks.header import references
 from harness.system.cache import CacheError
 from harness.system.endings import NotFinished
 
-METHOD = 1  # bump when other positions are scored, or figures mean something else
+METHOD = 2  # bump when other positions are scored, or figures mean something else
 RANDOM = (
     "random weights: their agreement says nothing of any text (harness check-weights compares their logits)"
 )
@@ -43,6 +43,10 @@ ELSEWHERE = (
     " (--reference FILE)"
 )
 OTHER_TOKENS = "its tokenizer makes other tokens of the text: a KL divergence needs the same tokens"
+OTHER_BOS = (
+    "its tokenizer and that of the reference disagree on a BOS in front of a text: a KL divergence needs the"
+    " same tokens; score both without it (bos: false)"
+)
 
 Add = Callable[[int, divergence.Logits], None]
 """Takes the logits of a window."""
@@ -87,7 +91,7 @@ class Scoring:
         self._workload, self._campaign, self._text, self._arrays = workload, campaign, text, arrays
         self._cells, self._given = cells, given
         self._kept: KeptReference | None = None
-        self._ids: list[list[int]] = []
+        self._tokens: Tokens | None = None
 
     @cached_property
     def _reference(self) -> Reference:
@@ -161,17 +165,17 @@ class Scoring:
             raise NotReady("unavailable", "its stack loads no weights: there is no text model to score")
         if inputs.weights.synthetic:
             raise NotReady("refused", RANDOM)
-        ids, total = self._ids_of(cell, inputs)
+        tokens = self._tokenized(cell, inputs)
+        ids = tokens.windows
+        found["bos"] = tokens.bos
         found["text"] = {
             "file": str(self._text.path),
             "sha256": self._text.sha256,
             "license": self._text.license,
-            "tokens": total,
-            "ids_sha256": _digest(ids),
+            "tokens": tokens.total,
+            "ids_sha256": tokens.sha256,
         }
-        if self._ids and ids != self._ids:
-            raise NotReady("refused", OTHER_TOKENS)
-        self._ids = ids
+        self._same(tokens)
         reference = self._kept = self._of_file(cell, inputs) if self._given else self._computed()
         scores: list[Scores] = []
 
@@ -218,7 +222,8 @@ class Scoring:
 
     @property
     def _origin(self) -> Origin:
-        return Origin(self._text.sha256, self._workload, _digest(self._ids))
+        assert self._tokens is not None  # of the cell, or of the reference that has run
+        return Origin(self._text.sha256, self._workload, self._tokens.sha256, self._tokens.bos)
 
     def export(self, path: Path) -> None:
         """Raises BadReference, NotExported."""
@@ -247,28 +252,25 @@ class Scoring:
         deep = zip(self._workload.depths, each[1:], strict=True)
         return each[0] | {"at_depth": [{"depth": depth, **count, **found} for depth, found in deep]}
 
-    def _ids_of(self, cell: Cell, inputs: Inputs) -> tuple[list[list[int]], int]:
-        """The ids of the windows, and how many the whole text has. Raises NotReady."""
-        assert inputs.weights is not None
-        workload = self._workload
-        windows = workload.windows()
-        ids = self._campaign.preparation.ids_of(cell, inputs.weights, self._text.content, 1 << 62)
-        if len(ids) < (needed := max(end for _, end in windows)):
-            fits = workload.fitting(len(ids))
-            hint = f"chunks: {fits} would fit" if fits else "give a longer text, or shorter windows"
-            needs = f"{workload.chunks} windows of {workload.holds} tokens need {needed:,}"
-            raise NotReady("refused", f"{self._text.path}: has {len(ids):,} tokens, and {needs}; {hint}")
-        return [ids[first:end] for first, end in windows], len(ids)
+    def _tokenized(self, cell: Cell, inputs: Inputs) -> Tokens:
+        """Raises NotReady."""
+        return tokens_of(cell, inputs, self._campaign.preparation, self._workload, self._text)
+
+    def _same(self, tokens: Tokens) -> None:
+        """All cells of a reference score the same tokens. Raises NotReady."""
+        known = self._tokens = self._tokens or tokens
+        if tokens.bos != known.bos:
+            raise NotReady("refused", OTHER_BOS)
+        if tokens.windows != known.windows:
+            raise NotReady("refused", OTHER_TOKENS)
 
     def _kept_reference(self, cell: Cell, inputs: Inputs, why: str, log: Path) -> KeptReference:
         """Raises NoLogits, NotReady, CacheError, OSError."""
-        own = self._ids_of(cell, inputs)[0]
-        if own != (ids := self._ids or own):
-            raise NotReady("refused", OTHER_TOKENS)
-        self._ids = ids
+        self._same(tokens := self._tokenized(cell, inputs))
+        ids = tokens.windows
 
         def make(made: Made) -> Draft:
-            assert inputs.weights is not None  # _ids_of has used their tokenizer
+            assert inputs.weights is not None  # tokens_of has used their tokenizer
             free = free_bytes(self._campaign.preparation.device_id)
             if reason := no_room(inputs.weights.sizes["parameters"], inputs.options.get("dtype"), free):
                 raise NoLogits("oom", reason)
@@ -296,10 +298,6 @@ class Scoring:
     def _targets(self, window: list[int]) -> list[int]:
         """The text's token after each scored position."""
         return window[-self._workload.positions :]
-
-
-def _digest(ids: Sequence[Sequence[int]]) -> str:
-    return hashlib.sha256(np.concatenate(ids).astype("<i8").tobytes()).hexdigest()
 
 
 def _whole(cell: Cell) -> Ready | None:

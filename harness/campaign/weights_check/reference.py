@@ -205,7 +205,9 @@ class Reference:
             self._why.append(str(failure))
             return None
         weights = Weights(kind="path", path=str(path))
-        model = cell.model.model_copy(update={"weights": weights, "of_format": {}})
+        # Dequantized weights have no tokenizer. They are fed the ids of `own`, and are no source of prompts.
+        name = cell.model.name + ", dequantized" * bool(self.own)
+        model = cell.model.model_copy(update={"name": name, "weights": weights, "of_format": {}})
         variant = Variant(stack=stack.stack, name="unpacked", options=stack.reference or {})
         return replace(cell, model=model, variant=variant)
 

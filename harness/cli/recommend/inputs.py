@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import machine, results, shipped
+from harness.cli import machines
 from harness.cli.exits import Mistake, say
 from harness.cli.inputs import stored
 from harness.cli.machine import this_cpu
@@ -36,7 +37,6 @@ from harness.system.json_file import CONFIG_JSON_BYTES, object_of
 from harness.system.printing import printable
 from harness.theory import decoder, machine_names
 from harness.theory.machine import Figure, Machine
-from harness.theory.machines import MACHINES
 from harness.theory.names import NotUnderstood
 from harness.theory.shapes import Shape
 
@@ -170,7 +170,8 @@ def _place(arguments: argparse.Namespace) -> Place:
         return replace(_limited(_this(threads), arguments.memory), here=True)
     named = printable(arguments.machine)
     try:
-        several = machine_names.machines(arguments.machine, MACHINES, arguments.memory)
+        known = machines.known()
+        several = machine_names.machines(arguments.machine, known, arguments.memory)
     except NotUnderstood as why:
         if not (arguments.memory and arguments.bandwidth) or why.ambiguous:
             hint = "" if why.ambiguous else "; or give --memory and --bandwidth"
@@ -181,7 +182,7 @@ def _place(arguments: argparse.Namespace) -> Place:
     if len(several) > 1:
         raise Mistake(f"{named} is several: {', '.join(several)}; choose one, or give --memory")
     name, found = next(iter(several.items()))
-    largest = max(each.memory_bytes for each in machine_names.machines(arguments.machine, MACHINES).values())
+    largest = max(each.memory_bytes for each in machine_names.machines(arguments.machine, known).values())
     if found.memory_bytes > largest:
         raise Mistake(f"{named} has at most {largest / 2**30:.0f} GiB; drop --memory, or give less")
     return place_of(found, name, threads)

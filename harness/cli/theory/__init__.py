@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.cli.exits import OK, Mistake
+from harness.cli.machines import known as known_machines
 from harness.cli.names import unknown
 from harness.cli.theory import choices, files, options, reached
 from harness.cli.theory import names as typed
@@ -24,7 +25,6 @@ from harness.theory.choices import released_in
 from harness.theory.decoder import Decoder
 from harness.theory.fits import Form
 from harness.theory.machine import Machine
-from harness.theory.machines import MACHINES
 from harness.theory.placement import Placement, PlacementError
 from harness.theory.row_types import Row, RowWithTensors, TensorRow
 from harness.theory.rows import Ask, row, row_without_shape
@@ -84,19 +84,20 @@ def run(arguments: argparse.Namespace) -> int:
     return _print(arguments, _rows(arguments, shapes, machines))
 
 
-def _known(own: Path | None) -> tuple[Known, dict[str, Machine]]:
+def _known(own: Path | None) -> tuple[Known, Mapping[str, Machine]]:
     """Models and machines by name; those of the user override the built-in ones."""
+    machines = known_machines()
     if own is None:
-        return Known(), MACHINES
+        return Known(), machines
     from harness.config.mistakes import ConfigError
     from harness.config.own import load
 
     try:
-        shapes, machines = load(own)
+        shapes, of_file = load(own)
     except ConfigError as wrong:
         raise Mistake(str(wrong)) from wrong
     lower = {name.lower(): shape for name, shape in shapes.items()}
-    return Known(lower), MACHINES | {name.lower(): machine for name, machine in machines.items()}
+    return Known(lower), machines.with_own({name.lower(): each for name, each in of_file.items()})
 
 
 def _rows(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, Machine]) -> list[Row]:

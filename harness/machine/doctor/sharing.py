@@ -9,9 +9,11 @@ from pathlib import Path
 
 import psutil
 
+from harness.machine import physical_cores
 from harness.machine.doctor.finding import Finding, ok, unknown, warn
-from harness.machine.limits import cpu_quota
+from harness.machine.limits import cpu_quota, usable_cpus
 from harness.system.small_files import text
+from harness.system.wording import plural
 
 BUSY_SHARE = 0.10
 STEAL_SHARE = 0.02  # in a second on two CPUs, 1% is two clock ticks
@@ -95,10 +97,11 @@ def quota(root: Path = Path("/")) -> Finding:
         return unknown(what, str(hidden))
     if cpus is None:
         return ok(what, "none")
+    threads = plural(min(physical_cores(), usable_cpus(folder, root / "proc")), "thread")
     return warn(
         what,
-        f"{cpus:.2f} CPUs",
-        "threads beyond the quota stall until the next period, up to 100 ms in the middle of a token",
+        f"{cpus:.2f} CPUs; by default a run uses {threads}",
+        "once it is used up, all threads stall until the next period, up to 100 ms in the middle of a token",
         "run outside the container or service that sets it (--cpus, CPUQuota)",
     )
 

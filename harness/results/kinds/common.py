@@ -68,8 +68,10 @@ class Version(TypedDict):
 class Conditions(TypedDict):
     """Variable properties of the machine (governor, load, swap), and how much counters rose while timing."""
 
+    cpu_quota: NotRequired[Number | None]
+    """in CPUs, the lowest of the harness's cgroups; null: none, or not known"""
     pressure: NotRequired[dict[str, Number]]
-    """of the whole machine: paging, stalls, steal, the CPU quota"""
+    """of the whole machine: paging, stalls, steal; and throttling by quotas, of the harness's cgroups"""
     worker_pressure: NotRequired[dict[str, Number]]
     """of the worker's own cgroup, empty without one; in older records `pressure` has the cgroup's counters"""
 

@@ -218,6 +218,8 @@ class Workload(TypedDict):
     prompt: NotRequired[list[Count]]
     """ids of its tokens"""
     prompt_source: NotRequired[Text]
+    bos: NotRequired[Switch]
+    """of `quality`: false: no BOS was put in front; missing: where the tokenizer asks for one"""
 
 
 @with_config(DESCRIBED)

@@ -76,6 +76,9 @@ class Quality(TypedDict):
     """tokens of a window; those after its first half are scored"""
     scored: NotRequired[Count]
     """positions"""
+    bos: NotRequired[Count | None]
+    """the id of the BOS that each window begins with; null: none, because the tokenizer asks for none or the
+    workload has `bos: false`; missing: none, in records of earlier versions"""
     vocabulary: NotRequired[Positive]
     reference: NotRequired[Reference]
     loss_nats: NotRequired[From0]

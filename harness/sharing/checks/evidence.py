@@ -17,21 +17,20 @@ Columns = dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class Evidence:
-    """`name`: of its folder in the bundle. `memory`, `sensors`, `table`: columns; empty without a file."""
+    """`name`: of its folder in the bundle. `memory`, `table`: columns; empty without a file."""
 
     name: str
     record: Record
     times: TokenTimes
     memory: Columns
-    sensors: Columns
     table: Columns
 
     @classmethod
     def of(cls, stored: Stored, name: str) -> Evidence:
-        """Read the files of a record. Raises ResultsError."""
-        sensors = read_columns(stored.folder / "sensors.parquet", ("t_ns",))
+        """Read the files of a record, all of them, so that a damaged one is refused. Raises ResultsError."""
+        read_columns(stored.folder / "sensors.parquet", ("t_ns",))
         memory, table = results.memory_series(stored), results.table(stored)
-        return cls(name, stored.record, stored.times, memory, sensors, table)
+        return cls(name, stored.record, stored.times, memory, table)
 
     @property
     def is_reported(self) -> bool:

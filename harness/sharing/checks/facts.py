@@ -1,4 +1,4 @@
-"""Facts of one record that must agree with each other: machine, model, weights, versions, counts. Pure."""
+"""Facts of one record that must agree with each other: machine, model, weights, counts, series. Pure."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from harness.theory.shapes import Shape
 
 PROBE_TOLERANCE = 1.05  # a probe that read more than the data sheet's bandwidth allows
 LINE_TOLERANCE, LEAST_TOKENS = 0.02, 100  # of a published B: its series may be another run's
+STEPS_SHARE, STEPS_MS = 1e-3, 0.05  # rounding
 BITS_TOLERANCE = 0.95  # bits per weight below those of the type's name
 
 
@@ -25,6 +26,7 @@ def check(evidence: Evidence) -> Iterator[str]:
     """What its facts contradict, one sentence each."""
     record = evidence.record
     yield from _names(record)
+    yield from _series(evidence)
     if evidence.is_reported:
         yield from _printed(record)
         yield from _published_gpu(record)
@@ -39,6 +41,10 @@ def check(evidence: Evidence) -> Iterator[str]:
     yield from _counts(record)
     yield from _dates(record)
     yield from _memory(record)
+    yield from _samples(evidence)
+    yield from _life(evidence)
+    if evidence.usable:
+        yield from _steps(evidence)
     yield from _search(record)
 
 
@@ -187,6 +193,61 @@ def _memory(record: Record) -> Iterator[str]:
     vram, held = found.get("peak_vram_bytes"), gpu and gpu["memory_bytes"]
     if vram is not None and held and vram > held:
         yield f"it took {vram / 1e9:.1f} GB of GPU memory, but its GPU has {held / 1e9:.1f}"
+
+
+def _samples(evidence: Evidence) -> Iterator[str]:
+    """The peaks of memory, computed anew."""
+    found: dict[str, Any] = dict(memory_of(evidence.record))
+    if (claimed := found.get("samples")) is None:
+        return
+    if claimed != (count := len(evidence.memory.get("t_ns", []))):
+        yield f"it claims {claimed} samples of memory, but has {count}"
+    for column in ("rss_anon_bytes", "rss_file_bytes", "vram_bytes"):
+        values = [value for value in evidence.memory.get(column, []) if value is not None]
+        peak, claimed = max(values, default=None), found.get(f"peak_{column}")
+        if peak != claimed:
+            yield f"its {column} peaks at {peak} by its samples, but at {claimed} by the record"
+
+
+def _series(evidence: Evidence) -> Iterator[str]:
+    """The series against the counts and stamps in the record."""
+    record, times = evidence.record, evidence.times
+    if len(times) != record["tokens"] and (len(times) or not evidence.is_reported):
+        yield f"its series has {len(times)} tokens, but it claims {record['tokens']}"
+    if not len(times):
+        return
+    if (times.gaps_ns <= 0).any():
+        yield "a token of its series took no time"
+    first = record["workload"]["prompt_tokens"] + 1 if not evidence.is_reported else times.n[0]
+    if times.n[0] != first or (np.diff(times.n) != 1).any():
+        yield "the positions of its tokens do not follow each other"
+    if evidence.is_reported:
+        return
+    timing: Any = record["timing"]
+    stamps = times.stamps_ns()
+    for name, stamp in (("first", stamps[0]), ("last", stamps[-1])):
+        if timing.get(f"{name}_token_ns") != stamp:
+            claimed = (timing.get(f"{name}_token_ns") or 0) / 1e6
+            yield f"its {name} token came after {stamp / 1e6:.3f} ms, but it claims {claimed:.3f}"
+    shape = record["model"].get("shape")
+    if shape and times.ids is not None and max(times.ids) >= shape["vocab_size"]:
+        yield f"its token {max(times.ids)} is beyond a vocabulary of {shape['vocab_size']}"
+
+
+def _steps(evidence: Evidence) -> Iterator[str]:
+    """The stack's runner times its steps, and our work between them, by the clock of the stamps."""
+    counters = done_of(evidence.record).get("counters") or {}
+    parts = [counters.get(name) for name in ("steps_ms", "sampling_ms")]
+    between_ms = float(evidence.times.ms[1:].sum())
+    if None not in parts and between_ms * (1 + STEPS_SHARE) + STEPS_MS < (alone := sum(map(float, parts))):  # type: ignore[arg-type]
+        yield f"its tokens after the first took {between_ms:.1f} ms, but its steps alone {alone:.1f}"
+
+
+def _life(evidence: Evidence) -> Iterator[str]:
+    """Its tokens within the time that the process lived: virtual time is no measurement."""
+    wall_s, timed_s = (evidence.record.get("timing") or {}).get("wall_s"), evidence.timed_ns / 1e9
+    if wall_s is not None and timed_s > wall_s:
+        yield f"its tokens took {timed_s:.2f} s, but its process lived for {wall_s:.2f} s"
 
 
 def _search(record: Record) -> Iterator[str]:

@@ -10,11 +10,11 @@ from typing import Any
 
 from harness.results.kinds import Record, done_of
 from harness.sharing import keys
-from harness.sharing.checks import noise
 from harness.sharing.checks.evidence import Evidence
 from harness.system.wording import named
 
 NAMED = 5
+LEAST_TOKENS = 8  # of a series that no other run has to the nanosecond
 # Of a machine, between the end of one worker and the begin of the next: its clock may be set back by so much.
 SLACK_S = 1.0
 # Facts that a content key is made of, and those of a machine that never change.
@@ -60,10 +60,10 @@ def _facts(record: Record) -> dict[str, Any]:
 
 
 def copies(found: Sequence[Evidence]) -> Iterator[Finding]:
-    """The records that are of one process with one before them, as they are or changed a little."""
-    yield from noise.copies(found)
+    """The records that are of one process with one before them."""
     begun: dict[object, str] = {}
     starts: dict[object, str] = {}
+    series: dict[bytes, str] = {}
     for index, each in enumerate(found):
         record = each.record
         if each.is_reported:
@@ -71,6 +71,9 @@ def copies(found: Sequence[Evidence]) -> Iterator[Finding]:
         identity = (record["machine"]["slug"], record["content_key"], record["started_utc"])
         if (other := begun.setdefault(identity, each.name)) != each.name:
             yield index, f"it began at the same moment as {other}: a copy"
+        own = each.times.gaps_ns.tobytes()
+        if len(each.times) >= LEAST_TOKENS and (other := series.setdefault(own, each.name)) != each.name:
+            yield index, f"its series is that of {other}: a copy"
         start = done_of(record).get("start_ns")
         if (
             start is not None

@@ -81,10 +81,10 @@ def test_the_exit_codes_are_those_of_the_code():
 
 
 def test_no_module_outgrows_its_room():
-    """About 300 lines, headers and docstrings included; then it becomes a folder."""
-    for path in [*ROOT.glob("harness/**/*.py"), *ROOT.glob("runners/*.py")]:
+    """A file has one topic, and up to 700 lines, docstrings included and headers of stacks not."""
+    for path in [*ROOT.glob("harness/**/*.py"), *ROOT.glob("runners/**/*.py")]:
         body = re.sub(r"(?ms)^# /// script$.*?^# ///$", "", path.read_text())
-        assert len(body.splitlines()) <= 340, path
+        assert len(body.splitlines()) <= 700, path
 
 
 def test_the_readmes_own_configuration_is_right(tmp_path):

@@ -71,11 +71,11 @@ def test_a_tuned_model_has_the_context_of_its_own_config():
         ("qwen", "ambiguous model qwen; 25 are known: see harness theory --list-models"),
         (
             "gemma-3-12b",
-            'ambiguous shape "gemma2"; did you mean gemma-2-27b, gemma-2-2b or gemma-2-9b?',
+            "no Gemma is among the dense models",
         ),
         (
             "gemma3:12b",
-            'ambiguous shape "gemma2"; did you mean gemma-2-27b, gemma-2-2b or gemma-2-9b?',
+            "no Gemma is among the dense models",
         ),
         (
             "phi4",
